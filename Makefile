@@ -1,0 +1,39 @@
+# `make` lists the targets. PYTHON and TORCH_BUILD are explained in setup.sh.
+PYTHON ?= python3
+export PYTHON TORCH_BUILD
+
+# setup.sh writes this file last, with the folder it was made in: a .venv that was copied or moved is made anew.
+STAMP := .venv/set-up
+
+.PHONY: help setup train test test-slow docs lint clean
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make the environment .venv, once
+
+train: $(STAMP) ## set up, then train Version 1 at the default configuration
+	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
+
+test: $(STAMP) ## set up, then run the tests
+	.venv/bin/python -m pytest
+
+test-slow: $(STAMP) ## set up, then run the tests that take minutes
+	.venv/bin/python -m pytest -m slow
+
+docs: $(STAMP) ## rewrite the tables of the documents from results/
+	.venv/bin/python -m common.analysis.docs
+
+lint: $(STAMP) ## check style and format
+	.venv/bin/python -m ruff check
+	.venv/bin/python -m ruff format --check
+
+clean: ## remove the environment and caches; what runs have written stays
+	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): setup.sh pyproject.toml constraints.txt
+	sh setup.sh
+
+ifneq "$(shell cat $(STAMP) 2>/dev/null)" "$(CURDIR)"
+.PHONY: $(STAMP)
+endif
