@@ -1,0 +1,49 @@
+"""What the mathematics needs: parameters and floating-point operations of the model, by formula.
+
+A multiplication and an addition count as two. Only matrix products count, as in the literature on model FLOPs
+utilisation (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311, appendix B):
+norms, rotary embedding, softmax and activations are below a percent. The backward pass computes two products of the
+same size for each of the forward's, so it counts twice.
+
+Causal attention needs only the S (S + 1) / 2 scores at or before each position: the `causal` count. Code that computes
+all S^2 and masks half of them away, like Version 1, executes the `full` count. Utilisation is given for the causal
+count, in every version, so that no version is credited for work that is thrown away.
+"""
+
+from common.config import ModelConfig
+
+
+def parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part; embeddings are tied, so the head adds none."""
+    hidden, kv_size = config.hidden_size, config.num_key_value_heads * config.head_dim
+    parts = {
+        "embedding": config.vocab_size * hidden,
+        "attention": config.num_layers * (2 * hidden * hidden + 2 * hidden * kv_size),
+        "mlp": config.num_layers * 3 * hidden * config.intermediate_size,
+        "norms": (2 * config.num_layers + 1) * hidden,
+    }
+    return parts | {"total": sum(parts.values())}
+
+
+def forward(config: ModelConfig, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
+    """FLOPs of one forward pass by part.
+
+    Returns:
+        projections (Q, K, V and output), attention (scores and weighted sum), mlp, head, and their total.
+    """
+    tokens = batch_size * sequence_length
+    pairs = sequence_length * (sequence_length + 1) // 2 if causal else sequence_length**2
+    counted = parameters(config)
+    parts = {
+        "projections": 2 * tokens * counted["attention"],
+        "attention": 2 * 2 * batch_size * config.num_layers * config.hidden_size * pairs,
+        "mlp": 2 * tokens * counted["mlp"],
+        "head": 2 * tokens * config.hidden_size * config.vocab_size,
+    }
+    return parts | {"total": sum(parts.values())}
+
+
+def training_step(config: ModelConfig, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
+    """FLOPs of forward, backward (twice the forward) and both."""
+    once = forward(config, batch_size, sequence_length, causal)["total"]
+    return {"forward": once, "backward": 2 * once, "total": 3 * once}

@@ -1,0 +1,37 @@
+"""Tables as text and Markdown, from rows; figures in a form that fits their size."""
+
+from collections.abc import Iterable, Sequence
+
+
+def figure(value: object) -> str:
+    """A number with three significant digits or as a whole, thousands apart; text as it is; None as an empty cell."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; columns whose cells are all numbers are aligned to the right."""
+    rows = [list(row) for row in rows]
+    numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
+    lines = [list(header), ["---:" if right else "---" for right in numeric]]
+    lines += [[figure(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The same for a terminal: columns padded, nothing cut off."""
+    rows = [list(row) for row in rows]
+    cells = [list(header)] + [[figure(cell) for cell in row] for row in rows]
+    numeric = [bool(rows) and all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    )

@@ -1,0 +1,39 @@
+"""What this device can do at best, measured: matrix product, copy, and the cost of one small operation."""
+
+import torch
+
+from common import device as devices
+from common.precision import Precision
+from common.timing import benchmark, summarize
+
+
+def measure(device: torch.device, precision: Precision) -> dict[str, float | str]:
+    """Times a large square GEMM in the run's precision, a large copy, and an addition of two single numbers.
+
+    Returns:
+        flops_per_second: 2 n^3 / time of an n x n x n product (n = 8192 on a GPU, 1024 on a CPU).
+        bytes_per_second: bytes read plus bytes written, over the time of a copy far larger than any cache.
+        operation_seconds: time per small operation when many follow each other: what it costs to launch one.
+        precision: of the product.
+    """
+    size = 8192 if devices.is_gpu(device) else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
+    gemm = summarize(benchmark(lambda: a @ b, device, warmup=3, iterations=10))["median"] / 1e3
+
+    source = torch.randn(2**28 if devices.is_gpu(device) else 2**25, device=device)  # 1 GiB or 128 MiB
+    target = torch.empty_like(source)
+    copy = summarize(benchmark(lambda: target.copy_(source), device, warmup=2, iterations=10))["median"] / 1e3
+
+    one, repeats = torch.ones(1, device=device), 200
+
+    def many_small() -> None:
+        for _ in range(repeats):
+            one.add(one)
+
+    small = summarize(benchmark(many_small, device, warmup=2, iterations=10))["median"] / 1e3
+    return {
+        "flops_per_second": 2 * size**3 / gemm,
+        "bytes_per_second": 2 * source.numel() * source.element_size() / copy,
+        "operation_seconds": small / repeats,
+        "precision": precision.name,
+    }

@@ -1,0 +1,156 @@
+"""The command line that all versions share, and how a command ends."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from common import config as configs
+from common.errors import RunError, UsageError
+from common.precision import AMP_DTYPES
+
+# What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
+SORT_KEYS = (
+    "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
+    "self_device_time_total", "cpu_memory_usage", "cuda_memory_usage", "device_memory_usage", "count",
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line, and which takes no abbreviated flags."""
+
+    def __init__(self, description: str | None, **kwargs) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
+        )
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"error: {message} (--help lists the flags)\n")
+
+
+def positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def positive_list(text: str) -> list[int]:
+    """"4,8,16" -> [4, 8, 16]."""
+    return [positive(item.strip()) for item in text.split(",")]
+
+
+def parser(description: str | None) -> Parser:
+    """All flags that every version has. `parse` turns them into a configuration."""
+    result = Parser(description)
+    model = result.add_argument_group("model")
+    model.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
+    model.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
+    model.add_argument("--hidden-dim", type=int, metavar="D")
+    model.add_argument("--num-layers", type=int, metavar="L")
+    model.add_argument("--num-heads", type=int, metavar="H")
+    model.add_argument("--num-kv-heads", type=int, metavar="K", help="fewer than H: grouped-query attention (default: H)")
+    model.add_argument("--intermediate-dim", type=int, metavar="F")
+    model.add_argument("--vocab-size", type=int, metavar="V")
+
+    training = result.add_argument_group("training")
+    training.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
+    training.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
+    training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
+    training.add_argument("--learning-rate", type=float, help="of AdamW (default: the preset's; tiny: 1.5e-3)")
+    training.add_argument("--seed", type=int, help="of weights and data (default: 0)")
+    training.add_argument("--warmup-steps", type=positive, default=3, metavar="N",
+                          help="forward and backward passes before the first step, neither timed nor trained on (default: 3)")
+    training.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE",
+                          help="text to train on (default: the Python standard library's source)")
+    training.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+    training.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
+    training.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+    training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
+    training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
+    training.add_argument("--metrics-out", type=Path, metavar="FILE", help="default: metrics_<version>.json")
+    training.add_argument("--save-model", type=Path, metavar="DIR", help="save a checkpoint that transformers opens")
+
+    profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
+    profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
+    profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="where profiles go (default: pytorch_profiles)")
+    profiling.add_argument("--profile-steps", type=positive, default=3, metavar="N",
+                           help="steps to profile, fewer if --num-steps is short (default: 3)")
+    profiling.add_argument("--profile-memory", "--enable-memory-profiling", action="store_true",
+                           help="record every allocation and draw memory_timeline.html")
+    profiling.add_argument("--profile-operators", action="store_true", help="print the table of operators")
+    profiling.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY",
+                           help=f"of that table: {', '.join(SORT_KEYS)} (default: self time)")
+    profiling.add_argument("--profile-attention-only", action="store_true",
+                           help="keep only what runs inside the attention span, forward and backward")
+    profiling.add_argument("--enable-deepspeed-flops", action="store_true",
+                           help="count FLOPs by formula, FlopCounterMode and DeepSpeed into flops_analysis/")
+    profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
+    profiling.add_argument("--measure-peak", action="store_true",
+                           help="time a large GEMM and a copy first; MFU is then a share of what was measured")
+    profiling.add_argument("--time-phases", action="store_true",
+                           help="after the run, time forward, backward and optimizer apart in steps of their own")
+    profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
+    return result  # fmt: skip
+
+
+def parse(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig.
+
+    Raises:
+        UsageError: a value is wrong, or at odds with another.
+    """
+    config = configs.resolve(
+        arguments.preset,
+        arguments.config,
+        model=dict(
+            hidden_size=arguments.hidden_dim,
+            num_layers=arguments.num_layers,
+            num_attention_heads=arguments.num_heads,
+            num_key_value_heads=arguments.num_kv_heads,
+            intermediate_size=arguments.intermediate_dim,
+            vocab_size=arguments.vocab_size,
+        ),
+        training=dict(
+            batch_size=arguments.batch_size,
+            sequence_length=arguments.seq_len,
+            num_steps=arguments.num_steps,
+            learning_rate=arguments.learning_rate,
+            seed=arguments.seed,
+        ),
+    )
+    arguments.model = config.model
+    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
+    arguments.num_steps, arguments.seed = config.training.num_steps, config.training.seed
+    arguments.learning_rate = config.training.learning_rate
+    if arguments.enable_all_profiling:
+        arguments.profile_memory = arguments.profile_operators = arguments.enable_deepspeed_flops = True
+        arguments.enable_pytorch_profiler = True
+    if arguments.profile_dir or arguments.profile_memory or arguments.profile_operators or arguments.profile_attention_only:
+        arguments.enable_pytorch_profiler = True
+    arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
+    if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
+        raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
+    return arguments
+
+
+def command(main: Callable[[], int | None]) -> None:
+    """Runs a script's main function and exits: 0, 1 the run failed, 2 the input is wrong, 130 interrupted by Ctrl-C."""
+    try:
+        code = main() or 0
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # the reader of our output (head, less) has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,171 @@
+"""Configuration of the model and of the training run: defaults < preset < YAML file < command-line flags.
+
+Shape letters, the same in every file of this repository:
+
+    B  batch size            H   attention heads (query)      F  feed-forward (intermediate) size
+    S  sequence length       K   key/value heads (K <= H)     V  vocabulary size
+    D  hidden size           Dh  head dimension, D / H        L  layers
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+
+from common.errors import UsageError
+
+
+class StrictModel(BaseModel):
+    """Unknown keys are errors, values do not change, and text is read as a number where one is asked for.
+
+    The last matters for YAML: PyYAML reads `1e-3` as the string "1e-3".
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # YAML's yes, no, on and off; pydantic would read them as 1 and 0
+            raise ValueError("input should be a number, not yes or no")
+        return value
+
+
+class ModelConfig(StrictModel):
+    """Shape of a LLaMA (Touvron et al. 2023, arXiv:2302.13971) with tied embeddings."""
+
+    vocab_size: PositiveInt = 1000  # V
+    hidden_size: PositiveInt = 256  # D
+    num_layers: PositiveInt = 4  # L
+    num_attention_heads: PositiveInt = 8  # H
+    num_key_value_heads: PositiveInt = 8  # K; as many as there are attention heads unless given
+    intermediate_size: PositiveInt = 512  # F
+    max_sequence_length: PositiveInt = 128  # longest S that the rotary tables cover
+    rope_theta: PositiveFloat = 10000.0
+    rms_norm_eps: PositiveFloat = 1e-5
+    initializer_range: PositiveFloat | None = None  # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def initializer_std(self) -> float:
+        """The "small" initialisation of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5 D))."""
+        return self.initializer_range or math.sqrt(2 / (5 * self.hidden_size))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_kv_heads_as_heads(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("num_key_value_heads") is None:
+            heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
+            values = values | {"num_key_value_heads": heads}
+        return values
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelConfig":
+        hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
+        if hidden % heads:
+            raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
+        if heads % kv_heads:
+            raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(
+                f"head dimension {hidden} / {heads} = {self.head_dim} is odd; rotary embedding rotates pairs, so make it even"
+            )
+        return self
+
+
+class TrainingConfig(StrictModel):
+    """What one training run does with the model."""
+
+    batch_size: PositiveInt = 8  # B
+    sequence_length: PositiveInt = 128  # S
+    num_steps: PositiveInt = 300
+    learning_rate: PositiveFloat = 1.5e-3
+    seed: NonNegativeInt = 0
+
+
+class Config(StrictModel):
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+
+
+# What a preset leaves out keeps the default above. `large` is the shape of TinyLlama-1.1B (arXiv:2401.02385).
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {"model": {}, "training": {}},
+    "small": {
+        "model": dict(hidden_size=512, num_layers=8, num_key_value_heads=4, intermediate_size=2048),
+        "training": dict(learning_rate=1e-3),
+    },
+    "medium": {
+        "model": dict(hidden_size=1024, num_layers=12, num_key_value_heads=4, intermediate_size=4096),
+        "training": dict(batch_size=16, sequence_length=512, learning_rate=3e-4),
+    },
+    "large": {
+        "model": dict(
+            hidden_size=2048, num_layers=22, num_attention_heads=32, num_key_value_heads=4,
+            intermediate_size=5632, vocab_size=32000,
+        ),
+        "training": dict(batch_size=4, sequence_length=2048, learning_rate=3e-4),
+    },
+}  # fmt: skip
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a configuration file; `model:` and `training:` are its only sections.
+
+    Raises:
+        UsageError: the file is missing, not YAML, or not a mapping of mappings.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
+        raise UsageError(f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines")
+    return content
+
+
+def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[str, Any]) -> Config:
+    """Merges preset, YAML file and flags, and checks the result.
+
+    Args:
+        preset: a key of PRESETS.
+        file: a YAML file with sections `model` and `training`.
+        overrides: per section, the values given on the command line; None means not given.
+
+    Raises:
+        UsageError: a key is unknown, or a value is of the wrong type, out of range or at odds with another.
+    """
+    sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
+    for name, values in (read_yaml(file) if file else {}).items():
+        sections.setdefault(name, {}).update(values)
+    for name, values in overrides.items():
+        sections[name].update({key: value for key, value in values.items() if value is not None})
+    try:
+        config = Config.model_validate(sections)
+    except ValidationError as error:
+        raise UsageError("; ".join(_describe(item) for item in error.errors())) from error
+    length, longest = config.training.sequence_length, config.model.max_sequence_length
+    if length > longest and "max_sequence_length" in sections["model"]:
+        raise UsageError(
+            f"sequence length {length} is longer than the config's max_sequence_length {longest}: lower --seq-len or raise it there"
+        )
+    if length > longest:  # the rotary tables grow with the run: no parameter depends on their length
+        config = config.model_copy(update={"model": config.model.model_copy(update={"max_sequence_length": length})})
+    return config
+
+
+def _describe(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {where}"
+    if item["type"] == "value_error" and len(item["loc"]) == 1:
+        return message
+    return f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,119 @@
+"""The one place that knows which device there is. Scripts and versions never call torch.cuda themselves.
+
+A CUDA and a ROCm build of PyTorch both answer as `cuda`; `torch.version.hip` tells them apart. On a CPU the calls that
+have no meaning do nothing.
+"""
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import UsageError
+
+# Dense peaks in FLOP/s and bytes/s, by a regular expression on the device's name, from the vendors' data sheets.
+# "fp32" is without TF32. A name that is not listed gets no percentage of peak; --measure-peak measures one.
+PEAKS: dict[str, dict[str, float]] = {
+    r"H100 80GB HBM3|H100 SXM": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 3.35e12},
+    r"H200": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 4.8e12},
+    r"A100.*80GB": {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12, "bandwidth": 2.0e12},
+    r"MI300X": {"fp32": 163.4e12, "tf32": 653.7e12, "fp16": 1307.4e12, "bf16": 1307.4e12, "bandwidth": 5.3e12},
+    r"MI300A": {"fp32": 122.6e12, "tf32": 490.3e12, "fp16": 980.6e12, "bf16": 980.6e12, "bandwidth": 5.3e12},
+}
+
+
+def select(name: str) -> torch.device:
+    """`auto` takes the GPU if there is one.
+
+    Raises:
+        UsageError: a GPU was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: PyTorch sees no GPU here; use --device cpu, or install a CUDA or ROCm build of torch")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
+    """Seeds PyTorch and asks for the same bits on every run with the same seed on the same device."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; makes it deterministic
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that would add a kernel per allocation
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
+def synchronize(device: torch.device) -> None:
+    if is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Kind (cpu, cuda or rocm), name, and memory in MiB."""
+    if is_gpu(device):
+        properties = torch.cuda.get_device_properties(device)
+        kind = "rocm" if torch.version.hip else "cuda"
+        return {
+            "kind": kind, "name": properties.name, "memory_mib": properties.total_memory / 2**20,
+            "multiprocessors": properties.multi_processor_count,
+        }  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20 if hasattr(os, "sysconf") else None
+    return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, Any]:
+    """Versions that a timing depends on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+
+
+def datasheet_peaks(name: str) -> dict[str, float] | None:
+    """The vendor's peaks for a device's name (FLOP/s by precision, `bandwidth` in bytes/s), or None if it is not listed."""
+    return next((peaks for pattern, peaks in PEAKS.items() if re.search(pattern, name)), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if is_gpu(device):
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5")  # Linux: the resident-set peak starts anew
+
+
+def peak_memory(device: torch.device) -> dict[str, Any]:
+    """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident set on a CPU."""
+    if is_gpu(device):
+        return {"peak_mib": torch.cuda.max_memory_allocated(device) / 2**20, "kind": "GPU allocator"}
+    if _STATUS.exists():
+        return {"peak_mib": int(re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()).group(1)) / 1024, "kind": "process RSS"}
+    import resource  # no /proc: macOS, where the figure is in bytes
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, "kind": "process RSS"}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,40 @@
+"""Number formats of a run: fp32, or mixed precision by autocast (with loss scaling where the format needs it)."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from common.errors import UsageError
+
+AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Precision:
+    """Autocast and loss scaling for one run; in fp32 every call hands its argument straight through.
+
+    float16 gradients underflow, so its loss is scaled (Micikevicius et al. 2017, arXiv:1710.03740); bfloat16 has
+    float32's exponent and needs none.
+    """
+
+    def __init__(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
+        if amp_dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise UsageError("this GPU has no bfloat16; use --amp-dtype float16")
+        self.device, self.dtype = device, amp_dtype or torch.float32
+        self.scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype == torch.float16)
+
+    @property
+    def name(self) -> str:
+        return SHORT[self.dtype]
+
+    def autocast(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host synchronisation)."""
+        self.scaler.step(optimizer)
+        self.scaler.update()

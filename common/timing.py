@@ -1,0 +1,93 @@
+"""One clock for every measurement in this repository.
+
+On a GPU a region lies between two device events, and nothing synchronises inside it; on a CPU it lies between two
+readings of the monotonic clock. Results are milliseconds; the summary is the median with the 20th and 80th percentile.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from common import device as devices
+from common import spans
+
+PHASE_STEPS = 10
+
+
+class Clock:
+    """Marks instants without waiting for the device; the intervals are read at the end.
+
+    Usage: mark(), work, mark(), ..., then `milliseconds(i, j)` between the i-th and the j-th mark.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: list = []
+
+    def mark(self) -> int:
+        """Index of the new mark."""
+        if devices.is_gpu(self.device):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+        return len(self.marks) - 1
+
+    def milliseconds(self, start: int, stop: int) -> float:
+        """Time between two marks. Waits for the device only until the second was reached."""
+        if devices.is_gpu(self.device):
+            self.marks[stop].synchronize()
+            return self.marks[start].elapsed_time(self.marks[stop])
+        return (self.marks[stop] - self.marks[start]) * 1e3
+
+
+def benchmark(function: Callable[[], object], device: torch.device, warmup: int = 3, iterations: int = 20) -> list[float]:
+    """Milliseconds of each of `iterations` calls, after `warmup` calls that do not count.
+
+    Raises:
+        ValueError: iterations is not positive, or warmup is negative.
+    """
+    if iterations < 1 or warmup < 0:
+        raise ValueError(f"iterations must be at least 1 and warmup at least 0, not {iterations} and {warmup}")
+    for _ in range(warmup):
+        function()
+    devices.synchronize(device)
+    clock = Clock(device)
+    for _ in range(iterations):
+        clock.mark()
+        function()
+        clock.mark()
+    return [clock.milliseconds(2 * i, 2 * i + 1) for i in range(iterations)]
+
+
+def summarize(milliseconds: list[float]) -> dict[str, float | int]:
+    """Median, 20th and 80th percentile (ms) and how many there were."""
+    p20, median, p80 = np.percentile(milliseconds, [20, 50, 80])
+    return {"median": float(median), "p20": float(p20), "p80": float(p80), "count": len(milliseconds)}
+
+
+def phase_times(step: Callable[[int], object], device: torch.device) -> dict[str, list[float]]:
+    """Milliseconds of forward (with the loss), backward and optimizer in each of ten further training steps.
+
+    The phases are cut where the spans `backward` and `optimizer` begin and end, by marks that nothing waits for.
+    """
+    times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    for i in range(PHASE_STEPS):
+        clock, cuts = Clock(device), {}
+
+        def observe(name: str, entering: bool) -> None:
+            if name in ("backward", "optimizer"):
+                cuts[name, entering] = clock.mark()
+
+        devices.synchronize(device)
+        start = clock.mark()
+        spans.observer = observe
+        step(i)
+        spans.observer = None
+        times["forward"].append(clock.milliseconds(start, cuts["backward", True]))
+        for name in ("backward", "optimizer"):
+            times[name].append(clock.milliseconds(cuts[name, True], cuts[name, False]))
+    return times

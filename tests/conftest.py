@@ -1,0 +1,38 @@
+"""Fixtures: scripts run as a user runs them, in a folder of their own, on the CPU."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+V1 = ROOT / "version1_pytorch_baseline"
+TINY = ("--num-layers", "2", "--hidden-dim", "32", "--num-heads", "4", "--intermediate-dim", "64", "--batch-size", "2", "--seq-len", "16")
+
+torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """run_script(script, *arguments, check=0): runs it in tmp_path on the CPU and asserts its exit code."""
+
+    def run(script: Path, *arguments: object, check: int = 0, **kwargs) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, **kwargs,
+        )  # fmt: skip
+        assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm device"))

@@ -1,0 +1,175 @@
+"""Version 1: the baseline. A small LLaMA in plain eager PyTorch, each step of the mathematics an operation of its own.
+
+What the next versions will change is left in plain sight: Q, K and V are three matrix products, gate and up are two, the
+[S, S] attention matrix is written to memory, every elementwise operation reads and writes its whole tensor, and
+precision is fp32 (TF32 off). Parameter names and results are those of transformers' LlamaForCausalLM.
+
+    python tiny_llama_v1.py                                       # trains 300 steps on real text, prints a summary
+    python tiny_llama_v1.py --batch-size 8 --seq-len 128 --num-steps 10 --enable-pytorch-profiler
+    python tiny_llama_v1.py --help
+"""
+
+import math
+import sys
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from common import run
+from common.config import ModelConfig
+from common.rmsnorm import rms_norm
+from common.rope import apply_rope, rope_tables
+from common.spans import span
+
+# Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention; query head h reads key/value head h // (H / K).
+
+    Args:
+        q: [B, H, S, Dh].
+        k, v: [B, K, S, Dh].
+
+    Returns:
+        [B, H, S, Dh].
+    """
+    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
+    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)  # [S, S]
+    scores = scores.masked_fill(future, float("-inf"))
+    return scores.softmax(dim=-1) @ v
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
+    return F.silu(gate) * up
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats.
+
+    Args:
+        x: [B, S, D], the last hidden states.
+        weight: [V, D].
+        targets: [B, S], the tokens that follow.
+    """
+    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    @span("norm")
+    def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    @span("attention")
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # [B, S, D], 2 x [B, S, K Dh]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
+        q, k = apply_rope(q, k, cos, sin)
+        out = attention(q, k, v)  # [B, H, S, Dh]
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, S, D]
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    @span("mlp")
+    def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class TinyLlama(nn.Module):
+    """Decoder-only language model with tied input and output embeddings."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+        cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
+        self.register_buffer("sin", sin, persistent=False)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:  # matrices; the norms' weights stay 1
+                nn.init.normal_(parameter, std=config.initializer_std)
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
+        with span("embed"):
+            x = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin)
+        return self.norm(x)
+
+    def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
+        return self.lm_head(self.hidden_states(input_ids))
+
+    def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        x = self.hidden_states(input_ids)
+        with span("loss"):
+            return linear_cross_entropy(x, self.lm_head.weight, targets)
+
+    def baseline_state_dict(self) -> dict[str, Tensor]:
+        """The weights under Version 1's names, from any version."""
+        return self.state_dict()
+
+
+def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], precision) -> Tensor:
+    """One optimizer step; returns the loss from before it, on the device."""
+    with precision.autocast():
+        loss = model.loss(*batch)
+    with span("backward"):
+        precision.scale(loss).backward()
+    with span("optimizer"):
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    return loss.detach()
+
+
+if __name__ == "__main__":
+    run.main(sys.modules[__name__])
