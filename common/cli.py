@@ -36,7 +36,7 @@ def positive(text: str) -> int:
 
 
 def positive_list(text: str) -> list[int]:
-    """"4,8,16" -> [4, 8, 16]."""
+    """ "4,8,16" -> [4, 8, 16]."""
     return [positive(item.strip()) for item in text.split(",")]
 
 
@@ -59,10 +59,19 @@ def parser(description: str | None) -> Parser:
     training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
     training.add_argument("--learning-rate", type=float, help="of AdamW (default: the preset's; tiny: 1.5e-3)")
     training.add_argument("--seed", type=int, help="of weights and data (default: 0)")
-    training.add_argument("--warmup-steps", type=positive, default=3, metavar="N",
-                          help="forward and backward passes before the first step, neither timed nor trained on (default: 3)")
-    training.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE",
-                          help="text to train on (default: the Python standard library's source)")
+    training.add_argument(
+        "--warmup-steps",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="forward and backward passes before the first step, neither timed nor trained on (default: 3)",
+    )
+    training.add_argument(
+        "--data",
+        default="stdlib",
+        metavar="stdlib|synthetic|FILE",
+        help="text to train on (default: the Python standard library's source)",
+    )
     training.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
     training.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
     training.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
@@ -74,22 +83,42 @@ def parser(description: str | None) -> Parser:
     profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
     profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
     profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="where profiles go (default: pytorch_profiles)")
-    profiling.add_argument("--profile-steps", type=positive, default=3, metavar="N",
-                           help="steps to profile, fewer if --num-steps is short (default: 3)")
-    profiling.add_argument("--profile-memory", "--enable-memory-profiling", action="store_true",
-                           help="record every allocation and draw memory_timeline.html")
+    profiling.add_argument(
+        "--profile-steps",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="steps to profile, fewer if --num-steps is short (default: 3)",
+    )
+    profiling.add_argument(
+        "--profile-memory",
+        "--enable-memory-profiling",
+        action="store_true",
+        help="record every allocation and draw memory_timeline.html",
+    )
     profiling.add_argument("--profile-operators", action="store_true", help="print the table of operators")
-    profiling.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY",
-                           help=f"of that table: {', '.join(SORT_KEYS)} (default: self time)")
-    profiling.add_argument("--profile-attention-only", action="store_true",
-                           help="keep only what runs inside the attention span, forward and backward")
-    profiling.add_argument("--enable-deepspeed-flops", action="store_true",
-                           help="count FLOPs by formula, FlopCounterMode and DeepSpeed into flops_analysis/")
+    profiling.add_argument(
+        "--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"of that table: {', '.join(SORT_KEYS)} (default: self time)"
+    )
+    profiling.add_argument(
+        "--profile-attention-only",
+        action="store_true",
+        help="keep only what runs inside the attention span, forward and backward",
+    )
+    profiling.add_argument(
+        "--enable-deepspeed-flops",
+        action="store_true",
+        help="count FLOPs by formula, FlopCounterMode and DeepSpeed into flops_analysis/",
+    )
     profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
-    profiling.add_argument("--measure-peak", action="store_true",
-                           help="time a large GEMM and a copy first; MFU is then a share of what was measured")
-    profiling.add_argument("--time-phases", action="store_true",
-                           help="after the run, time forward, backward and optimizer apart in steps of their own")
+    profiling.add_argument(
+        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; MFU is then a share of what was measured"
+    )
+    profiling.add_argument(
+        "--time-phases",
+        action="store_true",
+        help="after the run, time forward, backward and optimizer apart in steps of their own",
+    )
     profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
     return result  # fmt: skip
 

@@ -66,7 +66,9 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
     if name == "synthetic":
         return markov(vocab_size, seed)
     if vocab_size < BYTE_ALPHABET:
-        raise UsageError(f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic")
+        raise UsageError(
+            f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic"
+        )
     if name == "stdlib":
         return _tokenized(name, [path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_modules()], vocab_size)
     try:

@@ -10,7 +10,6 @@ import contextlib
 import sys
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -133,7 +133,7 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
     batch, m, n, k, layout = product.shape
     a = operand(batch, m, k, layout[0] == "T", device, dtype)
     b = operand(batch, k, n, layout[1] == "T", device, dtype)
-    once = summarize(benchmark(lambda: a @ b, device, warmup=3, iterations=3))["median"]
+    once = summarize(benchmark(lambda: a @ b, device, warmup=1, iterations=2))["median"]
     calls = max(1, round(SAMPLE_MS / once))
     samples = int(min(max(BUDGET_MS / (once * calls), MIN_SAMPLES), MAX_SAMPLES))
 
@@ -169,7 +169,9 @@ def measure(
         "gemms": [(point, product) for point in grid for product in products(config, *point)],
         "fused": [(point, product) for point in grid for product in fused_products(config, *point)],
     }
-    distinct = {product.shape: product for point_products in wanted.values() for _, product in point_products}
+    distinct: dict[tuple, Product] = {}
+    for _, product in wanted["gemms"] + wanted["fused"]:
+        distinct.setdefault(product.shape, product)
     samples: dict[tuple, list[float]] = {shape: [] for shape in distinct}
     calls = dict.fromkeys(distinct, 0)
     peaks = []

@@ -15,7 +15,7 @@ Schema of profile_*.json, "tiny-llama-profile/1" (times in microseconds, summed 
     kernels           name, span, phase, calls, device_us (none on a CPU)
     device_busy_us    time in which at least one kernel ran
     launch            count of kernels, mean_delay_us from the launch call to the kernel's start
-    memory_peak_bytes with --profile-memory: most bytes alive at once above what was alive when profiling began
+    memory_peak_bytes with --profile-memory: most bytes alive at once; on a CPU without what was there before the profile
 """
 
 import os

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from common import device as devices
+from common import peaks as vendor
 from common.analysis import flops
 from common.data import Dataset
 from common.precision import Precision
@@ -31,7 +32,7 @@ def peak_flops(device_name: str, precision: Precision, allow_tf32: bool, ceiling
     """Peak FLOP/s for the run's precision and where it comes from: measured before listed, None if neither."""
     if ceilings:
         return ceilings["flops_per_second"], "measured GEMM"
-    listed = devices.datasheet_peaks(device_name)
+    listed = vendor.datasheet(device_name)
     key = "tf32" if allow_tf32 and precision.name == "fp32" else precision.name
     return (listed[key], "data sheet") if listed else None
 
@@ -98,12 +99,10 @@ def summary(record: dict[str, Any]) -> str:
         floor = record["data"]["entropy_floor"]
         known = f", entropy of the source {floor:.3f}" if floor is not None else ""
         last = loss["all"][-20:]
-        utilization = record["mfu"]
-        share = (
-            f"MFU {utilization['utilization']:.1%} of {utilization['peak_flops_per_second'] / 1e12:.3g} TFLOP/s ({utilization['peak_source']})"
-            if utilization
-            else "MFU not given: this device's peak is not listed (--measure-peak measures it)"
-        )
+        share = "MFU not given: this device's peak is not listed (--measure-peak measures it)"
+        if record["mfu"]:
+            peak, source = record["mfu"]["peak_flops_per_second"] / 1e12, record["mfu"]["peak_source"]
+            share = f"MFU {record['mfu']['utilization']:.1%} of {peak:.3g} TFLOP/s ({source})"
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"
         lines += [
             f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}; "

@@ -111,7 +111,9 @@ def warm_up(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision
     model.zero_grad()
     if broken:
         count = sum(1 for _ in model.parameters())
-        raise RunError(f"this model does not train: {len(broken)} of {count} parameters get no usable gradient; first, {broken[0]}")
+        raise RunError(
+            f"this model does not train: {len(broken)} of {count} parameters get no usable gradient; first, {broken[0]}"
+        )
 
 
 @dataclass
@@ -143,7 +145,9 @@ def loop(version, model, optimizer, batches, precision, options, profiler) -> Ou
         outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(len(outcome.step_ms), finished)]
         bad = next((i for i, loss in enumerate(outcome.losses) if not abs(loss) < float("inf")), None)
         if bad is not None:
-            raise RunError(f"the loss is {outcome.losses[bad]} at step {bad + 1}: lower --learning-rate (now {options.learning_rate})")
+            raise RunError(
+                f"the loss is {outcome.losses[bad]} at step {bad + 1}: lower --learning-rate (now {options.learning_rate})"
+            )
 
     if profiler:
         profiler.start()

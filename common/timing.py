@@ -75,19 +75,19 @@ def phase_times(step: Callable[[int], object], device: torch.device) -> dict[str
     The phases are cut where the spans `backward` and `optimizer` begin and end, by marks that nothing waits for.
     """
     times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    clock, cuts = Clock(device), {}
+
+    def observe(name: str, entering: bool) -> None:
+        if name in ("backward", "optimizer"):
+            cuts[name, entering] = clock.mark()
+
+    spans.observer = observe
     for i in range(PHASE_STEPS):
-        clock, cuts = Clock(device), {}
-
-        def observe(name: str, entering: bool) -> None:
-            if name in ("backward", "optimizer"):
-                cuts[name, entering] = clock.mark()
-
         devices.synchronize(device)
         start = clock.mark()
-        spans.observer = observe
         step(i)
-        spans.observer = None
         times["forward"].append(clock.milliseconds(start, cuts["backward", True]))
         for name in ("backward", "optimizer"):
             times[name].append(clock.milliseconds(cuts[name, True], cuts[name, False]))
+    spans.observer = None
     return times

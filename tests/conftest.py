@@ -11,7 +11,21 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 V1 = ROOT / "version1_pytorch_baseline"
-TINY = ("--num-layers", "2", "--hidden-dim", "32", "--num-heads", "4", "--intermediate-dim", "64", "--batch-size", "2", "--seq-len", "16")
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # what a script of ours needs to see
+TINY = (
+    "--num-layers",
+    "2",
+    "--hidden-dim",
+    "32",
+    "--num-heads",
+    "4",
+    "--intermediate-dim",
+    "64",
+    "--batch-size",
+    "2",
+    "--seq-len",
+    "16",
+)
 
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
 
@@ -21,7 +35,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     """run_script(script, *arguments, check=0): runs it in tmp_path on the CPU and asserts its exit code."""
 
     def run(script: Path, *arguments: object, check: int = 0, **kwargs) -> subprocess.CompletedProcess:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, **kwargs,

@@ -11,6 +11,7 @@ from common import config as configs
 from common.analysis import flops, footprint
 from common.analysis.tables import markdown
 from common.config import PRESETS, ModelConfig
+from common.peaks import datasheet
 
 MIB, MB, MICRO = 2**20, 1e6, 1e6
 DEVICES = ("H100 SXM", "H200", "A100-SXM4-80GB", "MI300X", "MI300A")  # names that `common.device.PEAKS` knows
@@ -158,25 +159,21 @@ def intensity() -> str:
 
 def balance() -> str:
     """FLOPs per byte at which a device's data-sheet peaks meet."""
-    from common.device import datasheet_peaks
-
     rows = []
     for name in DEVICES:
-        peaks = datasheet_peaks(name)
+        peaks = datasheet(name)
         rows.append([name, peaks["bandwidth"] / 1e12, *(peaks[key] / peaks["bandwidth"] for key in ("fp32", "tf32", "bf16"))])
     return markdown(["Device", "TB/s", "FLOP/byte in fp32", "TF32 or XF32", "bf16"], rows)
 
 
 def limits() -> str:
     """What the forward pass of each preset costs at least on a device: all its FLOPs, all its bytes, or kernel by kernel."""
-    from common.device import datasheet_peaks
-
     rows = []
     for name, preset in zip(PRESETS, _presets(), strict=True):
         operations = footprint.operations(*preset)
         kernels = sum(operation.calls for operation in operations)
         for device in ("H100 SXM", "MI300X"):
-            peaks = datasheet_peaks(device)
+            peaks = datasheet(device)
             times = [(o.calls, o.flops / peaks["fp32"] * MICRO, o.bytes / peaks["bandwidth"] * MICRO) for o in operations]
             compute = sum(calls * compute for calls, compute, _ in times)
             memory = sum(calls * memory for calls, _, memory in times)

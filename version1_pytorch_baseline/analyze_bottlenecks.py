@@ -1,0 +1,25 @@
+"""Says where the time of a profiled step goes, what limits each operator, and what to optimise first.
+
+    python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
+
+Writes the report, operator_timing.csv and optimization_targets.json into bottleneck_analysis/.
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis import bottlenecks
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--profile-data", type=Path, default=Path("pytorch_profiles"), metavar="DIR|FILE",
+                        help="a profile_*.json, or a folder: its newest is taken (default: pytorch_profiles)")  # fmt: skip
+    parser.add_argument("--output-report", type=Path, default=Path("bottlenecks_v1.md"), metavar="FILE.md",
+                        help="a bare name goes into bottleneck_analysis/ (default: bottlenecks_v1.md)")  # fmt: skip
+    options = parser.parse_args()
+    print(bottlenecks.analyze(options.profile_data, options.output_report))
+
+
+if __name__ == "__main__":
+    cli.command(main)
