@@ -163,7 +163,7 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
     length, longest = config.training.sequence_length, config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
         raise UsageError(
-            f"sequence length {length} is longer than the config's max_sequence_length {longest}: lower --seq-len or raise that"
+            f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len or raise it there"
         )
     if length > longest:  # the rotary tables grow with the run: no parameter depends on their length
         config = config.model_copy(update={"model": config.model.model_copy(update={"max_sequence_length": length})})

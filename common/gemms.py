@@ -48,7 +48,7 @@ from common.timing import benchmark, summarize
 
 SCHEMA = "tiny-llama-gemms/1"
 ROUNDS = 3
-BUDGET_MS = 60.0  # of samples for one product and round
+BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
 SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long: many times the clock's resolution
 

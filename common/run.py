@@ -1,8 +1,10 @@
 """The training run that every version is handed to: check, warm up, train, record.
 
-A version is a module with `TinyLlama(config)`, `make_optimizer(model, options)` and
-`train_step(model, optimizer, batch, precision)`. Exit codes: 0 completed, 1 the run failed, 2 the input is wrong,
-128 + n stopped by signal n. Ctrl-C and SIGTERM end the run after the step in hand; what was measured is written.
+A version is a module with `TinyLlama(config)`, `make_model(options)`, `make_optimizer(model, options)` and
+`train_step(model, optimizer, batch, precision)`; `add_arguments(parser)` where it has flags of its own.
+
+Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n. Ctrl-C and SIGTERM end the
+run after the step in hand; what was measured is written.
 """
 
 import json
@@ -31,8 +33,16 @@ MODEL_PROFILE = flops_report.FOLDER / "model_profile.txt"  # DeepSpeed's report,
 
 def main(version: ModuleType, argv: list[str] | None = None) -> None:
     """Parses the command line, trains, and exits the process."""
-    options = cli.parser(version.__doc__).parse_args(argv)
+    options = parser(version).parse_args(argv)
     cli.command(lambda: train(version, cli.parse(options)))
+
+
+def parser(version: ModuleType, description: str | None = None) -> cli.Parser:
+    """The shared flags, and those that the version adds. The description is the version's unless given."""
+    result = cli.parser(description or version.__doc__)
+    if hasattr(version, "add_arguments"):
+        version.add_arguments(result)
+    return result
 
 
 def train(version: ModuleType, options: Namespace) -> int:
@@ -59,13 +69,15 @@ def train(version: ModuleType, options: Namespace) -> int:
         writable_folder(flops_report.FOLDER, "--enable-deepspeed-flops")
 
     with out_of_memory_explained(options):
-        model = version.TinyLlama(options.model).to(device)
+        model = version.make_model(options).to(device)
         optimizer = version.make_optimizer(model, options)
         warm_up(model, batches[0], precision, options.warmup_steps)
         counted = flop_counters.count(model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
         peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
     outcome = loop(version, model, optimizer, batches, precision, options, profiler)
     result = record.build(name, options, model, device, precision, dataset, outcome, profiler, peaks)
+    if options.save_model and not outcome.failure:
+        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
     if options.time_phases and outcome.status == "completed":
         times = phase_times(lambda i: version.train_step(model, optimizer, batches[i], precision), device)
         result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
@@ -75,7 +87,6 @@ def train(version: ModuleType, options: Namespace) -> int:
     if outcome.failure:
         raise RunError(outcome.failure)
     if options.save_model:
-        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
         print(f"  checkpoint   {options.save_model}")
     if counted:
         for path in flops_report.write(flops_report.FOLDER, counted, result):

@@ -95,7 +95,7 @@ BAD_FILES = {
     "a tab": ("model:\n\tnum_layers: 2", "is not valid YAML: .*line 2"),
     "longer than the file's tables": (
         "model: {max_sequence_length: 64}",
-        "sequence length 128 is longer than the config's max_sequence_length 64: lower --seq-len or raise it there",
+        "sequence length 128 is above the config's max_sequence_length 64: lower --seq-len or raise it there",
     ),
 }
 

@@ -13,7 +13,7 @@ from common.analysis import flops_report
 
 
 def main() -> int:
-    parser = cli.parser(__doc__)
+    parser = run.parser(tiny_llama_v1, __doc__)
     parser.add_argument("--analyze-results", type=Path, metavar="FILE", help="a flops_profile.json to show; runs nothing")
     options = parser.parse_args()
     results = options.analyze_results or flops_report.FOLDER / "flops_profile.json"

@@ -13,7 +13,7 @@ from common.analysis import profile_report
 
 
 def main() -> int:
-    parser = cli.parser(__doc__)
+    parser = run.parser(tiny_llama_v1, __doc__)
     parser.add_argument(
         "--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profile_*.json files to show; runs nothing"
     )

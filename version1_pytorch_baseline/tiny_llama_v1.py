@@ -130,9 +130,10 @@ class TinyLlama(nn.Module):
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
         self.register_buffer("sin", sin, persistent=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:  # matrices; the norms' weights stay 1
-                nn.init.normal_(parameter, std=config.initializer_std)
+        generator = torch.Generator().manual_seed(torch.initial_seed())  # so that all versions start from the same weights
+        for name, weight in self.baseline_state_dict().items():
+            if weight.dim() == 2 and name != "lm_head.weight":  # the head is tied; the norms' weights stay 1
+                nn.init.normal_(weight, std=config.initializer_std, generator=generator)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):
@@ -153,6 +154,10 @@ class TinyLlama(nn.Module):
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names, from any version."""
         return self.state_dict()
+
+
+def make_model(options) -> nn.Module:
+    return TinyLlama(options.model)
 
 
 def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:

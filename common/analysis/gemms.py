@@ -136,7 +136,7 @@ def _doubts(shapes: list[dict[str, Any]]) -> str:
         f"Faster than their roofline bound: {beyond} of {len(shapes)} shapes. Repeated calls find operands in a cache, which the "
         "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature. "
         f"80th percentile more than 1.5 times the 20th: {unsteady} of {len(shapes)} shapes. Many such shapes mean that something "
-        "else was running: measure again on an idle machine."
+        "else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1."
     )
 
 
@@ -266,7 +266,10 @@ def _roofline(axes: Any, ceilings: dict[str, Any], rows: list[dict[str, Any]]) -
                 facecolors=colour if forward else "none", edgecolors=colour, linewidths=1.2, zorder=3,
             )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high))
-    axes.set_title(f"Filled: forward, hollow: gradients. Line: measured GEMM {peak:.3g} TFLOP/s, copy {slope * 1e3:.3g} GB/s")
+    axes.set_title(
+        "Roofline (filled: forward, hollow: gradients)\n"
+        f"under the measured ceilings: GEMM {peak:.3g} TFLOP/s, copy {slope * 1e3:.3g} GB/s"
+    )
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
     axes.grid(True, which="both", color="0.9")
 

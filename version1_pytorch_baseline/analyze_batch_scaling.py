@@ -1,0 +1,35 @@
+"""Compares profiles that differ only in the batch size: throughput, step time, memory, and what a larger batch hides.
+
+    for bs in 4 8 16 32; do
+        python tiny_llama_v1.py --batch-size $bs --seq-len 128 --num-steps 5 --enable-pytorch-profiler \\
+            --profile-dir ./scaling_bs$bs
+    done
+    python analyze_batch_scaling.py --profile-dirs scaling_bs*
+
+Writes batch_scaling.csv, .md and .png into --output-dir.
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis import scaling
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument(
+        "--profile-dirs",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="folders with profiles; the newest of each is taken",
+    )
+    parser.add_argument("--output-dir", type=Path, default=Path("batch_scaling"), metavar="DIR",
+                        help="default: batch_scaling")  # fmt: skip
+    options = parser.parse_args()
+    print(scaling.analyze(options.profile_dirs, options.output_dir))
+
+
+if __name__ == "__main__":
+    cli.command(main)

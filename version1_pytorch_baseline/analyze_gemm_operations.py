@@ -1,0 +1,40 @@
+"""Times every matrix product of the model, alone, and holds it against what this device can do.
+
+    python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
+        --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"
+
+Writes gemm_analysis.json (measured), and from it gemm_analysis.csv, .md and .png, into --output-dir.
+"""
+
+from pathlib import Path
+
+from common import cli, config, gemms
+from common import device as devices
+from common.analysis import gemms as analysis
+from common.files import writable_folder, write_json
+from common.precision import AMP_DTYPES, Precision
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--model-config", type=Path, metavar="FILE.yaml", help="section `model:` is used (default: preset tiny)")
+    parser.add_argument("--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,...")
+    parser.add_argument("--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,...")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+    parser.add_argument("--dtype", choices=("float32", *AMP_DTYPES), default="float32", help="of the operands (default: float32)")
+    parser.add_argument("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
+    parser.add_argument("--output-dir", type=Path, default=Path("gemm_analysis"), metavar="DIR", help="default: gemm_analysis")
+    options = parser.parse_args()
+
+    model = config.resolve(file=options.model_config).model
+    device = devices.select(options.device)
+    devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
+    precision = Precision(device, AMP_DTYPES.get(options.dtype))
+    folder = writable_folder(options.output_dir, "--output-dir")
+    measured = gemms.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32)
+    write_json(folder / "gemm_analysis.json", measured)
+    print(analysis.analyze(folder / "gemm_analysis.json", folder))
+
+
+if __name__ == "__main__":
+    cli.command(main)
