@@ -41,12 +41,12 @@ import torch
 
 from common import ceilings
 from common import device as devices
+from common.analysis.gemms import SCHEMA
 from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import Precision
 from common.timing import benchmark, summarize
 
-SCHEMA = "tiny-llama-gemms/1"
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
