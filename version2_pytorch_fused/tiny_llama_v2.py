@@ -68,7 +68,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same by a fused kernel: softmax(q k^T) v in tiles (Dao et al. 2022, arXiv:2205.14135); shapes as above."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and q.is_cuda and q.dtype == torch.float32:  # the fp32 kernel knows no groups: PyTorch would take the plain path
+        groups, grouped = q.shape[1] // k.shape[1], False
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
