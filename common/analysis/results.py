@@ -29,8 +29,13 @@ def _each(folders: tuple[Path, ...], suffix: str, schema: str) -> Iterator[dict[
             yield read_json(path, schema)
 
 
+def _device(run: dict[str, Any]) -> str:
+    threads = run["device"].get("threads")
+    return f"{run['device']['name']}, {threads} threads" if threads else run["device"]["name"]
+
+
 def _named(run: dict[str, Any]) -> str:
-    return f"{run['training']['preset']}, {run['device']['name']}"
+    return f"{run['training']['preset']}, {_device(run)}"
 
 
 def training(*folders: Path) -> str:
@@ -39,7 +44,7 @@ def training(*folders: Path) -> str:
     for run in _each(folders, "", RUN_SCHEMA):
         step, last = run["step_ms"], run["loss"]["all"][-20:]
         rows.append([
-            run["training"]["preset"], run["device"]["name"], run["precision"]["compute"],
+            run["training"]["preset"], _device(run), run["precision"]["compute"],
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
             step["median"], f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}", run["tokens_per_second"],
             f"{tables.figure(run['memory']['peak_mib'])} ({run['memory']['kind']})", run["flops_per_second"] / 1e12,
@@ -83,7 +88,7 @@ def ceilings(*folders: Path) -> str:
     """What each device was measured to do at best."""
     found = {}
     for run in _each(folders, "", RUN_SCHEMA):
-        found.setdefault(run["device"]["name"], run["ceilings"])
+        found.setdefault(_device(run), run["ceilings"])
     rows = [
         [name, c["precision"], c["flops_per_second"] / 1e12, c["bytes_per_second"] / 1e9, c["operation_seconds"] * 1e6]
         for name, c in found.items()
