@@ -2,7 +2,7 @@
 
 The formula is the reference (`common.analysis.flops`). FlopCounterMode watches the matrix products that run, so it sees
 the full S x S attention of an eager model, forward and backward. DeepSpeed patches `torch` functions by name and watches
-one forward pass: its count adds softmax and activations where it can patch them, and its backward is twice its forward
+one forward pass: its count adds functions such as silu (not methods such as `x.softmax()`), and its backward is twice its forward
 by rule. None of the three counts norms or rotary embedding.
 """
 

@@ -8,10 +8,11 @@ run after the step in hand; what was measured is written.
 """
 
 import json
+import math
 import signal
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -146,42 +147,46 @@ class Outcome:
 
 def loop(version, model, optimizer, batches, precision, options, profiler) -> Outcome:
     """Trains `options.num_steps` steps. The host waits for the device only where a line is printed, between two steps."""
-    device, outcome = precision.device, Outcome()
+    device, outcome, finished = precision.device, Outcome(), 0
     clock, losses = Clock(device), torch.empty(options.num_steps, device=device)
     devices.reset_peak_memory(device)
 
-    def catch_up(finished: int) -> None:
-        """Reads what the device has finished: losses and times up to step `finished`."""
+    def catch_up() -> None:
+        """Reads what the device has finished; stops at a loss that is not a number."""
         outcome.losses += losses[len(outcome.losses) : finished].tolist()
         outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(len(outcome.step_ms), finished)]
-        bad = next((i for i, loss in enumerate(outcome.losses) if not abs(loss) < float("inf")), None)
+        bad = next((i for i, loss in enumerate(outcome.losses) if not math.isfinite(loss)), None)
         if bad is not None:
-            raise RunError(
-                f"the loss is {outcome.losses[bad]} at step {bad + 1}: lower --learning-rate (now {options.learning_rate})"
-            )
+            loss = outcome.losses[bad]
+            del outcome.losses[bad:], outcome.step_ms[bad:]
+            raise RunError(f"the loss is {loss} at step {bad + 1}: lower --learning-rate (now {options.learning_rate})")
+
+    def log(since: int) -> None:
+        median = summarize(outcome.step_ms[since:])["median"]
+        print(
+            f"step {finished:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  {median:9.2f} ms/step  "
+            f"{options.batch_size * options.seq_len / median * 1e3:11,.0f} tokens/s",
+            flush=True,
+        )
 
     if profiler:
         profiler.start()
     with signals_noted() as received:
         try:
-            with out_of_memory_explained(options):
+            with out_of_memory_explained(options), ExitStack() as at_the_end:
+                at_the_end.callback(catch_up)  # also what was finished before an error
                 for step in range(options.num_steps):
                     batch = batches[step]
                     clock.mark()
                     losses[step] = version.train_step(model, optimizer, batch, precision)
                     clock.mark()
+                    finished = step + 1
                     if profiler:
-                        profiler.step(step + 1)
-                    if received or (step + 1) % options.log_every == 0 or step + 1 == options.num_steps:
+                        profiler.step(finished)
+                    if received or finished % options.log_every == 0 or finished == options.num_steps:
                         since = len(outcome.losses)
-                        catch_up(step + 1)
-                        median = summarize(outcome.step_ms[since:])["median"]
-                        rate = options.batch_size * options.seq_len / median * 1e3
-                        print(
-                            f"step {step + 1:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  "
-                            f"{median:9.2f} ms/step  {rate:11,.0f} tokens/s",
-                            flush=True,
-                        )
+                        catch_up()
+                        log(since)
                     if received:
                         break
         except RunError as error:

@@ -136,7 +136,34 @@ def test_bad_input_is_one_line_and_exit_code_2(run_script, tmp_path, case):
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(run_script, tmp_path):
     done = run_script(SCRIPT, *QUICK, "--num-steps", 20, "--learning-rate", 1e30, check=1)
     assert "the loss is" in done.stderr and "step" in done.stderr and "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "metrics_v1.json").read_text())["status"].startswith("failed: the loss is")
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert record["status"].startswith("failed: the loss is") and all(math.isfinite(loss) for loss in record["loss"]["all"])
+
+
+def test_an_error_in_the_middle_keeps_the_steps_before_it(monkeypatch, tmp_path, capsys):
+    """Out of memory at step 8, when nothing has been printed since step 5."""
+    sys.path.insert(0, str(V1))
+    import tiny_llama_v1
+
+    from common import run
+
+    real, calls = tiny_llama_v1.train_step, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tiny_llama_v1, "train_step", failing)
+    with pytest.raises(SystemExit) as exit_code:
+        run.main(tiny_llama_v1, [*QUICK, "--num-steps", "20", "--log-every", "5"])
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert exit_code.value.code == 1 and "lower --batch-size" in capsys.readouterr().err
+    assert (
+        record["status"].startswith("failed: out of memory") and len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 7
+    )
 
 
 def test_out_of_memory_says_what_to_lower(tmp_path):

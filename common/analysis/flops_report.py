@@ -106,7 +106,7 @@ def text(profile: dict[str, Any]) -> str:
         "",
         "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the",
         "S x S attention. FlopCounterMode sees the products that ran, so a kernel it does not know counts as nothing.",
-        "DeepSpeed watches the forward pass only (its backward is twice that, by rule) and adds softmax and activations.",
+        "DeepSpeed watches the forward pass only (its backward is twice that, by rule). It adds silu, a function it patches.",
     ]
     if not any(row["counter"] == "DeepSpeed" for row in profile["counts"]):
         lines.append("DeepSpeed is not installed here, so its row is missing.")

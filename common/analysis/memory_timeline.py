@@ -77,8 +77,8 @@ def figure(trace: Trace):
         axes.axvline((start - begin) / 1e3, color="0.8", linewidth=0.8, zorder=0)
     axes.set_xlabel("ms since the first event (grey lines: a step begins)")
     axes.set_ylabel("allocated, MiB")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right")
+    axes.set_ylim(0, 1.05 * mebibytes.max())
+    axes.legend(loc="lower right")
     return result
 
 

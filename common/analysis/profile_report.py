@@ -136,5 +136,5 @@ def span_figure(profile: dict[str, Any]):
         left = {span: left[span] + width for span, width in zip(spans, widths, strict=True)}
     axes.invert_yaxis()
     axes.set_xlabel("ms per step, " + ("GPU kernels" if profile["kernels"] else "CPU, self time of operators"))
-    axes.legend()
+    axes.legend(loc="lower right")
     return figure
