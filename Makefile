@@ -15,10 +15,10 @@ train: $(STAMP) ## set up, then train Version 1 at the default configuration
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
 
 test: $(STAMP) ## set up, then run the tests
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2
 
 test-slow: $(STAMP) ## set up, then run the tests that take minutes
-	.venv/bin/python -m pytest -m slow
+	.venv/bin/python -m pytest -m slow -n 2
 
 docs: $(STAMP) ## rewrite the tables of the documents from results/
 	.venv/bin/python -m common.analysis.docs
