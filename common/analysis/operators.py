@@ -71,6 +71,8 @@ def cost(name: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] |
     if operator == name or not shapes:
         return None
     if operator in MATRIX_PRODUCTS:
+        if types[0] not in ELEMENT_BYTES:
+            return None
         flops, read, written = matrix_product(operator, shapes)
         return flops, (read + written) * ELEMENT_BYTES[types[0]]
     if operator.startswith("_foreach_"):

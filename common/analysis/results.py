@@ -4,13 +4,19 @@
     v1_<preset>_profile.json   a profile of the same configuration (schema tiny-llama-profile/1)
 
 `results/measure_v1.sh` writes both.
+
+    compare_<preset>_<precision>_<what>.json    runs of two versions, for what = v1, v2 or v2_compiled
+
+`results/measure_v2.sh` writes those.
+
+    v2_ablation_tiny.json    from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
 """
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.analysis import profile_report, tables
+from common.analysis import ablation, profile_report, tables
 from common.config import PRESETS
 from common.errors import UsageError
 from common.files import read_json
@@ -96,4 +102,41 @@ def ceilings(*folders: Path) -> str:
     return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
 
 
-TABLES: dict[str, Callable[..., str]] = {"training": training, "phases": phases, "spans": spans, "ceilings": ceilings}
+COMPARED = {"v1": "Version 1", "v2": "Version 2", "v2_compiled": "Version 2, torch.compile"}
+
+
+def comparison(folder: Path) -> str:
+    """Version 1 and Version 2, at each preset and precision: step time, ratio to Version 1, memory, loss."""
+    rows = []
+    for preset in PRESETS:
+        for precision in ("fp32", "bf16"):
+            paths = {what: folder / f"compare_{preset}_{precision}_{what}.json" for what in COMPARED}
+            runs = {what: read_json(path, RUN_SCHEMA) for what, path in paths.items() if path.exists()}
+            for what, run in runs.items():
+                step, first = run["step_ms"], runs["v1"]["step_ms"]["median"]
+                spread = f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}"
+                rows.append([
+                    preset, precision, COMPARED[what], step["median"], spread,
+                    f"{first / step['median']:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}",
+                ])  # fmt: skip
+    if not rows:
+        raise UsageError(f"no compare_*.json in {folder}: measure with results/measure_v2.sh {folder.name}")
+    header = ["preset", "precision", "run", "ms/step", "p20 to p80", "against Version 1", "peak MiB", "last loss"]
+    return tables.markdown(header, rows)
+
+
+def fusions(folder: Path) -> str:
+    """The combinations of fusions in v2_ablation_tiny.json, and the effect of each."""
+    measured = read_json(folder / "v2_ablation_tiny.json", ablation.SCHEMA)
+    effects = ablation.effect_table(measured, ablation.effects(measured["combinations"]))
+    return "\n".join([tables.markdown(*ablation.combination_table(measured)), tables.markdown(*effects)])
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "ablation": fusions,
+    "comparison": comparison,
+    "training": training,
+    "phases": phases,
+    "spans": spans,
+    "ceilings": ceilings,
+}

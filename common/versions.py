@@ -1,0 +1,105 @@
+"""Version files as modules, for scripts that hold several against each other, and the flags that such scripts share.
+
+A comparison needs the model, a shape, a device and a number format, but no data set and no training run: of the flags of
+`common.cli` these stay, with the same names and meanings, and those that a version adds can be handed on to it.
+"""
+
+import importlib.util
+import itertools
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from common import cli
+from common import config as configs
+from common.errors import UsageError
+from common.precision import AMP_DTYPES
+
+REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "train_step")
+_numbers = itertools.count()
+
+
+def load(path: Path) -> ModuleType:
+    """Imports a version file under a name of its own, so that any two can be loaded side by side.
+
+    Its folder is on sys.path only meanwhile, and what it imports from there leaves sys.modules again: another version's
+    `kernels` must not be taken for this one's.
+
+    Raises:
+        UsageError: the file is missing, is not Python, or is not a version.
+    """
+    if not path.is_file() or path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
+    folder, name, before = path.resolve().parent, f"_version_{next(_numbers)}_{path.stem}", set(sys.modules)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+        beside = {entry.stem for entry in folder.iterdir()} - {"common"}
+        for other in set(sys.modules) - before:
+            if other.partition(".")[0] in beside:
+                del sys.modules[other]
+    missing = [required for required in REQUIRED if not hasattr(module, required)]
+    if missing:
+        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (common/run.py says what a version is)")
+    return module
+
+
+def parser(description: str | None) -> cli.Parser:
+    """The flags of a comparison; `resolve` turns them into a configuration."""
+    result = cli.Parser(description)
+    result.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
+    result.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
+    result.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
+    result.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
+    result.add_argument("--seed", type=int, help="of weights and tokens (default: 0)")
+    result.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+    result.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
+    result.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+    return result
+
+
+def resolve(arguments: Namespace) -> Namespace:
+    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig, and `learning_rate`.
+
+    Raises:
+        UsageError: a value is wrong, or at odds with another.
+    """
+    training = dict(batch_size=arguments.batch_size, sequence_length=arguments.seq_len, seed=arguments.seed)
+    config = configs.resolve(arguments.preset, arguments.config, model={}, training=training)
+    arguments.model, arguments.learning_rate = config.model, config.training.learning_rate
+    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
+    arguments.seed = config.training.seed
+    return arguments
+
+
+def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
+    """The options with the version's own flags: as given, and otherwise at their defaults.
+
+    Raises:
+        UsageError: the version has no such flag.
+    """
+    own = cli.Parser(None)
+    if hasattr(version, "add_arguments"):
+        version.add_arguments(own)
+    chosen, unknown = own.parse_known_args(flags)
+    if unknown:
+        raise UsageError(
+            f"neither this script nor {Path(version.__file__).name} has a flag {unknown[0]} (--help lists the flags)"
+        )
+    return Namespace(**vars(options) | vars(chosen))
+
+
+def random_batch(options: Namespace, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S]."""
+    generator = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(options.model.vocab_size, (options.batch_size, options.seq_len + 1), generator=generator).to(device)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

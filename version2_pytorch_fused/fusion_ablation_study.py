@@ -1,0 +1,34 @@
+"""Measures what each fusion of Version 2 brings, alone and together with the others, in one process and interleaved.
+
+    python fusion_ablation_study.py                        # none, each alone, all but each, all
+    python fusion_ablation_study.py --all-combinations     # all 16
+    python fusion_ablation_study.py --all-combinations --preset small --use-amp --amp-dtype bfloat16
+
+Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and .png, into --output-dir.
+"""
+
+from pathlib import Path
+
+import tiny_llama_v2
+
+from common import ablation, cli, versions
+from common.analysis import ablation as analysis
+from common.files import writable_folder, write_json
+
+
+def main() -> None:
+    parser = versions.parser(__doc__)
+    parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
+    parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("fusion_ablation"), metavar="DIR", help="default: fusion_ablation"
+    )
+    options = versions.resolve(parser.parse_args())
+    folder = writable_folder(options.output_dir, "--output-dir")
+    measured = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds)
+    write_json(folder / "fusion_ablation.json", measured)
+    print(analysis.analyze(folder / "fusion_ablation.json", folder))
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,32 @@
+"""Compares two runs: is the current one fast enough, and does it learn the same? Exit code 1 on a regression.
+
+    (cd ../version1_pytorch_baseline && python tiny_llama_v1.py --metrics-out ../version1_baseline_metrics.json)
+    python tiny_llama_v2.py --metrics-out version2_metrics.json
+    python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json \\
+        --current-results ./version2_metrics.json --min-speedup 1.3
+
+Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were interrupted, are refused (2).
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis import regression
+
+
+def main() -> int:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--baseline-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
+    parser.add_argument("--current-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
+    parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="a smaller one fails (default: 1.0)")
+    parser.add_argument(
+        "--loss-tolerance", type=float, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
+    )
+    options = parser.parse_args()
+    verdict = regression.compare(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
+    print(verdict.text)
+    return 1 if verdict.failures else 0
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Profiles one training script with every profiler there is, one after the other.
+#
+#     bash run_all_profilers.sh [--profile-dir DIR] [--script FILE.py] [--enable-rocm-tools] [--] [ARGUMENTS OF THE SCRIPT]
+#     bash run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis
+#
+#     --profile-dir DIR     where results go (default: ./complete_analysis)
+#     --script FILE.py      what to run, of any version (default: tiny_llama_v2.py beside this file)
+#     --enable-rocm-tools   after PyTorch's profiler also the GPU vendor's: rocprofv3, rocprof-sys-run and rocprof-compute, or
+#                           on an NVIDIA GPU their twins ncu and nsys
+#
+# Every other argument goes to the script. Without --num-steps it takes 30 steps, or fewer under a tool that replays it. A tool
+# that is not there is named and skipped. The exit code is 0, or that of the first profiler that failed.
+#
+# Results:
+#
+#     DIR/profile_*.json, trace_*.json   PyTorch's profile and trace
+#     DIR/rocprofv3/                     see run_rocprofv3.sh
+#     DIR/rocprof_sys/                   see run_rocprof_sys.sh
+#     DIR/rocprof_compute/               see run_rocprof_compute.sh
+#     DIR/ncu/kernels.csv                one row per kernel launch (at most 5000): ns, bytes, percent of peak, spans; the lines
+#                                        that begin with == are messages of ncu
+#     DIR/nsys/timeline.nsys-rep         timeline, for the Nsight Systems window or `nsys stats`
+
+set -euo pipefail
+here=$(dirname "$0")
+folder=./complete_analysis
+script=$here/tiny_llama_v2.py
+vendor_tools=false
+arguments=()
+
+fail() {
+    echo "error: $1" >&2
+    exit 2
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
+        --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+        --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
+        --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
+        --enable-rocm-tools) vendor_tools=true; shift ;;
+        --) arguments+=("${@:2}"); break ;;
+        *) arguments+=("$1"); shift ;;
+    esac
+done
+[ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
+
+set -- ${arguments[@]+"${arguments[@]}"} # to bash before 4.4 an empty array is an unset variable
+trap 'exit 130' INT                      # the script ends in good order on Ctrl-C, and without this the next tool would begin
+
+code=0
+attempt() { # TOOL COMMAND...
+    local failed=0
+    "${@:2}" || failed=$?
+    if [ "$failed" -ne 0 ]; then
+        echo "$1 failed with exit code $failed" >&2
+        [ "$code" -ne 0 ] || code=$failed
+    fi
+}
+
+amd() { # ARGUMENTS OF THE SCRIPT
+    attempt rocprofv3 bash "$here/run_rocprofv3.sh" --profile-dir "$folder/rocprofv3" --script "$script" --marker-trace -- "$@"
+    attempt rocprof-sys-run bash "$here/run_rocprof_sys.sh" --profile-dir "$folder/rocprof_sys" --script "$script" -- "$@"
+    attempt rocprof-compute bash "$here/run_rocprof_compute.sh" --profile-dir "$folder/rocprof_compute" --script "$script" -- "$@"
+}
+
+nvidia() { # ARGUMENTS OF THE SCRIPT
+    if command -v ncu >/dev/null; then
+        local csv=$folder/ncu/kernels.csv metrics=gpu__time_duration.sum
+        metrics+=,dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum
+        metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed
+        echo "ncu: times and bytes of the kernels of $script, into $csv" >&2
+        mkdir -p "$folder/ncu"
+        rm -f "$csv"
+        # ncu repeats each kernel for each group of counters and empties the caches before it: times and bytes are those of a
+        # kernel that finds its data in memory. The clocks stay as a training run has them.
+        attempt ncu ncu --clock-control none --nvtx --launch-count 5000 --metrics "$metrics" \
+            --csv --page raw --print-units base --log-file "$csv" \
+            python "$script" --metrics-out "$folder/ncu/metrics.json" --warmup-steps 1 --num-steps 1 "$@"
+        attempt "looking for kernels in $csv" grep -qs '"Kernel Name"' "$csv" # an exit code of 0 can be the script's
+    else
+        echo "ncu is not on PATH: skipped the times and bytes of the kernels" >&2
+    fi
+    if command -v nsys >/dev/null; then
+        echo "nsys: timeline of $script, into $folder/nsys" >&2
+        mkdir -p "$folder/nsys"
+        attempt nsys nsys profile --trace=cuda,nvtx --force-overwrite=true --output="$folder/nsys/timeline" \
+            python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
+    else
+        echo "nsys is not on PATH: skipped the timeline of host and GPU" >&2
+    fi
+}
+
+# First without any tool around it: a script that fails here is not worth profiling further.
+echo "PyTorch profiler: $script, into $folder" >&2
+python "$script" --metrics-out "$folder/metrics.json" --num-steps 30 "$@" --enable-pytorch-profiler --profile-dir "$folder"
+[ "$vendor_tools" = true ] || exit 0
+if nvidia-smi -L >/dev/null 2>&1; then
+    nvidia "$@"
+else
+    amd "$@"
+fi
+exit "$code"

@@ -1,0 +1,30 @@
+"""Compares any two version files on the same weights and batch: logits, loss and every gradient. Exit code 1 past the tolerance.
+
+    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py \\
+        --optimized ./tiny_llama_v2.py --tolerance 1e-4
+    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py \\
+        --optimized ./tiny_llama_v2.py --disable-flash-attention --enable-torch-compile
+
+Flags that are not listed here go to the optimized version. --use-amp is for it alone: the baseline stays in fp32.
+"""
+
+from pathlib import Path
+
+from common import cli, validate, versions
+
+
+def main() -> int:
+    parser = versions.parser(__doc__)
+    parser.add_argument("--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is taken as right")
+    parser.add_argument("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error that passes (default: 1e-4)")
+    arguments, own_flags = parser.parse_known_args()
+    options = versions.resolve(arguments)
+    comparison = validate.compare(versions.load(options.baseline), versions.load(options.optimized), options, own_flags)
+    text, passed = validate.report(comparison, options.tolerance)
+    print(text)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    cli.command(main)
