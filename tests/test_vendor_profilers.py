@@ -404,7 +404,7 @@ def test_documented_line_on_a_machine_without_tools(machine):
 @pytest.mark.skipif(not shutil.which("ncu") or not shutil.which("nvidia-smi"), reason="needs ncu and an NVIDIA driver")
 def test_ncu_measures_the_kernels_of_a_step(machine):
     machine.environment["PATH"] += os.pathsep + os.environ["PATH"]
-    small = ("--script", V1 / "tiny_llama_v1.py", *TINY, "--data", "synthetic")
+    small = ("--script", V1 / "tiny_llama_v1.py", *TINY, "--num-layers", 1, "--data", "synthetic")
     machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", *small, seconds=500, PYTHONPATH=PATHS)
     lines = (machine.folder / "out/ncu/kernels.csv").read_text().splitlines()
     units, *kernels = csv.DictReader(line for line in lines if not line.startswith("=="))

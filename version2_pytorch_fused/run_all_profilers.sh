@@ -18,8 +18,8 @@
 #     DIR/rocprofv3/                     see run_rocprofv3.sh
 #     DIR/rocprof_sys/                   see run_rocprof_sys.sh
 #     DIR/rocprof_compute/               see run_rocprof_compute.sh
-#     DIR/ncu/kernels.csv                one row per kernel launch (at most 5000): ns, bytes, percent of peak, spans; the lines
-#                                        that begin with == are messages of ncu
+#     DIR/ncu/kernels.csv                one row per kernel launch: ns, bytes, percent of peak, spans; at most 1000, since ncu
+#                                        takes long (200 s for 900 on an H100). Lines that begin with == are messages
 #     DIR/nsys/timeline.nsys-rep         timeline, for the Nsight Systems window or `nsys stats`
 
 set -euo pipefail
@@ -76,7 +76,7 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
         rm -f "$csv"
         # ncu repeats each kernel for each group of counters and empties the caches before it: times and bytes are those of a
         # kernel that finds its data in memory. The clocks stay as a training run has them.
-        attempt ncu ncu --clock-control none --nvtx --launch-count 5000 --metrics "$metrics" \
+        attempt ncu ncu --clock-control none --nvtx --launch-count 1000 --metrics "$metrics" \
             --csv --page raw --print-units base --log-file "$csv" \
             python "$script" --metrics-out "$folder/ncu/metrics.json" --warmup-steps 1 --num-steps 1 "$@"
         attempt "looking for kernels in $csv" grep -qs '"Kernel Name"' "$csv" # an exit code of 0 can be the script's
