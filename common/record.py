@@ -13,11 +13,10 @@ from torch import nn
 from common import device as devices
 from common import peaks as vendor
 from common.analysis import flops
+from common.analysis.results import RUN_SCHEMA as SCHEMA
 from common.data import Dataset
 from common.precision import Precision
 from common.timing import summarize
-
-SCHEMA = "tiny-llama-run/1"
 
 
 def mfu(flops_per_second: float, peaks: tuple[float, str] | None) -> dict[str, Any] | None:

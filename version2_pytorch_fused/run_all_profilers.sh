@@ -19,7 +19,7 @@
 #     DIR/rocprof_sys/                   see run_rocprof_sys.sh
 #     DIR/rocprof_compute/               see run_rocprof_compute.sh
 #     DIR/ncu/kernels.csv                one row per kernel launch: ns, bytes, percent of peak, spans; at most 1000, since ncu
-#                                        takes long (200 s for 900 on an H100). Lines that begin with == are messages
+#                                        runs each several times. Lines that begin with == are messages
 #     DIR/nsys/timeline.nsys-rep         timeline, for the Nsight Systems window or `nsys stats`
 
 set -euo pipefail

@@ -9,6 +9,7 @@
 
 `results/measure_v2.sh` writes those.
 
+    trial_*.json             Version 1 with one setting changed; LOG.md has the commands
     v2_ablation_tiny.json    from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
 """
 
@@ -125,6 +126,16 @@ def comparison(folder: Path) -> str:
     return tables.markdown(header, rows)
 
 
+def trials(folder: Path) -> str:
+    """Version 1 at the default configuration, and with another learning rate or initialisation (trial_*.json)."""
+    paths = [folder / "v1_tiny.json", *sorted(folder.glob("trial_*.json"))]
+    rows = []
+    for run in (read_json(path, RUN_SCHEMA) for path in paths):
+        last, std = run["loss"]["all"][-20:], run["model"]["initializer_range"]
+        rows.append([run["training"]["learning_rate"], std or "sqrt(2 / (5 D))", f"{sum(last) / len(last):.3f}", _device(run)])
+    return tables.markdown(["learning rate", "standard deviation of the weights", "loss (last 20 steps)", "device"], rows)
+
+
 def fusions(folder: Path) -> str:
     """The combinations of fusions in v2_ablation_tiny.json, and the effect of each."""
     measured = read_json(folder / "v2_ablation_tiny.json", ablation.SCHEMA)
@@ -134,6 +145,7 @@ def fusions(folder: Path) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "ablation": fusions,
+    "trials": trials,
     "comparison": comparison,
     "training": training,
     "phases": phases,
