@@ -40,12 +40,41 @@ def positive_list(text: str) -> list[int]:
     return [positive(item.strip()) for item in text.split(",")]
 
 
+# Flags that other scripts have too. Each function adds its own to a parser or to a group of one.
+Flags = argparse._ActionsContainer
+
+
+def add_preset(group: Flags) -> None:
+    group.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
+    group.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
+
+
+def add_batch_size(group: Flags) -> None:
+    group.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
+
+
+def add_sequence_length(group: Flags) -> None:
+    group.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
+
+
+def add_seed(group: Flags) -> None:
+    group.add_argument("--seed", type=int, help="of weights and data (default: 0)")
+
+
+def add_device(group: Flags) -> None:
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+
+
+def add_precision(group: Flags) -> None:
+    group.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
+    group.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+
+
 def parser(description: str | None) -> Parser:
     """All flags that every version has. `parse` turns them into a configuration."""
     result = Parser(description)
     model = result.add_argument_group("model")
-    model.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    model.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
+    add_preset(model)
     model.add_argument("--hidden-dim", type=int, metavar="D")
     model.add_argument("--num-layers", type=int, metavar="L")
     model.add_argument("--num-heads", type=int, metavar="H")
@@ -54,11 +83,11 @@ def parser(description: str | None) -> Parser:
     model.add_argument("--vocab-size", type=int, metavar="V")
 
     training = result.add_argument_group("training")
-    training.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
-    training.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
+    add_batch_size(training)
+    add_sequence_length(training)
     training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
     training.add_argument("--learning-rate", type=float, help="of AdamW (default: the preset's; tiny: 1.5e-3)")
-    training.add_argument("--seed", type=int, help="of weights and data (default: 0)")
+    add_seed(training)
     training.add_argument(
         "--warmup-steps",
         type=positive,
@@ -72,9 +101,8 @@ def parser(description: str | None) -> Parser:
         metavar="stdlib|synthetic|FILE",
         help="text to train on (default: the Python standard library's source)",
     )
-    training.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
-    training.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
-    training.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+    add_device(training)
+    add_precision(training)
     training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
     training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
     training.add_argument("--metrics-out", type=Path, metavar="FILE", help="default: metrics_<version>.json")
@@ -120,7 +148,7 @@ def parser(description: str | None) -> Parser:
         help="after the run, time forward, backward and optimizer apart in steps of their own",
     )
     profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
-    return result  # fmt: skip
+    return result
 
 
 def parse(arguments: argparse.Namespace) -> argparse.Namespace:

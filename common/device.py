@@ -47,7 +47,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Kind (cpu, cuda or rocm), name, and memory in MiB."""
+    """Kind (cpu, cuda or rocm), name, and memory in MiB: a GPU's own, or what the machine or container gives to a process."""
     if is_gpu(device):
         properties = torch.cuda.get_device_properties(device)
         kind = "rocm" if torch.version.hip else "cuda"
@@ -55,7 +55,7 @@ def describe(device: torch.device) -> dict[str, Any]:
             "kind": kind, "name": properties.name, "memory_mib": properties.total_memory / 2**20,
             "multiprocessors": properties.multi_processor_count,
         }  # fmt: skip
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20 if hasattr(os, "sysconf") else None
+    memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) / 2**20
     return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
 
 
@@ -63,6 +63,22 @@ def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _cgroup_limits(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Bytes that a container or a batch job may use: the limits of the process's control group and of those around it.
+
+    A line of `own` is "0::/path" for version 2, and "4:memory:/path" for the memory controller of version 1.
+    """
+    limits = []
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controller, path = line.split(":", 2)
+        if controller in ("", "memory"):
+            file = "memory.limit_in_bytes" if controller else "memory.max"
+            group = root / controller / path.strip("/")
+            texts = [(folder / file).read_text().strip() for folder in (group, *group.parents) if (folder / file).exists()]
+            limits += [int(text) for text in texts if text != "max"]
+    return limits
 
 
 def environment() -> dict[str, Any]:
@@ -100,5 +116,21 @@ def peak_memory(device: torch.device) -> dict[str, Any]:
     return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, "kind": "process RSS"}
 
 
+def limit_memory(device: torch.device, mib: float) -> None:
+    """Makes allocations past `mib` fail in this process on a Linux CPU, with an error that `is_out_of_memory` knows.
+
+    Otherwise Linux promises more memory than there is, and kills a process when it is used. A GPU's allocator refuses by itself.
+    """
+    if not is_gpu(device) and sys.platform == "linux":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = [int(mib * 2**20), *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(wanted), hard))
+
+
+OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")  # CPU; CUDA and HIP; their BLAS
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)

@@ -1,15 +1,18 @@
 """Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
 
-The formula is the reference (`common.analysis.flops`). FlopCounterMode watches the matrix products that run, so it sees
-the full S x S attention of an eager model, forward and backward. DeepSpeed patches `torch` functions by name and watches
-one forward pass: its count adds functions such as silu (not methods such as `x.softmax()`), and its backward is twice its forward
-by rule. None of the three counts norms or rotary embedding.
+The formula is the reference (`common.analysis.flops`). FlopCounterMode watches the operators that run, forward and backward: the
+matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and in the
+backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and watches
+one forward pass, attention with all S x S pairs too: its count adds functions such as silu (not methods such as `x.softmax()`),
+and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
 """
 
 import contextlib
+import math
 import sys
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,7 +29,7 @@ def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[
 
 def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
     """FLOPs of forward and backward as FlopCounterMode sees them, for one batch."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         loss = _uncompiled_loss(model, *batch)
         forward = counter.get_total_flops()
         loss.backward()
@@ -54,6 +57,25 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
         finally:
             profiler.end_profile()
     return {"forward": int(counted), "backward": 2 * int(counted)}
+
+
+def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:
+    """Scores and weighted sum: two products of [S, Dh] with [Dh, S] for each of the B H heads; query [B, H, S, Dh]."""
+    return 2 * 2 * math.prod(query) * key[-2]
+
+
+def _attention_backward(gradient: torch.Size, query: torch.Size, key: torch.Size, *rest, **options) -> int:
+    """The scores again, and the gradients of weights, values, queries and keys: five such products."""
+    return 5 * 2 * math.prod(query) * key[-2]
+
+
+# The same formulas as FlopCounterMode's own, given to it so that all devices and releases count alike: before 2.15 PyTorch has
+# none for the CPU's kernel, and counts nothing for it.
+_ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): formula
+    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    for suffix, formula in (("", _attention), ("_backward", _attention_backward))
+}
 
 
 def _uncompiled_loss(model: nn.Module, input_ids: Tensor, targets: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ def peak_flops(device_name: str, precision: Precision, allow_tf32: bool, ceiling
     listed = vendor.datasheet(device_name)
     key = "tf32" if allow_tf32 and precision.name == "fp32" else precision.name
     return (listed[key], "data sheet") if listed else None
+
+
+def settings(version: ModuleType, options: Namespace) -> dict[str, Any]:
+    """What a version says of the switches of its own, by its `describe(options)`; empty where it has none."""
+    return version.describe(options) if hasattr(version, "describe") else {}
 
 
 def build(
@@ -66,6 +72,7 @@ def build(
             "num_steps": options.num_steps, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "seed": options.seed,
         },
+        "settings": settings(sys.modules[type(model).__module__], options),
         "precision": {"compute": precision.name, "tf32": options.allow_tf32},
         "data": dataset.describe(),
         "device": described,

@@ -10,6 +10,7 @@ Norms' weights start at 1 in training. Here they are moved away from it, or a ve
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def outputs(model: nn.Module, batch: Batch, precision: Precision) -> dict[str, T
     return {"logits": logits, "loss": loss.detach()} | gradients
 
 
-def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, flags: list[str]) -> Comparison:
+def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, flags: Sequence[str]) -> Comparison:
     """Runs both versions. The baseline runs in fp32 with its own defaults, the optimized one in the precision of the options.
 
     Args:
@@ -88,30 +89,53 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, fla
         UsageError: the optimized version has no such flag.
         RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
     """
-    device = devices.select(options.device)
     chosen, plain = versions.switched(optimized, options, *flags), versions.switched(baseline, options)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
-    fp32 = Precision(device, None)
-    devices.prepare(device, options.seed)
-    batch = versions.random_batch(options, device)
-    state = weights(baseline.make_model(plain))
-
-    def run(version: ModuleType, settings: Namespace, precision: Precision, dtype: torch.dtype) -> dict[str, Tensor]:
-        model = version.make_model(settings)
-        exchange(model, state)
-        return outputs(model.to(device, dtype), batch, precision)
-
+    precision, batch, state = common_ground(baseline, options)
+    fp32 = Precision(precision.device, None)
     with out_of_memory_explained(options):
-        expected = run(baseline, plain, fp32, torch.float32)
-        exact = run(baseline, plain, fp32, torch.float64)
-        rounded = run(baseline, plain, precision, torch.float32) if options.use_amp else expected
-        got = run(optimized, chosen, precision, torch.float32)
+        expected = run(baseline, plain, state, batch, fp32)
+        exact = run(baseline, plain, state, batch, fp32, torch.float64)
+        rounded = run(baseline, plain, state, batch, precision) if options.use_amp else expected
+        got = run(optimized, chosen, state, batch, precision)
     rows = [
         Row(name, tensor.abs().max().item(), error(tensor, got[name]), error(exact[name], rounded[name]))
         for name, tensor in expected.items()
     ]
     formats = tuple(SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got))
     return Comparison(sorted(rows, key=lambda row: -row.error), formats)
+
+
+def errors_against_float64(
+    baseline: ModuleType, version: ModuleType, options: Namespace, flags: Sequence[str]
+) -> dict[str, float]:
+    """The error of each tensor of a version, in the precision of the options, against the baseline in float64.
+
+    Arguments are those of `compare`. Memory that runs out is the device's own error.
+    """
+    precision, batch, state = common_ground(baseline, options)
+    plain = versions.switched(baseline, options)
+    exact = run(baseline, plain, state, batch, Precision(precision.device, None), torch.float64)
+    got = run(version, versions.switched(version, options, *flags), state, batch, precision)
+    return {name: error(tensor, got[name]) for name, tensor in exact.items()}
+
+
+def common_ground(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, dict[str, Tensor]]:
+    """Precision, batch and weights of a comparison; the device is the precision's."""
+    device = devices.select(options.device)
+    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    devices.prepare(device, options.seed)
+    batch = versions.random_batch(options, device)
+    return precision, batch, weights(baseline.make_model(versions.switched(baseline, options)))
+
+
+def run(
+    version: ModuleType, settings: Namespace, state: dict[str, Tensor], batch: Batch, precision: Precision,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:  # fmt: skip
+    """`outputs` of a version's model with these weights, held in `dtype`."""
+    model = version.make_model(settings)
+    exchange(model, state)
+    return outputs(model.to(precision.device, dtype), batch, precision)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

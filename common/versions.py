@@ -17,7 +17,6 @@ from torch import Tensor
 from common import cli
 from common import config as configs
 from common.errors import UsageError
-from common.precision import AMP_DTYPES
 
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "train_step")
 _numbers = itertools.count()
@@ -53,17 +52,21 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def parser(description: str | None) -> cli.Parser:
-    """The flags of a comparison; `resolve` turns them into a configuration."""
+def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True) -> cli.Parser:
+    """The flags of a comparison; `resolve` turns them into a configuration.
+
+    Args:
+        batch_size, sequence_length: whether to have the flag. A script that goes through several values has one of its own.
+    """
     result = cli.Parser(description)
-    result.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    result.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
-    result.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
-    result.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
-    result.add_argument("--seed", type=int, help="of weights and tokens (default: 0)")
-    result.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
-    result.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
-    result.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+    cli.add_preset(result)
+    if batch_size:
+        cli.add_batch_size(result)
+    if sequence_length:
+        cli.add_sequence_length(result)
+    cli.add_seed(result)
+    cli.add_device(result)
+    cli.add_precision(result)
     return result
 
 
@@ -73,7 +76,8 @@ def resolve(arguments: Namespace) -> Namespace:
     Raises:
         UsageError: a value is wrong, or at odds with another.
     """
-    training = dict(batch_size=arguments.batch_size, sequence_length=arguments.seq_len, seed=arguments.seed)
+    batch_size, length = getattr(arguments, "batch_size", None), getattr(arguments, "seq_len", None)  # `parser` can lack them
+    training = dict(batch_size=batch_size, sequence_length=length, seed=arguments.seed)
     config = configs.resolve(arguments.preset, arguments.config, model={}, training=training)
     arguments.model, arguments.learning_rate = config.model, config.training.learning_rate
     arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length

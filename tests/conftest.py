@@ -30,6 +30,12 @@ TINY = (
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """A test draws the same random numbers whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     """run_script(script, *arguments, check=0): runs it in tmp_path on the CPU and asserts its exit code."""

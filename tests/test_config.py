@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common import cli, config
+from common import cli, config, versions
 from common.config import ModelConfig, TrainingConfig
 from common.errors import UsageError
 
@@ -170,3 +170,20 @@ def test_flags_reach_the_configuration() -> None:
     assert (model.hidden_size, model.num_attention_heads, model.num_key_value_heads, model.num_layers) == (64, 4, 2, 1)
     assert (model.intermediate_size, model.vocab_size) == (96, 300)
     assert (parsed.batch_size, parsed.seq_len, parsed.num_steps, parsed.learning_rate, parsed.seed) == (2, 32, 5, 0.01, 9)
+
+
+def test_a_comparison_reads_its_flags_as_a_run_does() -> None:
+    flags = "--preset small --batch-size 2 --seq-len 32 --seed 9 --device cpu --use-amp --amp-dtype float16"
+    of_a_run = vars(cli.parse(cli.parser(None).parse_args(flags.split())))
+    of_a_comparison = vars(versions.resolve(versions.parser(None).parse_args(flags.split())))
+    assert of_a_comparison["seq_len"] == 32 and of_a_comparison.items() <= of_a_run.items()
+
+
+@pytest.mark.parametrize(("left_out", "flag"), [("batch_size", "--batch-size"), ("sequence_length", "--seq-len")])
+def test_a_comparison_without_a_flag_takes_the_preset(left_out: str, flag: str, capsys: pytest.CaptureFixture) -> None:
+    parser = versions.parser(None, **{left_out: False})
+    options = versions.resolve(parser.parse_args(["--preset", "medium"]))
+    assert (options.batch_size, options.seq_len) == (16, 512)
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "4"])
+    assert f"unrecognized arguments: {flag} 4" in capsys.readouterr().err

@@ -102,6 +102,29 @@ def test_the_same_losses_from_the_command_line(run_script, tmp_path, monkeypatch
     assert losses(tmp_path, "fused.json") == pytest.approx(losses(tmp_path, "v1.json"), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "flags, fallback, on",
+    [
+        ([], None, {"qkv", "flash_attention", "swiglu"}),
+        (["--disable-flash-attention"], None, {"qkv", "swiglu"}),
+        (["--disable-all-fusion", "--enable-flash-attention"], "1", set()),
+    ],
+)
+def test_the_record_says_which_fusions_are_on(run_script, tmp_path, monkeypatch, flags, fallback, on):
+    monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
+    if fallback:
+        monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", fallback)
+    run_script(SCRIPT, *QUICK, *flags, "--metrics-out", "run.json")
+    settings = json.loads((tmp_path / "run.json").read_text())["settings"]
+    assert settings.keys() == {"qkv", "flash_attention", "swiglu", "torch_compile"}
+    assert {name for name, value in settings.items() if value} == on
+
+
+def test_the_record_of_version_1_has_no_settings(run_script, tmp_path):
+    run_script(V1 / "tiny_llama_v1.py", *QUICK, "--metrics-out", "run.json")
+    assert json.loads((tmp_path / "run.json").read_text())["settings"] == {}
+
+
 def test_a_compiled_run_trains_alike(run_script, tmp_path):
     run_script(SCRIPT, *QUICK, "--metrics-out", "eager.json")
     run_script(SCRIPT, *QUICK, "--enable-all-fusion", "--enable-deepspeed-flops", "--metrics-out", "compiled.json")

@@ -328,6 +328,7 @@ DETAILS, RAW = ((FIXTURES / f"ncu_{page}.csv").read_text() for page in ("details
         ('"Process ID","Kernel Name","Invocations","Metric Name","Metric Unit","Average"\n"1","k","3","Duration","us","2"\n',
          "leave --print-summary out"),
     ],
+    ids=lambda value: "bytes" if isinstance(value, bytes) else None,
 )  # fmt: skip
 def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "given.csv"

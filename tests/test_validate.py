@@ -72,6 +72,16 @@ def test_rows_are_sorted_and_rounding_is_a_yardstick(config):
     assert rows[0].error < 100 * max(row.rounding for row in rows)
 
 
+@pytest.mark.parametrize("flags", [(), ("--use-amp",)], ids=["fp32", "bf16"])
+def test_errors_against_float64(config, flags):
+    baseline, fused, chosen = versions.load(BASELINE), versions.load(FUSED), options(config, *flags)
+    expected = {row.name: row.rounding for row in compare(config, FUSED, *flags).rows}
+    assert validate.errors_against_float64(baseline, baseline, chosen, []) == expected
+    assert validate.errors_against_float64(baseline, fused, chosen, ["--disable-all-fusion"]) == expected
+    found = validate.errors_against_float64(baseline, fused, chosen, [])
+    assert found.keys() == expected.keys() and found != expected and max(found.values()) < 10 * max(expected.values())
+
+
 @pytest.mark.parametrize("dtype, short", [("bfloat16", "bf16"), ("float16", "fp16")])
 def test_different_precision_is_said_and_its_rounding_shown(config, dtype, short):
     comparison = compare(config, FUSED, "--use-amp", "--amp-dtype", dtype)

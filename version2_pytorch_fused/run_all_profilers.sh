@@ -24,29 +24,11 @@
 
 set -euo pipefail
 here=$(dirname "$0")
+. "$here/profilers.sh"
 folder=./complete_analysis
-script=$here/tiny_llama_v2.py
 vendor_tools=false
-arguments=()
-
-fail() {
-    echo "error: $1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
-        --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-        --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
-        --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
-        --enable-rocm-tools) vendor_tools=true; shift ;;
-        --) arguments+=("${@:2}"); break ;;
-        *) arguments+=("$1"); shift ;;
-    esac
-done
-[ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
-
+own_flag() { [ "$1" = --enable-rocm-tools ] && vendor_tools=true; }
+parse "$@"
 set -- ${arguments[@]+"${arguments[@]}"} # to bash before 4.4 an empty array is an unset variable
 trap 'exit 130' INT                      # the script ends in good order on Ctrl-C, and without this the next tool would begin
 
@@ -67,12 +49,10 @@ amd() { # ARGUMENTS OF THE SCRIPT
 }
 
 nvidia() { # ARGUMENTS OF THE SCRIPT
-    if command -v ncu >/dev/null; then
+    if begin ncu "times and bytes of the kernels" "$folder/ncu"; then
         local csv=$folder/ncu/kernels.csv metrics=gpu__time_duration.sum
         metrics+=,dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum
         metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed
-        echo "ncu: times and bytes of the kernels of $script, into $csv" >&2
-        mkdir -p "$folder/ncu"
         rm -f "$csv"
         # ncu repeats each kernel for each group of counters and empties the caches before it: times and bytes are those of a
         # kernel that finds its data in memory. The clocks stay as a training run has them.
@@ -80,16 +60,10 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
             --csv --page raw --print-units base --log-file "$csv" \
             python "$script" --metrics-out "$folder/ncu/metrics.json" --warmup-steps 1 --num-steps 1 "$@"
         attempt "looking for kernels in $csv" grep -qs '"Kernel Name"' "$csv" # an exit code of 0 can be the script's
-    else
-        echo "ncu is not on PATH: skipped the times and bytes of the kernels" >&2
     fi
-    if command -v nsys >/dev/null; then
-        echo "nsys: timeline of $script, into $folder/nsys" >&2
-        mkdir -p "$folder/nsys"
+    if begin nsys "timeline of host and GPU" "$folder/nsys"; then
         attempt nsys nsys profile --trace=cuda,nvtx --force-overwrite=true --output="$folder/nsys/timeline" \
             python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
-    else
-        echo "nsys is not on PATH: skipped the timeline of host and GPU" >&2
     fi
 }
 

@@ -14,34 +14,16 @@
 #
 #     rocprof-compute analyze -p DIR/counters --list-stats
 #     rocprof-compute analyze -p DIR/roofline
+#
+# Since release 3.6.0 it is `analyze` that writes DIR/counters/pmc_perf.csv, the table that analyze_kernel_launches.py reads.
 
 set -euo pipefail
+. "$(dirname "$0")/profilers.sh"
 folder=./complete_analysis/rocprof_compute
-script=$(dirname "$0")/tiny_llama_v2.py
 arguments=(--num-steps 3) # where a flag comes twice the script takes the later one, here the user's
+parse "$@"
 
-fail() {
-    echo "error: $1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
-        --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-        --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
-        --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
-        --) arguments+=("${@:2}"); break ;;
-        *) arguments+=("$1"); shift ;;
-    esac
-done
-[ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
-
-if ! command -v rocprof-compute >/dev/null; then
-    echo "rocprof-compute is not on PATH: skipped hardware counters and roofline" >&2
-    exit
-fi
-mkdir -p "$folder" || exit 2
+begin rocprof-compute "hardware counters and roofline" "$folder" || exit 0
 folder=$(cd "$folder" && pwd) # the tool takes no path with .. in it
 trap 'exit 130' INT           # the script ends in good order on Ctrl-C, and without this the next profile would begin
 
@@ -57,7 +39,6 @@ profile() { # NAME OPTION...
     case $help in
         *--overwrite*) options+=(--overwrite) ;; # since 3.8.0 needed where an earlier profile lies
     esac
-    echo "rocprof-compute: $1 of $script, into $folder/$1" >&2
     rocprof-compute profile "${options[@]}" -- python "$script" --metrics-out "$folder/metrics.json" "${arguments[@]}"
 }
 

@@ -15,32 +15,11 @@
 #     DIR/TIME/wall_clock-PID.txt, .json  calls and time by call stack
 
 set -euo pipefail
+. "$(dirname "$0")/profilers.sh"
 folder=./complete_analysis/rocprof_sys
-script=$(dirname "$0")/tiny_llama_v2.py
 arguments=(--num-steps 30) # where a flag comes twice the script takes the later one, here the user's
+parse "$@"
 
-fail() {
-    echo "error: $1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
-        --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-        --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
-        --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
-        --) arguments+=("${@:2}"); break ;;
-        *) arguments+=("$1"); shift ;;
-    esac
-done
-[ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
-
-if ! command -v rocprof-sys-run >/dev/null; then
-    echo "rocprof-sys-run is not on PATH: skipped the timeline of host and GPU" >&2
-    exit
-fi
-mkdir -p "$folder" || exit 2
-echo "rocprof-sys-run: timeline of $script, into $folder" >&2
+begin rocprof-sys-run "timeline of host and GPU" "$folder" || exit 0
 exec rocprof-sys-run --output "$folder" --profile --trace -- \
     python "$script" --metrics-out "$folder/metrics.json" "${arguments[@]}"

@@ -19,33 +19,12 @@
 # `--output-format csv` is what makes the statistics: since ROCm 7.0 the default is a database without them.
 
 set -euo pipefail
+. "$(dirname "$0")/profilers.sh"
 folder=./complete_analysis/rocprofv3
-script=$(dirname "$0")/tiny_llama_v2.py
 options=(--kernel-trace --stats --truncate-kernels --output-format csv)
 arguments=(--num-steps 30) # where a flag comes twice the script takes the later one, here the user's
+own_flag() { [ "$1" = --marker-trace ] && options+=("$1"); }
+parse "$@"
 
-fail() {
-    echo "error: $1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
-        --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-        --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
-        --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
-        --marker-trace) options+=("$1"); shift ;;
-        --) arguments+=("${@:2}"); break ;;
-        *) arguments+=("$1"); shift ;;
-    esac
-done
-[ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
-
-if ! command -v rocprofv3 >/dev/null; then
-    echo "rocprofv3 is not on PATH: skipped the times of the kernels" >&2
-    exit
-fi
-mkdir -p "$folder" || exit 2
-echo "rocprofv3: times of the kernels of $script, into $folder" >&2
+begin rocprofv3 "times of the kernels" "$folder" || exit 0
 exec rocprofv3 "${options[@]}" -d "$folder" -- python "$script" --metrics-out "$folder/metrics.json" "${arguments[@]}"

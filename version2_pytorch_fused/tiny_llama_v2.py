@@ -17,7 +17,7 @@ import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn as nn
@@ -247,6 +247,11 @@ def fusions(options: Namespace) -> Fusions:
     if options.torch_compile_mode and not result.torch_compile:
         raise UsageError("--torch-compile-mode needs --enable-torch-compile")
     return result
+
+
+def describe(options: Namespace) -> dict[str, bool]:
+    """For the run's record: which fusions are on."""
+    return asdict(fusions(options))
 
 
 def make_model(options: Namespace) -> nn.Module:

@@ -14,10 +14,13 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis import plots, tables
 from common.files import read_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "tiny-llama-ablation/1"
 FUSIONS = ("qkv_fusion", "flash_attention", "swiglu_fusion", "torch_compile")
@@ -60,14 +63,14 @@ def analyze(path: Path, folder: Path) -> str:
     found = effects(measured["combinations"])
     write_text(folder / "fusion_ablation.csv", _csv(measured))
     write_text(folder / "fusion_ablation.md", report(measured, found))
-    plot(measured, found, folder / "fusion_ablation.png")
+    plots.save(figure(measured, found), folder / "fusion_ablation.png")
     written = ", ".join(str(folder / f"fusion_ablation.{kind}") for kind in ("json", "csv", "md", "png"))
     parts = [
-        _conditions(measured),
+        conditions(measured),
         tables.text(*combination_table(measured)),
         "Effect of each fusion, without / with (above 1 it helps):",
         tables.text(*effect_table(measured, found)),
-        *_notes(measured),
+        *notes(measured),
         f"written: {written}",
     ]
     return "\n\n".join(parts)
@@ -146,7 +149,8 @@ def effect_table(measured: dict[str, Any], found: list[Effect]) -> tuple[list[st
     return header, rows
 
 
-def _conditions(measured: dict[str, Any]) -> str:
+def conditions(measured: dict[str, Any]) -> str:
+    """What was measured, in one line."""
     model, training = measured["model"], measured["training"]
     return (
         f"{measured['version']}, {measured['device']['name']}, {measured['precision']['compute']}, torch "
@@ -157,25 +161,25 @@ def _conditions(measured: dict[str, Any]) -> str:
     )
 
 
-def _notes(measured: dict[str, Any]) -> list[str]:
+def notes(measured: dict[str, Any]) -> list[str]:
     """What to know before reading the figures, a line each."""
     losses = [c["loss"] for c in measured["combinations"]]
     spread = max(losses) - min(losses)
-    notes = [
+    result = [
         f"The losses after the same {measured['combinations'][0]['steps']} steps from the same weights on the same batch lie "
         f"{spread:.2g} apart: rounding makes a small difference, another mathematics a large one."
     ]
     if measured["combinations"][0]["peak_mib"] is None:
-        notes.append("Peak memory is not given: on a CPU it can only be measured for the whole process.")
-    notes += [f"Left out: {measured['left_out']}."] if measured["left_out"] else []
-    return notes + [f"{note[0].upper()}{note[1:]}." for note in measured["notes"]]
+        result.append("Peak memory is not given: on a CPU it can only be measured for the whole process.")
+    result += [f"Left out: {measured['left_out']}."] if measured["left_out"] else []
+    return result + [f"{note[0].upper()}{note[1:]}." for note in measured["notes"]]
 
 
 def report(measured: dict[str, Any], found: list[Effect]) -> str:
     """The Markdown report."""
     parts = [
         "# Fusion ablation",
-        _conditions(measured),
+        conditions(measured),
         f"Made by `{measured['command']}` on {measured['date']}.",
         "![Step time of each combination, and the effect of each fusion](fusion_ablation.png)",
         "## Effect of each fusion",
@@ -185,7 +189,7 @@ def report(measured: dict[str, Any], found: list[Effect]) -> str:
         "## Combinations",
         "Speed-up: against none.",
         tables.markdown(*combination_table(measured)).strip(),
-        *_notes(measured),
+        *notes(measured),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -202,18 +206,19 @@ def _csv(measured: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def plot(measured: dict[str, Any], found: list[Effect], path: Path) -> None:
-    """Left the step time of every combination, right the effect of each fusion on time, memory and launches."""
-    figure = plots.new(14, 1.8 + 0.32 * max(len(measured["combinations"]), 8))
+def figure(measured: dict[str, Any], found: list[Effect]) -> "Figure":
+    """Above the step time of every combination, below the effect of each fusion on time, memory and launches."""
+    heights = [0.9 + 0.24 * len(measured["combinations"]), 0.9 + 0.6 * len(found)]
+    result = plots.new(5.8, 0.7 + sum(heights))
     training = measured["training"]
-    figure.suptitle(
+    result.suptitle(
         f"Fusion ablation: {measured['version']}, {measured['precision']['compute']}, batch size {training['batch_size']}, "
-        f"sequence length {training['sequence_length']}, {measured['device']['name']}"
-    )
-    left, right = figure.subplots(1, 2)
-    _step_times(left, measured["combinations"])
-    _effects(right, measured, found)
-    plots.save(figure, path)
+        f"sequence length {training['sequence_length']}\n{measured['device']['name']}", fontsize=10,
+    )  # fmt: skip
+    above, below = result.subplots(2, 1, height_ratios=heights)
+    _step_times(above, measured["combinations"])
+    _effects(below, measured, found)
+    return result
 
 
 def _step_times(axes: Any, combinations: list[Combination]) -> None:
@@ -222,7 +227,7 @@ def _step_times(axes: Any, combinations: list[Combination]) -> None:
     spread = [[step["median"] - step["p20"] for step in steps], [step["p80"] - step["median"] for step in steps]]
     axes.barh([label(c) for c in combinations], medians, xerr=spread, color=plots.SKY, ecolor=plots.BLACK, capsize=3)
     axes.axvline(medians[0], color=plots.BLACK, linestyle="--", linewidth=1)
-    axes.set(title="Step time: median, p20 to p80 (dashed: none)", xlabel="ms per step", xlim=(0, None))
+    axes.set(title="Step time", xlabel="ms per step: median, p20 to p80\n(dashed: none)", xlim=(0, None))
     axes.invert_yaxis()
 
 
@@ -245,7 +250,6 @@ def _effects(axes: Any, measured: dict[str, Any], found: list[Effect]) -> None:
         axes.barh(places, means, height * 0.9, left=1, xerr=spread, color=colour, capsize=3, label=name)
     axes.axvline(1, color=plots.BLACK, linewidth=1)
     axes.set_yticks(range(len(found)), [LABELS[FUSIONS.index(effect.fusion)] for effect in found])
-    axes.set(title="Effect: mean over the pairs, and their range")
-    axes.set_xlabel("without / with; above 1 the fusion helps")
+    axes.set(title="Effect, range over the pairs", xlabel="without / with\n(above 1 the fusion helps)")
     axes.invert_yaxis()
     axes.legend()

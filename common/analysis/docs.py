@@ -12,19 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import cli
-from common.analysis import architecture, results
+from common.analysis import appendix_tables, architecture, results
 from common.errors import RunError, UsageError
 from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- table: ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /table -->)", re.DOTALL)
-TABLES: dict[str, Callable[..., str]] = {**architecture.TABLES, **results.TABLES}
+TABLES: dict[str, Callable[..., str]] = {**architecture.TABLES, **results.TABLES, **appendix_tables.TABLES}
 
 
 def documents() -> list[Path]:
     """All Markdown files of the repository."""
-    hidden = {".git", ".venv", "node_modules"}
-    return sorted(path for path in ROOT.rglob("*.md") if not any(part in hidden for part in path.relative_to(ROOT).parts))
+    paths = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
+    return sorted(ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
 def refreshed(text: str) -> str:

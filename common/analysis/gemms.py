@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common.analysis import operators, plots, tables
+from common.analysis import operators, plots, roofline, tables
 from common.files import read_json, write_text
 
 SCHEMA = "tiny-llama-gemms/1"
@@ -253,11 +253,7 @@ def plot(measured: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> No
 
 
 def _roofline(axes: Any, ceilings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    peak, slope = ceilings["flops_per_second"] / 1e12, ceilings["bytes_per_second"] / 1e12
-    ridge = peak / slope
-    intensities = [row["intensity"] for row in rows]
-    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 2
-    axes.plot([low, ridge, high], [low * slope, peak, peak], color=plots.BLACK, linewidth=1.5)
+    roofline.draw_roof(axes, ceilings, [row["intensity"] for row in rows])
     for names, colour, marker in KINDS.values():
         for forward in (True, False):
             chosen = [row for row in rows if row["gemm"] in names and (row["phase"] == "forward") == forward]
@@ -265,13 +261,7 @@ def _roofline(axes: Any, ceilings: dict[str, Any], rows: list[dict[str, Any]]) -
                 [row["intensity"] for row in chosen], [row["tflops"] for row in chosen], marker=marker, s=42,
                 facecolors=colour if forward else "none", edgecolors=colour, linewidths=1.2, zorder=3,
             )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(low, high))
-    axes.set_title(
-        "Roofline (filled: forward, hollow: gradients)\n"
-        f"under the measured ceilings: GEMM {peak:.3g} TFLOP/s, copy {slope * 1e3:.3g} GB/s"
-    )
-    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
-    axes.grid(True, which="both", color="0.9")
+    axes.set_title(f"Roofline (filled: forward, hollow: gradients)\n{roofline.describe(ceilings)}")
 
 
 def _share_bars(axes: Any, rows: list[dict[str, Any]]) -> None:

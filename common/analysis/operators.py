@@ -5,7 +5,10 @@ nothing read twice. FLOPs count a multiplication and an addition as two; functio
 Only for matrix products do FLOPs matter: everything else moves memory long before it computes.
 
 Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls `aten::mm`, and only
-`mm` has a cost; operators that call others, make views or allocate cost (0, 0). They still take time: overhead.
+`mm` has a cost; operators that call others, make views or allocate cost (0, 0). They still take time: overhead. On a GPU
+`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, which launches the kernel and has the
+cost; the twin for the CPU does the work itself. What torch.compile makes (`CompiledFunction`, Triton kernels) has no cost here:
+a trace does not record what it computes.
 
 From cost and ceilings follows a lower bound of the time (Williams, Waterman and Patterson 2009, the roofline model),
 with the time of one small operation as a third ceiling:
@@ -39,17 +42,27 @@ ELEMENTWISE = dict.fromkeys(
 WRAPS_NUMBERS = ("add", "sub", "mul", "div")  # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+# The operators that launch fused attention, and whether q is [B, H, S, Dh] (else [B, S, H, Dh]); k and v alike.
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu": True,
+    "_cudnn_attention": True,
+    "_flash_attention": False,
+    "_efficient_attention": False,
+}
 WORK_IN_OTHERS = frozenset((
     # views, allocation and bookkeeping
     "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "expand", "expand_as", "slice", "select",
-    "narrow", "unsqueeze", "squeeze", "split", "chunk", "unbind", "detach", "detach_", "alias", "unflatten", "flatten",
-    "as_strided", "lift_fresh", "empty", "empty_like", "empty_strided", "resize_", "resolve_conj", "resolve_neg",
+    "narrow", "unsqueeze", "squeeze", "split", "split_with_sizes", "chunk", "unbind", "detach", "detach_", "alias", "unflatten",
+    "flatten", "as_strided", "lift_fresh", "empty", "empty_like", "empty_strided", "resize_", "resolve_conj", "resolve_neg",
     "result_type", "promote_types", "item", "_local_scalar_dense", "broadcast_tensors",
     # operators that call others
     "linear", "matmul", "masked_fill", "to", "_to_copy", "clone", "contiguous", "softmax", "log_softmax", "cross_entropy_loss",
     "nll_loss", "nll_loss_nd", "embedding", "embedding_backward", "square", "ones", "zeros", "ones_like", "zeros_like", "full",
-    "repeat_interleave",
+    "repeat_interleave", "index_put_", "scaled_dot_product_attention", "_fused_sdp_choice", "_scaled_dot_product_attention_math",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")),
+    *(f"_scaled_dot_product_{kernel}_attention_backward" for kernel in ("flash", "efficient", "cudnn")),
 ))  # fmt: skip
+COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")  # of torch.compile: no work
 COMPOSITE_ON_CPU = ("aten::mean",)  # there it calls `sum` and `div_`; on a GPU it is a kernel of its own
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine")  # nodes of PyTorch's own operators
 
@@ -66,7 +79,7 @@ def cost(name: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] |
         (0, 0) for operators without work of their own; None for what is not known.
     """
     operator = name.removeprefix("aten::")
-    if _OVERHEAD.fullmatch(name) or (operator in WORK_IN_OTHERS and operator != name):
+    if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES) or (operator in WORK_IN_OTHERS and operator != name):
         return 0, 0
     if operator == name or not shapes:
         return None
@@ -75,6 +88,11 @@ def cost(name: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] |
             return None
         flops, read, written = matrix_product(operator, shapes)
         return flops, (read + written) * ELEMENT_BYTES[types[0]]
+    kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
+    if kernel in ATTENTION:
+        return _attention(shapes[1:3] if backward else shapes[:2], types[0], ATTENTION[kernel], backward)
+    if operator == "_fused_adamw_":
+        return _adamw(shapes[0])
     if operator.startswith("_foreach_"):
         return _foreach(operator.removeprefix("_foreach_"), shapes, types)
     if operator == "cat":
@@ -90,6 +108,33 @@ def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, in
     *addend, left, right = shapes[:3] if operator in ("addmm", "baddbmm") else shapes[:2]
     output = math.prod(left[:-1]) * right[-1]
     return 2 * output * left[-1], sum(map(math.prod, (*addend, left, right))), output
+
+
+def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int] | None:
+    """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes` of q and k.
+
+    Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. Forward there are two (scores, weighted sum):
+    q, k and v are read, the output and the fp32 log-sum-exp [B, H, S] written. Backward there are five (the scores again, the
+    gradients of weights, v, q and k): all of these are read and the output's gradient, three gradients are written. A trace
+    does not record whether a call was causal; all attention of this model is.
+    """
+    q, k = shapes
+    if len(q) != 4 or kind not in ELEMENT_BYTES:
+        return None
+    length, rows = q[2] if heads_first else q[1], math.prod(q[:3])
+    products, tensors = (5, 4) if backward else (2, 2)  # tensors of q's size, and as many of k's
+    moved = tensors * (math.prod(q) + math.prod(k)) * ELEMENT_BYTES[kind] + 4 * rows
+    return products * 2 * q[3] * rows * (length + 1) // 2, moved
+
+
+def _adamw(parameters: Sequence[Shape]) -> tuple[int, int] | None:
+    """One step of AdamW on all parameters: weight, gradient and two moments read, weight and moments written.
+
+    FLOPs of each weight: decay 1, first moment 3, second 4, root, bias correction and epsilon 3, division, step size and
+    subtraction 3. PyTorch records no shapes of a long list: None.
+    """
+    elements = sum(map(math.prod, parameters))
+    return (14 * elements, 7 * elements * LIST_ELEMENT_BYTES) if elements else None
 
 
 def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, int] | None:
@@ -116,6 +161,9 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
         return 0, 2 * math.prod(tensors[1][0]) * size
     if operator == "embedding_dense_backward":  # [gradient, indices]: each row is read, and added to a row of the table
         return elements, read + elements * size
+    if operator == "_index_put_impl_":  # [table, values]: each row of values is read, and added to a row of the table
+        values, size = tensors[-1]
+        return math.prod(values), 2 * math.prod(values) * size
     if operator in ("nll_loss_forward", "nll_loss_backward"):  # one entry a row; `zero_` clears the rest of a gradient
         rows = math.prod(next(shape for shape, each in tensors if each == 8))
         return rows, rows * (8 + size)

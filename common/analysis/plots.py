@@ -1,6 +1,9 @@
-"""Figures as PNG files, drawn without a display and without pyplot's global state."""
+"""Figures as PNG files or inline SVG, drawn without a display and without pyplot's global state."""
 
+import html
+import io
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,3 +31,25 @@ def save(figure: "Figure", path: Path) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def svg(figure: "Figure", name: str, description: str) -> str:
+    """The figure as an <svg> element for an HTML page: it fills the width it is given, and text stays text.
+
+    A figure made anew from the same data gives the same string: no date, and no random ids.
+
+    Args:
+        name: unique in the page; the element's id, and the beginning of all ids in it.
+        description: what the figure shows, for those who cannot see it.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
+    head, body = drawing[drawing.index("<svg") :].split(">", 1)
+    size = re.search(r'viewBox="[^"]*"', head)[0]
+    label = html.escape(description)
+    return f'<svg id="{name}" role="img" {size} xmlns:xlink="http://www.w3.org/1999/xlink"><title>{label}</title>{body}'

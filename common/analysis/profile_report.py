@@ -1,14 +1,17 @@
-"""A profile (schema tiny-llama-profile/1, see common.profiling) as text, tables and a figure.
+"""A profile (schema tiny-llama-profile/1, see common.profiling) as text, Markdown, tables and a figure.
 
-`--profile-operators` prints the table of operators, `run_pytorch_profiler.py` the whole text, TensorBoard shows both.
+`--profile-operators` prints the table of operators, `run_pytorch_profiler.py --analyze-existing` the whole text, TensorBoard
+shows the operators and the figure. `--generate-report` writes the Markdown.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from common.analysis import tables
 from common.errors import UsageError
-from common.files import read_json
+from common.files import read_json, writable_folder, write_text
 
 SCHEMA = "tiny-llama-profile/1"
 ROWS = 20
@@ -77,10 +80,19 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
 
 def operators(profile: dict[str, Any], sort_by: str | None = None) -> str:
     """The first rows, for a terminal, with a heading that says what they are and how they are sorted."""
+    heading, header, body = _operators(profile, sort_by)
+    return f"{heading}\n{tables.text(header, body)}"
+
+
+def _operators(profile: dict[str, Any], sort_by: str | None) -> tuple[str, list[str], list[list[Any]]]:
+    """Heading, header and the first rows."""
     header, body, column = operator_rows(profile, sort_by)
-    what = "attention, " if profile["attention_only"] else ""
-    heading = f"operators ({what}per step, by {column}, {min(ROWS, len(body))} of {len(body)})"
-    return f"{heading}\n{tables.text(header, body[:ROWS])}"
+    heading = f"operators ({_kept(profile)}per step, by {column}, {min(ROWS, len(body))} of {len(body)})"
+    return heading, header, body[:ROWS]
+
+
+def _kept(profile: dict[str, Any]) -> str:
+    return "attention, " if profile["attention_only"] else ""
 
 
 def span_milliseconds(profile: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -94,32 +106,109 @@ def span_milliseconds(profile: dict[str, Any]) -> dict[str, dict[str, float]]:
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
 
 
-def text(profile: dict[str, Any], sort_by: str | None = None) -> str:
-    """What was profiled, where a step's time goes by span and phase, and the table of operators."""
-    run, steps = profile["run"], profile["profiled_steps"]
-    wall = sum(profile["step_us"]) / steps / 1e3
-    spans = span_milliseconds(profile)
+def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows of where a step's time goes, in ms: the spans, and what none of them covers."""
+    on_gpu, wall = bool(profile["kernels"]), sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     body = [
         [span, phases.get("forward", 0.0), phases.get("backward", 0.0), sum(phases.values()), 100 * sum(phases.values()) / wall]
-        for span, phases in spans.items()
+        for span, phases in span_milliseconds(profile).items()
     ]
-    where = "on the GPU" if profile["kernels"] else "in operators, on the CPU"
-    rest = wall - (profile["device_busy_us"] / steps / 1e3 if profile["kernels"] else sum(row[3] for row in body))
+    covered = profile["device_busy_us"] / profile["profiled_steps"] / 1e3 if on_gpu else sum(row[3] for row in body)
     if not profile["attention_only"]:
-        body.append(["idle GPU" if profile["kernels"] else "outside operators (Python)", None, None, rest, 100 * rest / wall])
-    lines = [
+        rest = wall - covered
+        body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, rest, 100 * rest / wall])
+    return ["span", "forward", "backward", "total", "% of step"], body
+
+
+def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows of the kernels of a GPU per step, added up over spans and phases, the longest first."""
+    from common.analysis.kernels import short_name  # it reads profiles with this module
+
+    calls, us = Counter(), Counter()
+    for kernel in profile["kernels"]:
+        calls[kernel["name"]] += kernel["calls"]
+        us[kernel["name"]] += kernel["device_us"]
+    steps, whole = profile["profiled_steps"], us.total() or 1
+    body = [
+        [short_name(name), calls[name] / steps, total / steps, total / calls[name], 100 * total / whole]
+        for name, total in us.most_common()
+    ]
+    return ["kernel", "launches", "us", "us each", "share %"], body
+
+
+def conditions(profile: dict[str, Any]) -> str:
+    """What ran on what, and how long a step took with and without the profiler."""
+    run, steps = profile["run"], profile["profiled_steps"]
+    wall = sum(profile["step_us"]) / steps / 1e3
+    return (
         f"{run['version']}, {run['device']['name']}, {run['precision']['compute']}, batch {run['training']['batch_size']}, "
         f"sequence {run['training']['sequence_length']}: {steps} profiled steps of {wall:.2f} ms "
-        f"(unprofiled: median {run['step_ms']['median']:.2f} ms, {run['step_ms']['count']} steps)",
-        f"time {where}, ms per step",
-        tables.text(["span", "forward", "backward", "total", "% of step"], body),
-    ]
-    if profile["kernels"]:
-        launch = profile["launch"]
-        lines.append(
-            f"{launch['count'] / steps:.0f} kernels a step, each {launch['mean_delay_us']:.1f} us after its launch call (mean)"
-        )
+        f"(unprofiled: median {run['step_ms']['median']:.2f} ms, {run['step_ms']['count']} steps)"
+    )
+
+
+def launches(profile: dict[str, Any]) -> str:
+    """How many kernels a step launches, and how long each waits."""
+    launch = profile["launch"]
+    count = launch["count"] / profile["profiled_steps"]
+    return f"{count:.0f} kernels a step, each {launch['mean_delay_us']:.1f} us after its launch call (mean)"
+
+
+def _where(profile: dict[str, Any]) -> str:
+    return f"time {'on the GPU' if profile['kernels'] else 'in operators, on the CPU'}, ms per step"
+
+
+def text(profile: dict[str, Any], sort_by: str | None = None) -> str:
+    """What was profiled, where a step's time goes by span and phase, and the table of operators."""
+    lines = [conditions(profile), _where(profile), tables.text(*span_rows(profile))]
+    lines += [launches(profile)] if profile["kernels"] else []
     return "\n".join([*lines, "", operators(profile, sort_by)])
+
+
+def markdown(path: Path, profile: dict[str, Any], sort_by: str | None = None) -> str:
+    """A section of a report: the same as `text`, and on a GPU the kernels; then the files that were written with `path`."""
+    heading, *operator_table = _operators(profile, sort_by)
+    parts = [f"## {path.name}", f"{conditions(profile)}, by `{profile['run']['command']}`."]
+    parts += [f"### {_sentence(_where(profile))}", tables.markdown(*span_rows(profile))]
+    if profile["kernels"]:
+        header, body = kernel_rows(profile)
+        idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
+        parts += [
+            f"### Kernels ({_kept(profile)}per step, by us, {min(ROWS, len(body))} of {len(body)})",
+            f"{launches(profile)}. The GPU is idle {idle:.1f} % of the step; less without the profiler, which slows the host.",
+            tables.markdown(header, [[f"`{name}`", *figures] for name, *figures in body[:ROWS]]),
+        ]
+    parts += [f"### {_sentence(heading)}", tables.markdown(*operator_table), "### Files", tables.markdown(*_files(path, profile))]
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _files(path: Path, profile: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the files that a profiled run wrote beside its profile and that are still there."""
+    contents = {
+        path.name: "this profile, for the analysis scripts",
+        profile["trace"]: "Chrome trace, for https://ui.perfetto.dev",
+        f"run_{path.stem.removeprefix('profile_')}": "event files, for TensorBoard",
+        "memory_timeline.html": "memory over time, of the last run with --profile-memory",
+    }
+    return ["file", "what it is"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
+
+
+def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
+    """Writes report.md into the folder of each profile, with a section for each that is there. Returns the reports.
+
+    Raises:
+        UsageError: a file is no profile, or its folder cannot be written to.
+    """
+    reports: dict[Path, list[str]] = {}
+    for path in paths:
+        reports.setdefault(path.parent, ["# Profiles"]).append(markdown(path, read(path), sort_by))
+    for folder, parts in reports.items():
+        write_text(writable_folder(folder, "--generate-report") / "report.md", "\n\n".join(parts) + "\n")
+    return [folder / "report.md" for folder in reports]
 
 
 def span_figure(profile: dict[str, Any]):

@@ -40,16 +40,16 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
         UsageError: a file is no run record, or the two cannot be compared; names every reason.
     """
     before, after = read_json(baseline, RUN_SCHEMA), read_json(current, RUN_SCHEMA)
-    reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in _unusable(path, run)]
-    reasons += _differences(_conditions(before), _conditions(after))
+    reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in unusable(path, run)]
+    reasons += differences(conditions(before), conditions(after))
     if reasons:
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
 
     ours, theirs = before["step_ms"], after["step_ms"]
     speedup = ours["median"] / theirs["median"]
     slowest, fastest = ours["p20"] / theirs["p80"], ours["p80"] / theirs["p20"]
-    differing = _differences(_lessons(before), _lessons(after))
-    loss, steps = _loss_difference(before, after)
+    differing = differences(lessons(before), lessons(after))
+    loss, steps = loss_difference(before, after)
     failures = []
     if not speedup >= min_speedup:
         failures.append(f"the speed-up {speedup:.3g} is below {min_speedup:g}")
@@ -67,14 +67,14 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
     if few < FEW_STEPS:
         notes.append(f"as few as {few} timed steps stand behind a median: raise --num-steps")
     text = "\n".join([
-        _setting(before), "", tables.text(["", "baseline", "current", "baseline / current"], _rows(before, after, steps)), "",
+        setting(before), "", tables.text(["", "baseline", "current", "baseline / current"], rows(before, after, steps)), "",
         f"speed-up {speedup:.3g}, from {slowest:.3g} to {fastest:.3g} by the 20th and 80th percentiles", *notes,
         f"FAIL: {'; '.join(failures)}" if failures else f"PASS: the speed-up is at least {min_speedup:g}",
     ])  # fmt: skip
     return Verdict(text, failures)
 
 
-def _unusable(path: Path, run: dict[str, Any]) -> list[str]:
+def unusable(path: Path, run: dict[str, Any]) -> list[str]:
     """Why this run's step times say nothing."""
     if run["status"] != "completed":
         return [f"{path.name} was not completed ({run['status']})"]
@@ -83,28 +83,31 @@ def _unusable(path: Path, run: dict[str, Any]) -> list[str]:
     return []
 
 
-def _conditions(run: dict[str, Any]) -> dict[str, Any]:
+def conditions(run: dict[str, Any]) -> dict[str, Any]:
     """What a step's time depends on besides the code."""
     return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
 
 
-def _lessons(run: dict[str, Any]) -> dict[str, Any]:
+def lessons(run: dict[str, Any]) -> dict[str, Any]:
     """What a loss curve depends on besides the code, with the conditions above equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
     return {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]} | training
 
 
-def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """What differs between two sets of conditions or lessons, with both values."""
     return [f"{name} ({ours[name]} and {theirs[name]})" for name in ours if ours[name] != theirs[name]]
 
 
-def _loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, int]:
+def loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, int]:
     """The largest difference in nats over the steps that both have, and how many these are."""
     pairs = list(zip(before["loss"]["all"], after["loss"]["all"], strict=False))
     return max(abs(ours - theirs) for ours, theirs in pairs), len(pairs)
 
 
-def _rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[list[object]]:
+def rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[list[object]]:
+    """Name, value before, value after and their ratio, of step times, throughput, memory and the loss at step `steps`."""
+
     def row(name: str, *keys: str) -> list[object]:
         ours, theirs = before, after
         for key in keys:
@@ -123,7 +126,8 @@ def _rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[lis
     ]
 
 
-def _setting(run: dict[str, Any]) -> str:
+def setting(run: dict[str, Any]) -> str:
+    """Device, number format, PyTorch and shape of a run, in a line."""
     training, precision, model = run["training"], run["precision"], run["model"]
     shape = f"batch size {training['batch_size']}, sequence length {training['sequence_length']}"
     tf32 = " (TF32 allowed)" if precision["tf32"] else ""

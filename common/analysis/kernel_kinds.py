@@ -1,0 +1,43 @@
+"""What kind of work a kernel does, by its name: of PyTorch and its libraries on NVIDIA and AMD, and of ATen operators."""
+
+import re
+
+from common.analysis import operators
+
+# The first pattern that is found in a name counts. torch.compile names its Triton kernels after all that they replace, so their
+# prefixes come first; a library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
+PATTERNS = (
+    ("elementwise", re.compile(r"^triton_(poi|for)_")),
+    ("reductions", re.compile(r"^triton_(red|per)_")),
+    ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
+    ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # of AOTriton, in ROCm builds of PyTorch
+    ("matrix products", re.compile(r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|splitK|^triton_tem_fused_(add)?(mm|bmm)")),
+    ("reductions", re.compile(r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel")),
+    ("copies", re.compile(r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor")),
+    ("copies", re.compile(r"gather_kernel|gpu_index_kernel")),
+    ("elementwise", re.compile(r"elementwise|multi_tensor_apply|_fused_adam|triu_tril")),
+)
+ATEN = {
+    **dict.fromkeys(("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put", "_index_put_impl"), "copies"),
+    **dict.fromkeys(operators.ELEMENTWISE, "elementwise"),
+    **dict.fromkeys(operators.REDUCTIONS, "reductions"),
+    **dict.fromkeys(operators.MATRIX_PRODUCTS, "matrix products"),
+}
+
+
+def kind(name: str) -> str:
+    """One of
+
+    matrix products
+    attention          fused kernels of it
+    reductions         sums, norms, softmax, losses
+    elementwise
+    copies             also fills, and reads and writes by index
+    other              all else, and what is not known
+    """
+    for found, pattern in PATTERNS:
+        if pattern.search(name):
+            return found
+    if not name.startswith("aten::"):
+        return "other"
+    return ATEN.get(name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_"), "other")

@@ -1,0 +1,160 @@
+"""Reports of profiles: figures that add up, one source for text and Markdown, files written whole or not at all."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, TINY, V1
+from small_traces import gpu_trace, record_cpu_trace, write_profile
+
+from common import profile_command, run
+from common.analysis import profile_report
+from common.errors import UsageError
+
+H100 = sorted((ROOT / "results" / "h100").glob("*_profile.json"))
+
+
+@pytest.fixture(scope="module")
+def cpu_trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
+    record_cpu_trace(path)
+    return path
+
+
+@pytest.fixture
+def cpu_profile(tmp_path, cpu_trace):
+    (tmp_path / cpu_trace.name).write_bytes(cpu_trace.read_bytes())
+    write_profile(tmp_path / "profile_1.json", cpu_trace)
+    return tmp_path / "profile_1.json"
+
+
+@pytest.fixture
+def gpu_profile(tmp_path):
+    (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
+    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json")
+    return tmp_path / "profile_2.json"
+
+
+def table(markdown, heading):
+    """The cells of the table below a heading that begins so, without its header."""
+    lines = markdown.split(f"### {heading}", 1)[1].split("\n### ", 1)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    return rows[2:]
+
+
+def sections(report):
+    return re.findall("^## (.*)", report.read_text(), re.MULTILINE)
+
+
+def test_the_spans_and_what_is_outside_them_make_up_a_step(cpu_profile):
+    profile = profile_report.read(cpu_profile)
+    _, rows = profile_report.span_rows(profile)
+    wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    assert rows[-1][0] == "outside operators (Python)"
+    assert sum(row[3] for row in rows) == pytest.approx(wall) and sum(row[4] for row in rows) == pytest.approx(100)
+
+
+def test_the_idle_gpu_is_what_is_not_busy(gpu_profile):
+    profile = profile_report.read(gpu_profile)
+    _, rows = profile_report.span_rows(profile)
+    idle = 1 - profile["device_busy_us"] / sum(profile["step_us"])
+    assert rows[-1][0] == "idle GPU" and rows[-1][4] == pytest.approx(100 * idle)
+
+
+@pytest.mark.parametrize("path", H100, ids=lambda path: path.stem)
+def test_the_table_of_kernels_holds_every_launch_once(path):
+    profile = profile_report.read(path)
+    _, rows = profile_report.kernel_rows(profile)
+    assert sum(row[1] for row in rows) == pytest.approx(profile["launch"]["count"] / profile["profiled_steps"])
+    assert sum(row[4] for row in rows) == pytest.approx(100)
+    times = [row[2] for row in rows]
+    assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
+
+
+def test_text_and_markdown_show_the_same_figures(cpu_profile):
+    profile = profile_report.read(cpu_profile)
+    text, markdown = profile_report.text(profile), profile_report.markdown(cpu_profile, profile)
+    assert profile_report.conditions(profile) in text and profile_report.conditions(profile) in markdown
+    plain = [line.split() for line in text.splitlines()]
+    for heading in ("Time in operators", "Operators"):
+        rows = table(markdown, heading)
+        assert rows and all(" ".join(row).split() in plain for row in rows)
+    assert "### Kernels" not in markdown
+
+
+def test_a_gpu_gets_its_kernels(gpu_profile):
+    markdown = profile_report.markdown(gpu_profile, profile_report.read(gpu_profile))
+    gemm = next(row for row in table(markdown, "Kernels (per step") if row[0] == "`gemm`")
+    assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
+    assert "3 kernels a step" in markdown and "idle" in markdown and "Time on the GPU" in markdown
+
+
+def test_names_of_kernels_are_code_not_html():
+    path = next(path for path in H100 if "tiny" in path.name)
+    markdown = profile_report.markdown(path, profile_report.read(path))
+    assert "CUDAFunctor_add<float>" in markdown and not re.search(r"<\w", re.sub(r"`[^`]*`", "", markdown))
+
+
+def test_a_profile_of_attention_has_no_rest_of_the_step(tmp_path):
+    (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
+    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", attention_only=True)
+    markdown = profile_report.markdown(tmp_path / "profile_2.json", profile_report.read(tmp_path / "profile_2.json"))
+    assert [row[0] for row in table(markdown, "Time on the GPU")] == ["attention"]
+    assert "### Kernels (attention, per step" in markdown and "### Operators (attention, per step" in markdown
+
+
+def test_files_are_listed_if_they_are_there(cpu_profile):
+    def listed():
+        return [row[0] for row in table(profile_report.markdown(cpu_profile, profile_report.read(cpu_profile)), "Files")]
+
+    assert listed() == ["profile_1.json", "trace_1.json"]
+    (cpu_profile.parent / "run_1").mkdir()
+    (cpu_profile.parent / "memory_timeline.html").touch()
+    assert listed() == ["profile_1.json", "trace_1.json", "run_1", "memory_timeline.html"]
+
+
+def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_trace):
+    paths = [tmp_path / folder / f"profile_{i}.json" for i, folder in enumerate("aba")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        write_profile(path, cpu_trace)
+    for _ in range(2):  # the second time over the first
+        assert profile_report.write(paths) == [tmp_path / "a" / "report.md", tmp_path / "b" / "report.md"]
+        assert sections(tmp_path / "a" / "report.md") == ["profile_0.json", "profile_2.json"]
+        assert sections(tmp_path / "b" / "report.md") == ["profile_1.json"]
+
+
+def test_nothing_is_written_if_one_is_no_profile(cpu_profile):
+    (cpu_profile.parent / "profile_9.json").write_text("{}")
+    with pytest.raises(UsageError, match="not a file of schema tiny-llama-profile/1"):
+        profile_report.write([cpu_profile, cpu_profile.parent / "profile_9.json"])
+    assert not (cpu_profile.parent / "report.md").exists()
+
+
+def test_a_run_writes_its_report_where_its_profile_is(run_script, tmp_path):
+    done = run_script(V1 / "run_pytorch_profiler.py", *TINY, "--num-steps", 3, "--profile-dir", "./there", "--profile-memory",
+                      "--generate-report")  # fmt: skip
+    assert done.stdout.endswith("  report       there/report.md\n")
+    report = (tmp_path / "there" / "report.md").read_text()
+    files = [row[0] for row in table(report, "Files")]
+    assert len(files) == 4 and {*files, "report.md"} == {path.name for path in (tmp_path / "there").iterdir()}
+    assert f"## {files[0]}\n" in report and "MiB allocated" in report
+    assert {"attention", "mlp", "optimizer"} <= {row[0] for row in table(report, "Time in operators")}
+
+
+def test_the_script_reports_existing_profiles_where_they_are(run_script, tmp_path, cpu_profile, gpu_profile):
+    done = run_script(V1 / "run_pytorch_profiler.py", "--analyze-existing", cpu_profile, gpu_profile,
+                      "--generate-report", "--sort-by", "count")  # fmt: skip
+    assert f"  report       {tmp_path / 'report.md'}" in done.stdout and "by calls" in done.stdout
+    assert sections(tmp_path / "report.md") == ["profile_1.json", "profile_2.json"]
+    assert "by calls" in (tmp_path / "report.md").read_text()
+
+
+def test_a_run_that_was_stopped_gets_no_report_of_an_older_profile(monkeypatch, tmp_path, cpu_profile):
+    monkeypatch.setattr(sys, "argv", ["x", "--profile-dir", str(tmp_path), "--generate-report"])
+    monkeypatch.setattr(run, "train", lambda version, options: 130)
+    with pytest.raises(SystemExit) as ended:
+        profile_command.main(torch, "any module will do: it is not run")
+    assert ended.value.code == 130 and not (tmp_path / "report.md").exists()

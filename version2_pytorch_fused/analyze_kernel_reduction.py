@@ -1,0 +1,30 @@
+"""Compares what two versions launch in a training step: kernels on a GPU, operator calls that do work on a CPU.
+
+    (cd ../version1_pytorch_baseline && python run_pytorch_profiler.py --batch-size 8)
+    python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis
+    python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused ./fusion_analysis
+
+Counts and times by kind of work, by span and phase, and by name, before and after. Writes kernel_reduction.csv, .md and .png into
+--output-dir. Profiles of different devices, shapes or precisions are refused (exit code 2).
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis import kernel_reduction
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    what = "newest profile_*.json is taken, or else what another profiler wrote"
+    parser.add_argument("--baseline", type=Path, required=True, metavar="DIR|FILE", help=f"of a folder the {what}")
+    parser.add_argument("--fused", type=Path, required=True, metavar="DIR|FILE", help="the same, of the fused version")
+    parser.add_argument("--output-dir", type=Path, default=Path("kernel_reduction"), metavar="DIR",
+                        help="default: kernel_reduction")  # fmt: skip
+    parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="names in each table (default: 15)")
+    options = parser.parse_args()
+    print(kernel_reduction.analyze(options.baseline, options.fused, options.output_dir, options.top))
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,33 @@
+"""Shows how peak memory grows with the sequence length, with flash attention and without.
+
+    for seq_len in 128 256 512 1024; do
+        run="python tiny_llama_v2.py --seq-len $seq_len --batch-size 4 --enable-memory-profiling"
+        $run --profile-dir ./flash_attention_seq${seq_len}
+        $run --profile-dir ./plain_attention_seq${seq_len} --disable-flash-attention
+    done
+    python analyze_sequence_memory.py --profile-dirs flash_attention_seq* plain_attention_seq*
+
+The runs may differ in nothing but sequence length, version and attention. Writes sequence_memory.csv, .md and .png into
+--output-dir.
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis import sequence_memory
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument(
+        "--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR", help="a folder per run; its newest profile is read"
+    )
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("sequence_memory"), metavar="DIR", help="default: sequence_memory"
+    )
+    options = parser.parse_args()
+    print(sequence_memory.analyze(options.profile_dirs, options.output_dir))
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,47 @@
+"""Searches a batch size for Version 2: for most tokens a second, for samples that cost no time, or for the memory.
+
+    python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target throughput
+    python optimize_batch_size.py --optimization-target memory --preset small --disable-flash-attention
+
+Flags that are not listed here go to the version. Each batch size is tried in a process of its own, so that running out of memory
+ends a trial and not the search. Writes batch_search.json (measured), and from it batch_search.csv, .md and .png, into
+--output-dir.
+"""
+
+from pathlib import Path
+
+import tiny_llama_v2
+
+from common import batch_search, cli, versions
+from common.analysis import batch_search as analysis
+from common.files import writable_folder, write_json
+
+
+def main() -> None:
+    parser = versions.parser(__doc__, batch_size=False)
+    parser.add_argument(
+        "--optimization-target",
+        choices=batch_search.TARGETS,
+        default="throughput",
+        help="what to search for (default: throughput)",
+    )
+    parser.add_argument(
+        "--target-memory-usage", type=batch_search.share, default=0.9, metavar="X",
+        help="share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-batch-size", type=cli.positive, metavar="B", help=f"default: {batch_search.MAXIMUM['cuda']}, on a CPU "
+        f"{batch_search.MAXIMUM['cpu']}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("batch_size_search"), metavar="DIR", help="default: batch_size_search"
+    )
+    arguments, own_flags = parser.parse_known_args()
+    options = versions.resolve(arguments)
+    folder = writable_folder(options.output_dir, "--output-dir")
+    write_json(folder / "batch_search.json", batch_search.measure(tiny_llama_v2, options, own_flags))
+    print(analysis.analyze(folder / "batch_search.json", folder))
+
+
+if __name__ == "__main__":
+    cli.command(main)
