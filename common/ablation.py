@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from common import device as devices
-from common import versions
+from common import record, versions
 from common.analysis import kernels
 from common.analysis.ablation import FUSIONS, SCHEMA
 from common.errors import UsageError
@@ -140,7 +140,7 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -
         "schema": SCHEMA,
         "command": shlex.join(sys.argv),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "version": Path(version.__file__).stem.removeprefix("tiny_llama_"),
+        "version": record.name(version),
         "device": devices.describe(device),
         "environment": devices.environment(),
         "model": options.model.model_dump(),

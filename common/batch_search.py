@@ -1,7 +1,8 @@
 """Searches the batch size at which a version trains fastest, answers fastest, or fills the memory that it may take.
 
-The batch size is doubled until it no longer fits, the maximum is reached, or (throughput, latency) doubling no longer helps; then
-the search narrows. What it looks for, with a tolerance of e = 2 %:
+The batch size is doubled until it no longer fits, a maximum is reached, a step takes too long (by default only on a CPU, whose
+step time grows with the batch), or, for throughput and latency, doubling no longer helps. Then the search narrows. It looks for,
+with a tolerance of e = 2 %:
 
     throughput   the smallest batch whose tokens/s are within e of the best
     latency      the largest batch whose step takes at most e longer than the fastest: samples that cost no time
@@ -31,6 +32,7 @@ The result, batch_search.json (schema "tiny-llama-batch-search/1"):
 """
 
 import argparse
+import math
 import multiprocessing
 import shlex
 import signal
@@ -56,8 +58,9 @@ from common.timing import benchmark, summarize
 TOLERANCE = 0.02  # of throughput and step time
 PERCENT = f"{100 * TOLERANCE:g} %"
 RESOLUTION = 16  # narrowing ends when two batch sizes are a sixteenth apart
-MAXIMUM = {"cpu": 256, "cuda": 4096}  # a CPU's step time grows with the batch, so that larger ones take minutes and gain nothing
-WARMUP, SECONDS, STEPS = 2, 1.0, (5, 50)  # untimed steps; then steps for about a second, but at least 5 and at most 50
+MAXIMUM = 4096
+LONGEST = {"cpu": 1.0, "cuda": math.inf}  # seconds a step: past it a CPU's search would take many minutes
+WARMUP, SECONDS, STEPS = 2, 1.0, (3, 50)  # untimed steps; then steps for about a second, but at least 3 and at most 50
 
 TARGETS = ("throughput", "latency", "memory")
 
@@ -95,8 +98,14 @@ def share(text: str) -> float:
 # ------------------------------------------------------------------------------------------------------------ search
 
 
-def search(trial: Callable[[int], Trial], target: str, maximum: int) -> Found:
-    """Doubles, narrows and answers. `trial` is called once for each batch size that is tried, none above `maximum`.
+def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> Found:
+    """Doubles, narrows and answers.
+
+    Args:
+        trial: called once for each batch size that is tried.
+        target: of TARGETS.
+        maximum: no larger batch size is tried.
+        longest: seconds; once a step takes longer, the batch size is not doubled again.
 
     Raises:
         RunError: batch size 1 does not fit.
@@ -108,7 +117,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int) -> Found:
             tried[size] = trial(size)
         return tried[size].status == FITS
 
-    ended = double(fits, tried, target, maximum)
+    ended = double(fits, tried, target, maximum, longest)
     if target == "memory":
         batch_size, reason = largest(fits, tried)
     elif target == "latency":
@@ -118,7 +127,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int) -> Found:
     return Found(list(tried.values()), ended, batch_size, reason)
 
 
-def double(fits: Callable[[int], bool], tried: dict[int, Trial], target: str, maximum: int) -> str:
+def double(fits: Callable[[int], bool], tried: dict[int, Trial], target: str, maximum: int, longest: float) -> str:
     """Tries 1, 2, 4, ... and returns why it ended.
 
     Raises:
@@ -130,6 +139,9 @@ def double(fits: Callable[[int], bool], tried: dict[int, Trial], target: str, ma
             gain = "raised the throughput by" if target == "throughput" else "kept the step time within"
             than = "" if target == "throughput" else " of the fastest"
             return f"the last two doublings, up to {size}, have not {gain} {PERCENT}{than}"
+        seconds = tried[size].step_ms["median"] / 1e3
+        if seconds > longest:
+            return f"a step of batch size {size} takes {seconds:.3g} s, more than {longest:g} (--max-step-seconds)"
         if size == maximum:
             return f"the maximum is reached: {maximum} (--max-batch-size)"
         size = min(2 * size, maximum)
@@ -169,10 +181,11 @@ def above(tried: dict[int, Trial], size: int) -> int | None:
 
 
 def largest(fits: Callable[[int], bool], tried: dict[int, Trial]) -> tuple[int, str]:
+    """The answer for memory, and why."""
     low = fitting(tried)[-1].batch_size
     high = above(tried, low)
     if high is None:
-        return low, "the largest that was allowed, and it fits: raise --max-batch-size to find the limit"
+        return low, "the largest batch size tried, and it fits: the memory's limit lies above"
     narrow(low, high, fits)
     low = fitting(tried)[-1].batch_size
     high = above(tried, low)
@@ -180,6 +193,8 @@ def largest(fits: Callable[[int], bool], tried: dict[int, Trial]) -> tuple[int, 
 
 
 def largest_as_fast(fits: Callable[[int], bool], tried: dict[int, Trial]) -> tuple[int, str]:
+    """The answer for latency, and why."""
+
     def fast(size: int) -> bool:
         return fits(size) and tried[size].step_ms["median"] <= (1 + TOLERANCE) * fastest().step_ms["median"]
 
@@ -200,6 +215,8 @@ def largest_as_fast(fits: Callable[[int], bool], tried: dict[int, Trial]) -> tup
 
 
 def smallest_within_best(fits: Callable[[int], bool], tried: dict[int, Trial]) -> tuple[int, str]:
+    """The answer for throughput, and why."""
+
     def best() -> Trial:
         return max(fitting(tried), key=lambda trial: trial.tokens_per_second)
 
@@ -231,7 +248,8 @@ def measure(version: ModuleType, options: Namespace, flags: list[str]) -> dict[s
     """Searches with a process for each trial, and prints a line for each.
 
     Args:
-        options: from `versions.resolve`, with optimization_target, target_memory_usage and max_batch_size (None: MAXIMUM).
+        options: from `versions.resolve`, with optimization_target, target_memory_usage, max_batch_size and max_step_seconds
+            (None: of LONGEST).
         flags: of the version's own.
 
     Returns:
@@ -243,7 +261,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str]) -> dict[s
     """
     chosen, path = versions.switched(version, options, *flags), Path(version.__file__)
     described = settings(version, chosen)
-    maximum = options.max_batch_size or MAXIMUM[devices.select(options.device).type]
+    longest = options.max_step_seconds or LONGEST[devices.select(options.device).type]
     common: dict[str, Any] = {}
 
     def trial(batch_size: int) -> Trial:
@@ -258,7 +276,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str]) -> dict[s
         print(line(result), flush=True)
         return result
 
-    found = search(trial, options.optimization_target, maximum)
+    found = search(trial, options.optimization_target, options.max_batch_size, longest)
     return {
         "schema": SCHEMA,
         "command": shlex.join(sys.argv),
@@ -279,6 +297,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str]) -> dict[s
 
 
 def line(trial: Trial) -> str:
+    """A trial for the terminal."""
     if trial.status == OUT:
         return f"batch size {trial.batch_size:5d}  {OUT}"
     return (
@@ -326,7 +345,7 @@ def _trial(sender: Connection, path: Path, options: Namespace, flags: list[str])
 
 
 def train(version: ModuleType, options: Namespace, flags: list[str]) -> dict[str, Any]:
-    """Some steps: step_ms, peak_mib, and what all trials have in common."""
+    """Trains a few steps, in the process of the trial: step_ms, peak_mib, and under `common` what is the same in all trials."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
     described = devices.describe(device)

@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,13 +38,18 @@ def peak_flops(device_name: str, precision: Precision, allow_tf32: bool, ceiling
     return (listed[key], "data sheet") if listed else None
 
 
+def name(version: ModuleType) -> str:
+    """ "v1" of tiny_llama_v1.py."""
+    return Path(version.__file__).stem.removeprefix("tiny_llama_")
+
+
 def settings(version: ModuleType, options: Namespace) -> dict[str, Any]:
     """What a version says of the switches of its own, by its `describe(options)`; empty where it has none."""
     return version.describe(options) if hasattr(version, "describe") else {}
 
 
 def build(
-    version: str, options: Namespace, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
+    version: ModuleType, options: Namespace, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
     outcome, profiler, ceilings: dict[str, Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that was measured, and everything that is needed to measure it again.
@@ -63,7 +69,7 @@ def build(
     record = {
         "schema": SCHEMA,
         "status": outcome.status,
-        "version": version,
+        "version": name(version),
         "command": shlex.join(sys.argv),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": options.model.model_dump(),
@@ -72,7 +78,7 @@ def build(
             "num_steps": options.num_steps, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "seed": options.seed,
         },
-        "settings": settings(sys.modules[type(model).__module__], options),
+        "settings": settings(version, options),
         "precision": {"compute": precision.name, "tf32": options.allow_tf32},
         "data": dataset.describe(),
         "device": described,

@@ -53,8 +53,7 @@ def train(version: ModuleType, options: Namespace) -> int:
         UsageError: the options do not fit this machine or data.
         RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
     """
-    name = Path(version.__file__).stem.removeprefix("tiny_llama_")
-    metrics_path = options.metrics_out or Path(f"metrics_{name}.json")
+    metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
     writable_folder(metrics_path.parent, "--metrics-out")
     if options.save_model:
         writable_folder(options.save_model, "--save-model")
@@ -76,7 +75,7 @@ def train(version: ModuleType, options: Namespace) -> int:
         counted = flop_counters.count(model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
         peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
     outcome = loop(version, model, optimizer, batches, precision, options, profiler)
-    result = record.build(name, options, model, device, precision, dataset, outcome, profiler, peaks)
+    result = record.build(version, options, model, device, precision, dataset, outcome, profiler, peaks)
     if options.save_model and not outcome.failure:
         checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
     if options.time_phases and outcome.status == "completed":

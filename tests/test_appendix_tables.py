@@ -278,5 +278,5 @@ def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*MEASURED, "profiler_cost"])
 def test_a_folder_without_results_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"measure with|v2_ablation_tiny"):
+    with pytest.raises(UsageError, match="measure with"):
         appendix_tables.TABLES[name](tmp_path)

@@ -57,7 +57,16 @@ def test_memory_without_a_limit_ends_at_the_maximum():
     machine = Machine()
     found = batch_search.search(machine, "memory", 100)
     assert machine.sizes == [1, 2, 4, 8, 16, 32, 64, 100] and found.batch_size == 100
-    assert found.ended == "the maximum is reached: 100 (--max-batch-size)" and "raise --max-batch-size" in found.reason
+    assert found.ended == "the maximum is reached: 100 (--max-batch-size)" and "limit lies above" in found.reason
+
+
+@pytest.mark.parametrize("target", batch_search.TARGETS)
+def test_a_step_that_takes_long_ends_the_doubling(target):
+    machine = Machine(least=10.0, fixed=-90.0, per_sample=50.0)  # 10 ms, then 110 ms at 4 and 310 ms at 8
+    found = batch_search.search(machine, target, 4096, longest=0.3)
+    assert max(machine.sizes) == 8 and found.trials[2].step_ms["median"] == 110
+    if target == "memory":
+        assert found.ended == "a step of batch size 8 takes 0.31 s, more than 0.3 (--max-step-seconds)" and found.batch_size == 8
 
 
 @pytest.mark.parametrize("fixed", [0.5, 3.0, 20.0])
@@ -121,6 +130,7 @@ def options(folder: Path, *flags: str):
     parser = versions.parser(None, batch_size=False)
     parsed = versions.resolve(parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags]))
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 2
+    parsed.max_step_seconds = None
     return parsed
 
 
@@ -277,6 +287,7 @@ def test_not_even_one_sample_fits(run_script, tmp_path):
         (["--target-memory-usage", "1.01"], "above 0 and at most 1"),
         (["--optimization-target", "speed"], "invalid choice: 'speed'"),
         (["--max-batch-size", "0"], "not a positive whole number"),
+        (["--max-step-seconds", "0.5"], "not a positive whole number"),
         (["--output-dir", "/proc/nowhere"], "--output-dir: cannot write"),
         (["--batch-size", "8"], "has a flag --batch-size"),
         (["--torch-compile-mode", "default"], "needs --enable-torch-compile"),

@@ -125,6 +125,15 @@ def test_the_record_of_version_1_has_no_settings(run_script, tmp_path):
     assert json.loads((tmp_path / "run.json").read_text())["settings"] == {}
 
 
+def test_the_loss_curves_stay_together_for_200_steps(run_script, tmp_path):
+    long = (*TINY, "--vocab-size", "64", "--data", "synthetic", "--num-steps", "200", "--learning-rate", "1e-2")
+    run_script(V1 / "tiny_llama_v1.py", *long, "--metrics-out", "v1.json")
+    run_script(SCRIPT, *long, "--metrics-out", "v2.json")
+    first, second = losses(tmp_path, "v1.json"), losses(tmp_path, "v2.json")
+    assert first[-1] < first[0] - 0.3  # it learns
+    assert second == pytest.approx(first, abs=1e-3)
+
+
 def test_a_compiled_run_trains_alike(run_script, tmp_path):
     run_script(SCRIPT, *QUICK, "--metrics-out", "eager.json")
     run_script(SCRIPT, *QUICK, "--enable-all-fusion", "--enable-deepspeed-flops", "--metrics-out", "compiled.json")

@@ -23,7 +23,7 @@ TITLES = [
     "Conditions", "Step time", "Kernel counts", "Memory against sequence length", "Roofline", "Ablation", "How to repeat",
 ]  # fmt: skip
 FIGURES = ["step-time", "kernels", "memory", "roofline", "ablation"]
-STUDY = ROOT / "results" / "h100" / "v2_ablation_tiny.json"
+STUDY = ROOT / "results" / "h100" / "v2_ablation_tiny_fp32.json"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import V1
 from torch import Tensor, nn
 
-from common import checkpoint, data, run
+from common import checkpoint, data, peers, run
 from common import device as devices
 from common.config import ModelConfig
 from common.errors import RunError
@@ -59,20 +59,7 @@ def assert_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-5) -> No
 def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
     """LlamaForCausalLM with the same weights."""
     transformers = pytest.importorskip("transformers")
-    reference = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            max_position_embeddings=config.max_sequence_length,
-            rms_norm_eps=config.rms_norm_eps,
-            tie_word_embeddings=True,
-            attn_implementation="eager",
-        )
-    )
+    reference = transformers.LlamaForCausalLM(peers.llama_config(config, "eager"))
     inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
     keys = reference.model.load_state_dict(inner, strict=False)
     assert not keys.missing_keys and not keys.unexpected_keys

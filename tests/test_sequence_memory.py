@@ -65,7 +65,10 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(run_script, tmp_p
     folders = [*plain_runs(tmp_path, 512, 128, 1024, 256), *flash_runs(tmp_path, *LENGTHS)]
     done = run_script(SCRIPT, "--profile-dirs", *(folder.name for folder in folders))
     output = tmp_path / "sequence_memory"
-    assert sorted(path.name for path in output.iterdir()) == [f"sequence_memory.{kind}" for kind in ("csv", "md", "png")]
+    assert sorted(path.name for path in output.iterdir()) == [f"sequence_memory.{kind}" for kind in ("csv", "json", "md", "png")]
+    assert sequence_memory.table(sequence_memory.load(output / "sequence_memory.json")) == sequence_memory.table(
+        sequence_memory.read(folders)
+    )
     assert (output / "sequence_memory.png").read_bytes()[:4] == b"\x89PNG"
     flash, plain = (sequence_memory.fit([(run.sequence_length, run.peak) for run in members])
                     for members in sequence_memory.grouped(sequence_memory.read(folders)).values())  # fmt: skip
@@ -165,13 +168,14 @@ def test_bad_input_is_one_line(run_script, tmp_path):
 
 def test_real_runs_grow_linearly_with_flash_attention_and_quadratically_without(run_script, tmp_path):
     """The quadratic factor must lie between L matrices, which are kept for the backward pass, and L + 2."""
-    flags = [*TINY, "--vocab-size", "40", "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1", "--enable-memory-profiling"]
+    own = "--vocab-size 40 --data synthetic --num-steps 3 --warmup-steps 1 --enable-memory-profiling"
+    flags = [*TINY, *own.split()]
     folders = []
     for attention in ("enable", "disable"):
         for length in (64, 128, 256):
             folders.append(tmp_path / f"{attention}{length}")
-            own = ["--seq-len", length, f"--{attention}-flash-attention", "--profile-dir", folders[-1]]
-            run_script(TRAIN, *flags, *own)
+            run = ["--seq-len", length, f"--{attention}-flash-attention", "--profile-dir", folders[-1]]
+            run_script(TRAIN, *flags, *run)
     runs = sequence_memory.read(folders)
     flash, plain = sequence_memory.grouped(runs).values()
     assert [run.group for run in (flash[0], plain[0])] == ["v2, flash attention", "v2, plain attention"]

@@ -30,9 +30,14 @@ def main() -> None:
         help="share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-batch-size", type=cli.positive, metavar="B", help=f"default: {batch_search.MAXIMUM['cuda']}, on a CPU "
-        f"{batch_search.MAXIMUM['cpu']}",
-    )  # fmt: skip
+        "--max-batch-size", type=cli.positive, default=batch_search.MAXIMUM, metavar="B", help=f"default: {batch_search.MAXIMUM}"
+    )
+    parser.add_argument(
+        "--max-step-seconds",
+        type=cli.positive,
+        metavar="N",
+        help="stop doubling past a step this long (default: 1 on a CPU, none on a GPU)",
+    )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("batch_size_search"), metavar="DIR", help="default: batch_size_search"
     )

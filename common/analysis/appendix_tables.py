@@ -299,9 +299,18 @@ def profiler_cost(*folders: Path) -> str:
 
 
 def effects(folder: Path) -> str:
-    """Each fusion's own effect in v2_ablation_tiny.json."""
-    measured = read_json(folder / "v2_ablation_tiny.json", ablation.SCHEMA)
-    return tables.markdown(*ablation.effect_table(measured, ablation.effects(measured["combinations"])))
+    """Each fusion's own effect, at every preset and precision with a v2_ablation_<preset>_<precision>.json."""
+    header, rows = [], []
+    for preset in PRESETS:
+        for precision in ("fp32", "bf16"):
+            path = folder / f"v2_ablation_{preset}_{precision}.json"
+            if path.exists():
+                measured = read_json(path, ablation.SCHEMA)
+                header, body = ablation.effect_table(measured, ablation.effects(measured["combinations"]))
+                rows += [[preset, precision, *row] for row in body]
+    if not rows:
+        raise UsageError(f"no v2_ablation_*.json in {folder}: measure with results/measure_v2.sh {folder.name}")
+    return tables.markdown(["preset", "precision", *header], rows)
 
 
 TABLES: dict[str, Callable[..., str]] = {

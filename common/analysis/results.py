@@ -6,18 +6,20 @@
 `results/measure_v1.sh` writes both.
 
     compare_<preset>_<precision>_<what>.json    runs of two versions, for what = v1, v2 or v2_compiled
+    v2_ablation_<preset>_<precision>.json       from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
+    benchmark_<preset>_<precision>.json         from `benchmark_suite.py` (schema tiny-llama-benchmark/1)
 
-`results/measure_v2.sh` writes those.
+`results/measure_v2.sh` writes those, and sequence_memory.json.
 
-    trial_*.json             Version 1 with one setting changed; LOG.md has the commands
-    v2_ablation_tiny.json    from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
+    sequence_memory.json    from `analyze_sequence_memory.py` (schema tiny-llama-sequence-memory/1)
+    trial_*.json            Version 1 with one setting changed; LOG.md has the commands
 """
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.analysis import ablation, profile_report, tables
+from common.analysis import ablation, benchmark, profile_report, sequence_memory, tables
 from common.config import PRESETS
 from common.errors import UsageError
 from common.files import read_json
@@ -137,13 +139,33 @@ def trials(folder: Path) -> str:
 
 
 def fusions(folder: Path) -> str:
-    """The combinations of fusions in v2_ablation_tiny.json, and the effect of each."""
-    measured = read_json(folder / "v2_ablation_tiny.json", ablation.SCHEMA)
-    effects = ablation.effect_table(measured, ablation.effects(measured["combinations"]))
-    return "\n".join([tables.markdown(*ablation.combination_table(measured)), tables.markdown(*effects)])
+    """The combinations of fusions at tiny in fp32."""
+    return tables.markdown(*ablation.combination_table(read_json(folder / "v2_ablation_tiny_fp32.json", ablation.SCHEMA)))
+
+
+def _suite(table: Callable[[dict[str, Any]], tuple[list[str], list[list[object]]]]) -> Callable[[Path], str]:
+    """A table of one benchmark_*.json, below a line that says on what it was measured."""
+
+    def made(path: Path) -> str:
+        measured = read_json(path, benchmark.SCHEMA)
+        return f"{benchmark.conditions(measured)}\n\n{tables.markdown(*table(measured))}"
+
+    return made
+
+
+def lengths(path: Path) -> str:
+    """Peak memory over the sequence length, and the parabolas through it."""
+    runs = sequence_memory.load(path)
+    both = (tables.markdown(*table(runs)) for table in (sequence_memory.table, sequence_memory.fit_table))
+    return "\n".join([f"{sequence_memory.conditions(runs)}\n", *both])
 
 
 TABLES: dict[str, Callable[..., str]] = {
+    "sequence_memory": lengths,
+    "suite_throughput": _suite(benchmark.throughput_table),
+    "suite_memory": _suite(benchmark.memory_table),
+    "suite_scaling": _suite(benchmark.scaling_table),
+    "suite_accuracy": _suite(benchmark.accuracy_table),
     "ablation": fusions,
     "trials": trials,
     "comparison": comparison,

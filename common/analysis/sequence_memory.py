@@ -19,13 +19,15 @@ import csv
 import io
 import itertools
 import math
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis import bottlenecks, footprint, plots, profile_report, scaling, tables
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_folder, write_text
+from common.files import read_json, writable_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +37,7 @@ LEAST = 3  # lengths that a parabola needs
 NOTICEABLE = 0.05  # of the longest peak: an S^2 term above it is spoken of
 MIB = 2**20
 NAME = "sequence_memory"
+SCHEMA = "tiny-llama-sequence-memory/1"
 
 
 class Run(NamedTuple):
@@ -61,7 +64,10 @@ class Parabola(NamedTuple):
 
 
 def analyze(folders: list[Path], output: Path) -> str:
-    """Compares the newest profile of each folder and writes sequence_memory.csv, .md and .png into `output`.
+    """Compares the newest profile of each folder and writes sequence_memory.json, .csv, .md and .png into `output`.
+
+    The JSON (schema "tiny-llama-sequence-memory/1") has the command and, for each run, what `Run` says of it and its record
+    without losses and step times: what the tables are made from.
 
     Returns:
         The tables and what they say, for the terminal.
@@ -72,6 +78,8 @@ def analyze(folders: list[Path], output: Path) -> str:
     runs = read(folders)
     writable_folder(output, "--output-dir")
     header, rows = table(runs)
+    measured = [run._asdict() | {"path": str(run.path), "record": _without_steps(run.record)} for run in runs]
+    write_json(output / f"{NAME}.json", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
     write_text(output / f"{NAME}.csv", _csv(header, rows))
     parts = [
         "# Memory over the sequence length",
@@ -86,7 +94,7 @@ def analyze(folders: list[Path], output: Path) -> str:
     ]
     write_text(output / f"{NAME}.md", "\n\n".join(parts) + "\n")
     plots.save(figure(runs), output / f"{NAME}.png")
-    written = ", ".join(str(output / f"{NAME}.{kind}") for kind in ("csv", "md", "png"))
+    written = ", ".join(str(output / f"{NAME}.{kind}") for kind in ("json", "csv", "md", "png"))
     shown = [tables.text(header, rows), tables.text(*fit_table(runs))]
     return "\n\n".join([conditions(runs), *shown, *findings(runs), f"written: {written}"])
 
@@ -114,6 +122,19 @@ def read(folders: list[Path]) -> list[Run]:
                 f"{group}: {len(members)} sequence lengths, but the fit needs at least {LEAST}: add folders with other --seq-len"
             )
     return runs
+
+
+def load(path: Path) -> list[Run]:
+    """The runs of a sequence_memory.json.
+
+    Raises:
+        UsageError: the file is not of schema tiny-llama-sequence-memory/1.
+    """
+    return [Run(**run | {"path": Path(run["path"])}) for run in read_json(path, SCHEMA)["runs"]]
+
+
+def _without_steps(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("loss", "step_ms")}
 
 
 def grouped(runs: list[Run]) -> dict[str, list[Run]]:
@@ -224,7 +245,7 @@ def fit_table(runs: list[Run]) -> tuple[list[str], list[list[object]]]:
     for group, members in grouped(runs).items():
         line, longest = fit([(run.sequence_length, run.peak) for run in members]), members[-1]
         residual = None if line.residual is None else line.residual / MIB
-        factors = [line.fixed / MIB, line.linear / 1024, line.quadratic]
+        factors = [round(line.fixed / MIB, 3), line.linear / 1024, line.quadratic]
         rows.append([group, *factors, residual, 100 * _quadratic_share(line, longest), _plain_factor(longest)])
     return header, rows
 

@@ -1,0 +1,124 @@
+"""Every kernel compiles for five GPUs of two vendors, spills no register, and fits into the LDS of the smallest.
+
+compile_kernels.py runs in a process of its own: here triton may have been imported for its interpreter.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import PATHS, ROOT
+
+pytest.importorskip("triton")
+V3 = ROOT / "version3_triton"
+sys.path[:0] = [str(V3)]
+
+from kernels import blocks  # noqa: E402
+
+from common.analysis import compiled  # noqa: E402
+from common.analysis.docs import refreshed  # noqa: E402
+
+SCRIPT = V3 / "compile_kernels.py"
+LDS_BYTES = 64 * 1024  # of gfx90a and gfx942
+# A kernel on two targets each, so that all five occur; attention at both of its block sizes.
+SOME = {
+    ("gfx90a", "sm_90"): [("rms_norm", 4096), ("linear_cross_entropy", 4096)],
+    ("gfx942", "sm_80"): [("swiglu", 4096), ("flash_attention", 64)],
+    ("gfx950", "sm_90"): [("rope", 64), ("flash_attention", 128)],
+}
+COMPILE = """
+import json, sys
+from compile_kernels import compile_all
+
+plan = json.loads(sys.argv[1])
+print(json.dumps([row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]))
+"""
+
+
+def check(rows: list[dict]) -> None:
+    for row in rows:
+        assert row["registers"] > 0 and row["spills"] == 0, row
+        assert row["shared_bytes"] <= LDS_BYTES or row["target"].startswith("sm_"), row
+
+
+def test_some_of_each_kernel_for_each_target():
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items()))],
+        capture_output=True, text=True, env={"PYTHONPATH": f"{V3}:{PATHS}", "PATH": "/usr/bin:/bin", "HOME": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    check(rows)
+    kernels = {(row["file"], row["kernel"].split(" + ")[0]) for row in rows}
+    assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"} and len(kernels) == 9
+    assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # the check above has something to find
+
+
+def test_a_spill_is_noticed():
+    """With a row of 65536 numbers in the registers of one program."""
+    row = {"target": "sm_90", "registers": 32, "spills": 4496, "shared_bytes": 64}
+    with pytest.raises(AssertionError):
+        check([row])
+
+
+@pytest.mark.slow
+def test_all_of_them(run_script, tmp_path):
+    run_script(SCRIPT, "--output", "kernels.json")
+    rows = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    check(rows)
+    assert len(rows) == 450
+    kept = json.loads((ROOT / "results/compiled/kernels.json").read_text())["rows"]
+    keys = ("target", "dtype", "file", "size", "kernel", "blocks", "warps", "stages")
+    assert [[row[key] for key in keys] for row in kept] == [[row[key] for key in keys] for row in rows], "write it anew"
+
+
+def test_what_is_kept_in_results_neither_spills_nor_exceeds_the_lds():
+    check(json.loads((ROOT / "results/compiled/kernels.json").read_text())["rows"])
+
+
+def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
+    same = {"file": "rope", "kernel": "forward", "spills": 0}
+    rows = [
+        same | {"target": "gfx942", "registers": 20, "shared_bytes": 1024},
+        same | {"target": "gfx942", "registers": 30, "shared_bytes": 0},
+        same | {"target": "sm_90", "registers": 24, "spills": 8, "shared_bytes": 512},
+    ]
+    (tmp_path / "kernels.json").write_text(json.dumps({"schema": "tiny-llama-compiled/1", "rows": rows}))
+    assert compiled.compiled(tmp_path).splitlines()[::2] == [
+        "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |",
+    ]  # fmt: skip
+    assert "rms_norm" in refreshed("<!-- table: compiled results/compiled -->\n<!-- /table -->\n")
+
+
+@pytest.mark.parametrize(
+    "hip, gpu, capability, family",
+    [
+        (None, True, (9, 0), "sm_90"), (None, True, (10, 0), "sm_90"), (None, True, (8, 0), "sm_80"),
+        (None, True, (8, 9), "sm_80"), (None, True, (12, 0), "sm_80"), ("7.2", True, (9, 4), "hip"), (None, False, (9, 0), "hip"),
+    ],
+    ids=["H100", "B200", "A100", "L40", "RTX 5090", "MI300X", "no GPU"],
+)  # fmt: skip
+def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, family):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    blocks.family.cache_clear()
+    assert blocks.family() == family
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for head_dim in (16, 64, 80, 128):
+            for kernel in ("forward", "queries", "keys"):
+                sizes = blocks.attention_blocks(kernel, head_dim, dtype)
+                assert sizes is blocks.ATTENTION[family, dtype.itemsize][64 if head_dim <= 64 else 128][kernel]
+
+
+@pytest.fixture(autouse=True)
+def fresh_family():
+    yield
+    blocks.family.cache_clear()
+
+
+def test_bad_input_is_one_line(run_script):
+    done = run_script(SCRIPT, "--targets", "sm_70", check=2)
+    assert "sm_70" in done.stderr and done.stderr.count("\n") == 1

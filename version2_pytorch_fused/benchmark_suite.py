@@ -1,0 +1,52 @@
+"""Measures versions, and what a user would take instead of them, at equal shapes, each in a process of its own.
+
+    python benchmark_suite.py --models v1,v2 --batch-sizes 4,8,16,32 --seq-lengths 128,256,512 \\
+        --metrics throughput,memory,accuracy
+    python benchmark_suite.py --models v1,v2,v2-compile,hf,hf-compile,liger --preset small --use-amp --num-steps 50
+
+Models: v1 to v4 as far as they are there, v2-compile (v2 with torch.compile), and transformers' LLaMA: hf (eager), hf-compile,
+liger (with Liger's kernels; GPU only).
+
+Writes benchmark.json (measured), and from it benchmark.csv, .md and .png, into --output-dir.
+Exit code 1 if a model failed other than by running out of memory; the others are measured all the same.
+"""
+
+from pathlib import Path
+
+from common import benchmark, cli, versions
+from common.analysis import benchmark as analysis
+from common.files import writable_folder
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def main() -> int:
+    parser = versions.parser(__doc__, batch_size=False, sequence_length=False)
+    parser.add_argument("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="default: v1,v2")
+    parser.add_argument(
+        "--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="LIST", help="default: 4,8,16,32"
+    )
+    parser.add_argument(
+        "--seq-lengths", type=cli.positive_list, default=[128, 256, 512], metavar="LIST", help="default: 128,256,512"
+    )
+    parser.add_argument("--metrics", type=names, default=list(analysis.METRICS), metavar="NAMES", help="default: all three")
+    parser.add_argument("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
+    parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
+    parser.add_argument("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before that loss (default: 20)")
+    parser.add_argument("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("benchmark_suite"), metavar="DIR", help="default: benchmark_suite"
+    )
+    options = parser.parse_args()
+    known = benchmark.known_models(Path(__file__).resolve().parents[1])
+    models, shapes = benchmark.plan(options, known)
+    path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
+    code = benchmark.measure(models, shapes, known["v1"], path)
+    print(f"\n{analysis.analyze(path, options.output_dir)}")
+    return code
+
+
+if __name__ == "__main__":
+    cli.command(main)
