@@ -1,0 +1,259 @@
+"""What the lab shows beyond `profiling.py`: four bottlenecks, four fixes on Version 1, and one of its layers by span.
+
+    python experiments.py bottlenecks
+    python experiments.py fixes --preset small --num-steps 20
+    python experiments.py layer --device cpu
+
+Each bottleneck is the same work done in two or three ways; the first is the mistake. A fix is a training run of Version 1 with
+one thing changed, in a process of its own: same weights, same batch, so the same loss within rounding.
+"""
+
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from common import cli, spans, versions
+from common import device as devices
+from common.ablation import compile_problem
+from common.analysis import profile_report, tables, traces
+from common.config import PRESETS
+from common.precision import Precision
+from common.rope import rope_tables
+from common.spans import span
+from common.timing import benchmark, summarize
+
+V1 = Path(__file__).resolve().parents[2] / "tiny_llama_v1.py"
+Ways = dict[str, Callable[[], object]]  # the same work, by name; the first is the mistake
+
+
+# --------------------------------------------------------------------------------------------------- four bottlenecks
+
+
+def memory_bandwidth(device: torch.device, elements: int) -> Ways:
+    """a + b c of large tensors: 2 FLOPs an element either way, but two operations move 6 numbers for each, one moves 4."""
+    a, b, c, out = (torch.ones(elements, device=device) for _ in range(4))
+
+    def two_passes() -> Tensor:
+        torch.mul(b, c, out=out)
+        return torch.add(a, out, out=out)
+
+    return {"mul, then add": two_passes, "addcmul": lambda: torch.addcmul(a, b, c, out=out)}
+
+
+def launch_overhead(device: torch.device, elements: int) -> Ways:
+    """Doubling many small tensors: as many launches as tensors, or one for all of them."""
+    flat = torch.zeros(elements, device=device)
+    parts = flat.split(64)
+
+    def one_by_one() -> None:
+        for part in parts:
+            part.mul_(2)
+
+    return {
+        f"{len(parts)} operations": one_by_one,
+        "one operation on a list": lambda: torch._foreach_mul_(parts, 2),
+        "one operation on one tensor": lambda: flat.mul_(2),
+    }
+
+
+def transfer(device: torch.device, elements: int) -> Ways:
+    """Doubling numbers that come from the host. Pageable memory is first copied to a pinned buffer; what stays is not copied."""
+    if not devices.is_gpu(device):
+        return {}
+    pageable = torch.ones(elements)
+    pinned, resident = pageable.pin_memory(), pageable.to(device)
+    return {
+        "copied from pageable memory": lambda: pageable.to(device) * 2,
+        "copied from pinned memory": lambda: pinned.to(device, non_blocking=True) * 2,
+        "already on the device": lambda: resident * 2,
+    }
+
+
+def synchronization(device: torch.device, elements: int) -> Ways:
+    """A hundred operations whose results are added up: `.item()` waits for the device each time, or once at the end."""
+    x = torch.ones(elements, device=device)
+
+    def each_time() -> float:
+        return sum((x * i).sum().item() for i in range(100))
+
+    def at_the_end() -> float:
+        total = torch.zeros((), device=device)
+        for i in range(100):
+            total += (x * i).sum()
+        return total.item()
+
+    return {".item() each time": each_time, ".item() at the end": at_the_end}
+
+
+# Elements on a CPU and on a GPU: more than its caches hold where bandwidth is the point, few where overhead is.
+BOTTLENECKS = {
+    memory_bandwidth: (2**24, 2**27), launch_overhead: (2**15, 2**15), transfer: (2**24, 2**26), synchronization: (2**10, 2**10),
+}  # fmt: skip
+
+
+def bottlenecks(device: torch.device, smaller: int = 1) -> list[dict[str, Any]]:
+    """Times of all ways: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has no rows.
+
+    Args:
+        smaller: divides the number of elements, for tests.
+    """
+    rows = []
+    for make, sizes in BOTTLENECKS.items():
+        for way, fn in make(device, sizes[devices.is_gpu(device)] // smaller).items():
+            milliseconds = summarize(benchmark(fn, device))["median"]
+            rows.append({"bottleneck": make.__name__, "way": way, "ms": milliseconds})
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------- four fixes
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Version 1's attention, causal, by one kernel that writes no [S, S] matrix.
+
+    PyTorch's float32 kernel for GPUs knows no grouped heads, so they are repeated first.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
+    """A training step of Version 1 with one of FIXES, on one batch; returns the loss from before it."""
+    device = devices.select(options.device)
+    devices.prepare(device, options.seed)
+    v1 = versions.load(V1)  # a module of its own, so that changing it changes nothing else
+    if fix == "flash attention":
+        v1.attention = fused_attention
+    model = v1.make_model(options).to(device)
+    if fix == "gradient checkpointing":
+        for layer in model.layers:  # keeps only each layer's input, and computes the layer again in the backward pass
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    if fix == "torch.compile":
+        model.loss = torch.compile(model.loss)
+    precision = Precision(device, torch.bfloat16 if fix == "mixed precision" else None)
+    optimizer, batch = v1.make_optimizer(model, options), versions.random_batch(options, device)
+    return lambda: v1.train_step(model, optimizer, batch, precision)
+
+
+FIXES = ("none", "torch.compile", "flash attention", "mixed precision", "gradient checkpointing")
+
+
+def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
+    """Step time, peak memory after warm-up, and the loss after `options.num_steps` further steps."""
+    device, step = devices.select(options.device), training_step(fix, options)
+    for _ in range(3):
+        step()
+    devices.synchronize(device)
+    devices.reset_peak_memory(device)
+    times = benchmark(step, device, warmup=0, iterations=options.num_steps)
+    memory = devices.peak_memory(device)
+    return {"fix": fix, "step_ms": summarize(times), **memory, "loss": step().item()}
+
+
+def fixes(options: Namespace) -> list[dict[str, Any]]:
+    """`measure_fix` of all FIXES that work here, each in a new process, so that none inherits memory or caches."""
+    rows, fresh = [], multiprocessing.get_context("spawn")
+    for fix in FIXES:
+        if fix == "torch.compile" and compile_problem(devices.select(options.device)):
+            continue
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as process:
+            rows.append(process.submit(measure_fix, fix, options).result())
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------- one layer, by span
+
+LAYER_STEPS = 3
+
+
+def layer(options: Namespace) -> dict[str, Any]:
+    """Forward and backward of one of Version 1's transformer layers.
+
+    Returns:
+        ms: of one pass through both, undisturbed; profiled_ms: under the profiler; on_gpu;
+        spans: {span: {"forward": ms, "backward": ms}}: GPU kernels, or on a CPU operators, largest span first.
+    """
+    device, config = devices.select(options.device), options.model
+    devices.prepare(device, options.seed)
+    block = versions.load(V1).Block(config).to(device)
+    cos, sin = (table.to(device) for table in rope_tables(config.head_dim, options.seq_len, config.rope_theta))  # [S, Dh]
+    x = torch.randn(options.batch_size, options.seq_len, config.hidden_size, device=device, requires_grad=True)
+    gradient = torch.randn_like(x)
+
+    def step() -> None:
+        block.zero_grad()
+        x.grad = None
+        y = block(x, cos, sin)  # [B, S, D]
+        with span("backward"):
+            y.backward(gradient)
+
+    undisturbed = summarize(benchmark(step, device))["median"]
+    profile = _profiled(step, device)
+    return {
+        "ms": undisturbed, "profiled_ms": sum(profile["step_us"]) / LAYER_STEPS / 1e3, "on_gpu": bool(profile["kernels"]),
+        "spans": profile_report.span_milliseconds(profile),
+    }  # fmt: skip
+
+
+def _profiled(step: Callable[[], None], device: torch.device) -> dict[str, Any]:
+    """`traces.profile_tables` of LAYER_STEPS steps, with spans on."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch 2.12 and later print two lines for each profile
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if devices.is_gpu(device):
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=LAYER_STEPS, repeat=1)
+        spans.recording = True
+        with torch.profiler.profile(
+            activities=activities, schedule=schedule, acc_events=True,
+            record_shapes=True,  # they tell the residual additions
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+        ) as profile:  # fmt: skip
+            for _ in range(1 + LAYER_STEPS):
+                step()
+                profile.step()
+        spans.recording = False
+        return traces.profile_tables(traces.load(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+def resolve(options: Namespace) -> Namespace:
+    """Options with preset, device and num_steps as what `versions.resolve` makes of them."""
+    defaults = vars(versions.parser(None).parse_args([]))
+    return versions.resolve(Namespace(**defaults | vars(options)))
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("what", choices=("bottlenecks", "fixes", "layer"))
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes of Version 1 (default: tiny)")
+    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
+    cli.add_device(parser)
+    options = parser.parse_args()
+    from common.analysis import profiling_lab
+
+    measured = {
+        "bottlenecks": lambda: bottlenecks(devices.select(options.device)),
+        "fixes": lambda: fixes(resolve(options)),
+        "layer": lambda: layer(resolve(options)),
+    }[options.what]()
+    print(tables.text(*profiling_lab.ROWS[options.what](measured)))
+
+
+if __name__ == "__main__":
+    cli.command(main)

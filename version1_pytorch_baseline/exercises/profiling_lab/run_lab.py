@@ -1,0 +1,139 @@
+"""Measures everything in this lab on this machine and writes it down.
+
+    python run_lab.py --output profiling_lab.json
+    python run_lab.py --output mine.json --implementation starter --parts components optimizations
+    python report.py profiling_lab.json --output profiling_lab.html
+
+It takes minutes. A part that was not asked for, or not reached, is null in the file; `report.py` makes a page of the others.
+
+The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^20 bytes):
+
+    command, date, device, environment, jax     jax is its version, or null where it does not run on this device
+    precision        "fp16" on a GPU, "fp32" on a CPU: of all parts but the last three
+    sizes            batch_size, seq_len, d_model, num_heads of the components; seq_lens of the other attention parts, whose
+                     batch is 1 and whose heads are of size d_model / num_heads; preset of Version 1 for layer and fixes
+    ceilings         from common.ceilings, in this precision; they decide `bound`
+    components       {"pytorch": [ProfileResult and "bound", ...], "jax": the same or null}
+    optimizations    a list of {"seq_len", "ms": {"baseline", "sdpa", "compiled", "flash"}}; what cannot run here is left out
+    frameworks       a list of {"seq_len", "ms": {"PyTorch eager", "PyTorch compiled", "JAX jit"}}
+    memory           a list of {"seq_len", "baseline", "chunked", "sdpa"}
+    bottlenecks      a list of {"bottleneck", "way", "ms"}
+    fixes            a list of {"fix", "step_ms": {"median", "p20", "p80", "count"}, "peak_mib", "kind", "loss"}
+    layer            {"ms", "profiled_ms", "on_gpu", "spans": {span: {phase: ms}}}
+"""
+
+import importlib
+import importlib.metadata
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import experiments
+import torch
+
+from common import ceilings, cli
+from common import device as devices
+from common.analysis import profiling_lab, tables
+from common.config import PRESETS
+from common.errors import UsageError
+from common.files import writable_folder, write_json
+from common.precision import Precision
+
+LAB = Path(__file__).resolve().parent
+FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}
+
+
+def load(implementation: str) -> ModuleType:
+    """`profiling` from the starter's or the solution's folder."""
+    sys.path.insert(0, str(FOLDERS[implementation]))
+    return importlib.import_module("profiling")
+
+
+def measure(profiling: ModuleType, options: Namespace, device: torch.device, peaks: dict[str, Any]) -> dict[str, Callable]:
+    """The parts, each a function that measures it; in the order in which they run."""
+    kind, heads, head_dim = device.type, options.num_heads, options.d_model // options.num_heads
+    version1 = experiments.resolve(Namespace(preset=options.preset, device=kind, num_steps=options.num_steps))
+    sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
+
+    def classed(results: list) -> list[dict[str, Any]]:
+        bounds = (profiling.classify_bound(result, peaks["flops_per_second"], peaks["bytes_per_second"]) for result in results)
+        return [asdict(result) | {"bound": bound} for result, bound in zip(results, bounds, strict=True)]
+
+    def components() -> dict[str, Any]:
+        jax = classed(profiling.profile_attention_components_jax(*sizes)) if jax_version(device) else None
+        return {"pytorch": classed(profiling.profile_attention_components(*sizes)), "jax": jax}
+
+    def over_lengths(compare: Callable) -> list[dict[str, Any]]:
+        return [{"seq_len": length, "ms": compare(1, heads, length, head_dim, kind)} for length in options.seq_lens]
+
+    return {
+        "components": components,
+        "optimizations": lambda: over_lengths(profiling.compare_optimizations),
+        "frameworks": lambda: over_lengths(profiling.compare_frameworks),
+        "memory": lambda: profiling.memory_curve(options.seq_lens, heads=heads, d_k=head_dim, device=kind),
+        "bottlenecks": lambda: experiments.bottlenecks(device),
+        "fixes": lambda: experiments.fixes(version1),
+        "layer": lambda: experiments.layer(version1),
+    }
+
+
+def jax_version(device: torch.device) -> str | None:
+    """None where JAX is missing or computes on another kind of device."""
+    if importlib.util.find_spec("jax") is None:
+        return None
+    import jax
+
+    return jax.__version__ if jax.default_backend() == ("gpu" if devices.is_gpu(device) else "cpu") else None
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument(
+        "--parts", nargs="+", choices=profiling_lab.ROWS, default=list(profiling_lab.ROWS), metavar="PART",
+        help=f"of {', '.join(profiling_lab.ROWS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--implementation", choices=FOLDERS, default="solution", help="whose profiling.py (default: solution)")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="of the components (default: 8)")
+    parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="of the components (default: 512)")
+    parser.add_argument("--d-model", type=cli.positive, default=512, metavar="D", help="default: 512")
+    parser.add_argument("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
+    parser.add_argument(
+        "--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048"
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="of Version 1, for layer and fixes (default: tiny)")
+    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
+    cli.add_device(parser)
+    options = parser.parse_args()
+    if options.d_model % options.num_heads:
+        raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {options.num_heads}")
+    writable_folder(options.output.parent, "--output")
+
+    device = devices.select(options.device)
+    devices.prepare(device, seed=0)
+    precision = Precision(device, torch.float16 if devices.is_gpu(device) else None)
+    profiling, peaks = load(options.implementation), ceilings.measure(device, precision)
+    sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens", "preset")
+    result = {
+        "schema": profiling_lab.SCHEMA, "command": shlex.join(sys.argv),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": devices.describe(device), "environment": devices.environment(), "jax": jax_version(device),
+        "precision": precision.name, "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks,
+        **dict.fromkeys(profiling_lab.ROWS),
+    }  # fmt: skip
+    for part, run in measure(profiling, options, device, peaks).items():
+        if part in options.parts:
+            result[part] = run()
+            print(f"{part}\n{tables.text(*profiling_lab.ROWS[part](result[part]))}\n", flush=True)
+            write_json(options.output, result)  # after each part: a later one may run out of memory
+    print(f"written: {options.output}")
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,386 @@
+"""The problems of the lab, in their order; the same tests for src/profiling.py and solution/profiling.py."""
+
+import importlib.util
+import math
+import re
+import time
+
+import profiling
+import pytest
+import torch
+from profiling import (
+    ProfileResult,
+    attention_baseline,
+    attention_chunked,
+    attention_optimized,
+    benchmark_function,
+    classify_bound,
+    compare_optimizations,
+    component_work,
+    compute_arithmetic_intensity,
+    generate_profile_report,
+    identify_bottleneck,
+    measure_memory_usage,
+    memory_curve,
+    optimize_attention,
+    profile_attention_components,
+)
+
+COMPONENTS = ["qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MIB = 2**20
+
+
+def qkv(device: str = "cpu", shape: tuple[int, ...] = (1, 2, 16, 8), dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    dtype = dtype or (torch.float16 if device == "cuda" else torch.float32)
+    return [torch.randn(shape).to(device, dtype) for _ in range(3)]
+
+
+def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention in float64, written out."""
+    q, k, v = (t.double() for t in (q, k, v))
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+    weights = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
+    return torch.einsum("bhij,bhjd->bhid", weights / weights.sum(dim=-1, keepdim=True), v)
+
+
+def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    expected, tolerance = by_definition(*inputs), 3e-3 if actual.dtype == torch.float16 else 2e-6
+    assert actual.dtype == inputs[0].dtype and actual.shape == expected.shape
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
+
+
+# --------------------------------------------------------------------------------------------------- problem 1: time
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(("warmup", "iterations"), [(0, 1), (3, 7)])
+def test_benchmark_calls_exactly_as_often_as_asked(warmup, iterations, sync):
+    calls = []
+    benchmark_function(lambda x, y: calls.append((x, y)), (1, 2), warmup, iterations, sync=sync)
+    assert calls == [(1, 2)] * (warmup + iterations)
+
+
+def test_benchmark_returns_seconds_per_call():
+    assert 0.01 <= benchmark_function(time.sleep, (0.01,), warmup=0, iterations=5) < 0.1
+
+
+def test_benchmark_does_not_count_the_warmup():
+    durations = iter([0.1, 0.1] + [0.001] * 3)
+    assert benchmark_function(lambda: time.sleep(next(durations)), (), warmup=2, iterations=3) < 0.09
+
+
+@pytest.mark.parametrize(
+    ("args", "warmup", "iterations"),
+    [((), 0, 0), ((), 0, -1), ((), -1, 1), (3, 1, 1)],
+    ids=["zero", "negative", "warmup", "args"],
+)
+def test_benchmark_refuses(args, warmup, iterations):
+    with pytest.raises(ValueError, match="tuple" if args == 3 else "iterations"):
+        benchmark_function(lambda *_: None, args, warmup, iterations)
+
+
+@pytest.mark.gpu
+def test_benchmark_waits_for_the_gpu():
+    x = torch.randn(8192, 8192, device="cuda")
+    for _ in range(3):
+        x @ x
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(5):
+        x @ x
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - start) / 5
+    waited, asked = (benchmark_function(torch.matmul, (x, x), 2, 5, sync=sync) for sync in (True, False))
+    torch.cuda.synchronize()
+    assert 0.7 * wall < waited < 1.5 * wall and asked < 0.5 * waited
+
+
+# ------------------------------------------------------------------------------------------------- problem 2: memory
+
+
+def test_memory_on_a_cpu():
+    memory = measure_memory_usage(torch.ones, ((64, MIB // 4),), device="cpu")  # 64 MB
+    for name in ("peak_memory_mb", "current_memory_mb", "cached_memory_mb"):
+        assert memory[name] == 0
+    assert memory["resident_peak_mb"] > 64
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu():
+    held = torch.ones(32, MIB // 4, device="cuda")  # 32 MB
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).sum()  # 32 MB that are gone when it returns
+
+    before = torch.cuda.memory_allocated() / MIB
+    memory = measure_memory_usage(add, (held,), device="cuda")
+    assert memory["peak_memory_mb"] == pytest.approx(before + 32, abs=1)
+    assert memory["current_memory_mb"] == pytest.approx(before, abs=1)
+    assert memory["cached_memory_mb"] >= memory["peak_memory_mb"]
+    kept = measure_memory_usage(torch.add, (held, 1), device="cuda")
+    assert kept["current_memory_mb"] == pytest.approx(before + 32, abs=1)  # the result counts
+
+
+# --------------------------------------------------------------------------------------------- problem 3: components
+
+
+def test_a_result_needs_only_a_name_and_a_time():
+    result = ProfileResult("softmax", 1.5)
+    assert (result.name, result.time_ms, result.memory_mb, result.flops, result.bytes_moved) == ("softmax", 1.5, 0.0, 0, 0)
+
+
+def test_component_work_follows_from_the_shapes():
+    work = component_work(batch_size=2, seq_len=16, d_model=8, num_heads=4, element_size=2)  # n = 256, scores 2048, D^2 = 64
+    assert work == {
+        "qkv_projection": (12288, 2 * (256 + 192 + 768)),
+        "score_computation": (8192 + 2048, 2 * (512 + 2048)),
+        "softmax": (10240, 2 * 4096),
+        "weighted_sum": (8192, 2 * (2048 + 512)),
+        "output_projection": (4096, 2 * (256 + 64 + 256)),
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_components_in_order_with_time_memory_and_work(device):
+    batch, length, width, heads, element = 2, 64, 32, 4, 2 if device == "cuda" else 4
+    results = profile_attention_components(length, width, heads, batch_size=batch, device=device)
+    assert [result.name for result in results] == COMPONENTS
+    assert all(result.time_ms > 0 for result in results)
+    work = component_work(batch, length, width, heads, element)
+    assert [(result.flops, result.bytes_moved) for result in results] == list(work.values())
+    scores = batch * heads * length**2 * element / MIB
+    assert all(result.memory_mb >= scores for result in results[1:3])  # their output alone
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((16, 30, 4), "divisible"), ((0, 32, 4), "seq_len"), ((16, 32, 0), "num_heads"), ((16, 0, 4), "d_model")],
+    ids=["heads", "no length", "no heads", "no width"],
+)
+def test_components_refuse_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        profile_attention_components(*sizes, device="cpu")
+
+
+def test_components_refuse_a_device_that_does_not_exist():
+    with pytest.raises(ValueError, match="tpu"):
+        profile_attention_components(16, 32, 4, device="tpu")
+
+
+# --------------------------------------------------------------------------------------------- problem 4: bottleneck
+
+
+def test_the_bottleneck_is_what_takes_longest():
+    name, percent = identify_bottleneck([ProfileResult("a", 1.0), ProfileResult("b", 2.5), ProfileResult("c", 1.5)])
+    assert name == "b" and percent == pytest.approx(50)
+
+
+@pytest.mark.parametrize("results", [[], [ProfileResult("a", 0.0)]], ids=["empty", "no time"])
+def test_no_bottleneck_without_times(results):
+    with pytest.raises(ValueError, match="empty"):
+        identify_bottleneck(results)
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound"),
+    [(10**9, 10**6, "compute"), (10**6, 10**8, "memory"), (10**6, 10**6, "launch"), (0, 0, "launch")],
+    ids=["compute", "memory", "neither", "no work"],
+)
+def test_what_binds_a_result(flops, moved, bound):
+    # With 10^12 FLOP/s and 10^11 bytes/s: 10^9 FLOPs and 10^8 bytes take 1 ms each.
+    assert classify_bound(ProfileResult("x", 1.5, 0.0, flops, moved), 1e12, 1e11) == bound
+
+
+@pytest.mark.parametrize("peaks", [(0, 1e11), (1e12, -1)], ids=["flops", "bandwidth"])
+def test_peaks_must_be_positive(peaks):
+    with pytest.raises(ValueError, match="positive"):
+        classify_bound(ProfileResult("x", 1.0, 0.0, 1, 1), *peaks)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_report_says_what_its_figures_say(device):
+    report = generate_profile_report(32, 64, 4, device)
+    print(f"\n{report}")
+    shares = {}
+    for name in COMPONENTS:
+        row = re.search(rf"^{name}\s+\S+\s+(\S+)$", report, re.MULTILINE)
+        assert row, f"no row for {name}"
+        shares[name] = float(row.group(1))
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    named, percent = re.search(r"^Bottleneck: (\w+), ([\d.]+) %", report, re.MULTILINE).groups()
+    assert shares[named] == max(shares.values()) and float(percent) == pytest.approx(shares[named], abs=0.5)
+    gain = re.search(r"^Recommendation: .*?([\d.]+) times", report, re.MULTILINE)
+    core = sum(shares[name] for name in COMPONENTS[1:4]) / 100
+    assert gain and float(gain.group(1)) == pytest.approx(1 / (1 - max(core, 1 - core)), rel=0.05)
+
+
+def test_the_report_refuses_what_the_components_refuse():
+    with pytest.raises(ValueError, match="divisible"):
+        generate_profile_report(16, 30, 4, "cpu")
+
+
+# ---------------------------------------------------------------------------------------------- problem 5: intensity
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "expected"),
+    [
+        ("matmul", [(1024, 1024), (1024, 1024)], 1024 / 3),
+        ("matmul", [(1, 1024), (1024, 1024)], 2 * 1024**2 / (2 * (1024 + 1024**2 + 1024))),
+        ("matmul", [(4, 2, 8), (4, 8, 3)], 2 * 4 * 2 * 8 * 3 / (2 * 4 * (16 + 24 + 6))),
+        ("softmax", [(8, 128, 128)], 1.25),
+        ("layernorm", [(4, 256)], 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
+        ("gelu", [(64, 64)], 1.25),
+    ],
+    ids=["square", "one row", "batched", "softmax", "layernorm", "gelu"],
+)
+def test_arithmetic_intensity(op, shapes, expected):
+    assert compute_arithmetic_intensity(op, shapes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "message"),
+    [
+        ("conv", [(4, 4)], "conv"),
+        ("matmul", [(4, 4)], "matmul"),
+        ("matmul", [(4, 3), (4, 3)], "matmul"),
+        ("matmul", [(2, 4, 3), (3, 3, 4)], "matmul"),
+        ("softmax", [(4, 4), (4, 4)], "softmax"),
+        ("gelu", [(0, 4)], "positive"),
+        ("gelu", [], "shapes"),
+    ],
+    ids=["unknown", "one matrix", "inner sizes", "batch sizes", "two inputs", "no elements", "no shape"],
+)
+def test_intensity_refuses(op, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        compute_arithmetic_intensity(op, shapes)
+
+
+# ---------------------------------------------------------------------------------------------- problem 6: attention
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(1, 2, 16, 8), (2, 3, 7, 16)], ids=["regular", "odd"])
+def test_the_baseline_is_attention(shape, device):
+    inputs = qkv(device, shape)
+    assert_right(attention_baseline(*inputs), inputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_every_level_gives_the_same_result(level, device):
+    inputs = qkv(device)
+    with torch.no_grad():
+        assert_right(optimize_attention(*inputs, level), inputs)
+
+
+@pytest.mark.parametrize("level", [-1, 4, 7])
+def test_there_are_four_levels(level):
+    with pytest.raises(ValueError, match=str(level)):
+        optimize_attention(*qkv(), level)
+
+
+def test_flash_attention_is_what_level_3_runs():
+    with torch.profiler.profile() as profile:
+        attention_optimized(*qkv(), 3)
+    assert any("flash_attention" in event.name for event in profile.events())
+
+
+@pytest.mark.gpu
+def test_level_3_says_where_there_is_no_flash_attention():
+    inputs = qkv("cuda", dtype=torch.float32)
+    with pytest.warns(UserWarning, match="flash"):
+        torch.testing.assert_close(optimize_attention(*inputs, 3), attention_baseline(*inputs), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_optimizations_are_compared_in_milliseconds(device):
+    times = compare_optimizations(1, 2, 16, 8, device)
+    assert {"baseline", "sdpa"} <= times.keys() <= {"baseline", "sdpa", "compiled", "flash"}
+    assert all(0 < milliseconds < 1000 for milliseconds in times.values())
+    assert device == "cuda" or "flash" in times
+
+
+def test_comparing_refuses_sizes():
+    with pytest.raises(ValueError, match="seq_len"):
+        compare_optimizations(1, 2, 0, 8, "cpu")
+
+
+# ---------------------------------------------------------------------------------------------------- problem 7: JAX
+
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install 'jax[cpu]'")
+
+
+@needs_jax
+def test_jax_gives_the_same_attention():
+    import jax.numpy
+
+    inputs = qkv(shape=(2, 3, 7, 16))
+    out = profiling.attention_jax(*(jax.numpy.asarray(t.numpy()) for t in inputs))
+    assert isinstance(out, jax.Array)
+    assert_right(torch.tensor(out.tolist()), inputs)
+
+
+@needs_jax
+def test_jax_has_the_same_components():
+    results = profiling.profile_attention_components_jax(64, 32, 4, batch_size=2, device="cpu")
+    assert [result.name for result in results] == COMPONENTS
+    assert all(result.time_ms > 0 for result in results)
+    assert [(result.flops, result.bytes_moved) for result in results] == list(component_work(2, 64, 32, 4, 4).values())
+    with pytest.raises(ValueError, match="divisible"):
+        profiling.profile_attention_components_jax(16, 30, 4, device="cpu")
+
+
+@needs_jax
+def test_a_jax_result_is_waited_for():
+    import jax
+
+    x = jax.numpy.ones((1500, 1500))
+    product = jax.jit(lambda a: a @ a)
+    walls = []
+    for _ in range(4):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        walls.append(time.perf_counter() - start)
+    assert benchmark_function(product, (x,), 1, 5) > 0.5 * min(walls)
+
+
+def test_frameworks_are_compared_where_they_run():
+    times = profiling.compare_frameworks(1, 2, 16, 8, "cpu")
+    assert "PyTorch eager" in times and times.keys() <= {"PyTorch eager", "PyTorch compiled", "JAX jit"}
+    assert ("JAX jit" in times) == (importlib.util.find_spec("jax") is not None)
+    assert all(0 < milliseconds < 1000 for milliseconds in times.values())
+
+
+# ------------------------------------------------------------------------------------------------- problem 8: memory
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("chunk", [1, 5, 16, 100], ids=lambda chunk: f"chunk {chunk}")
+def test_chunks_give_the_same_result(chunk, device):
+    inputs = qkv(device, (2, 3, 16, 8))
+    assert_right(attention_chunked(*inputs, chunk_size=chunk), inputs)
+
+
+def test_chunks_survive_large_scores():
+    q, k, v = qkv(shape=(1, 1, 9, 4))
+    out = attention_chunked(1000 * q, 1000 * k, v, chunk_size=2)  # scores near 10^6: exp of one would be infinite
+    torch.testing.assert_close(out.double(), by_definition(1000 * q, 1000 * k, v), rtol=0, atol=1e-4)
+
+
+def test_chunks_have_a_size():
+    with pytest.raises(ValueError, match="chunk_size"):
+        attention_chunked(*qkv(), chunk_size=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_grows_with_the_square_of_s_or_with_s(device):
+    curve = memory_curve([512, 1024, 2048], batch=1, heads=2, d_k=8, chunk_size=64, device=device)
+    for row in curve:
+        print(row)
+    assert [row["seq_len"] for row in curve] == [512, 1024, 2048]
+    growth = {name: math.log2(curve[2][name] / curve[1][name]) for name in ("baseline", "chunked")}
+    assert 1.9 < growth["baseline"] < 2.1 and 0.8 < growth["chunked"] < 1.2
+    matrix = 2 * 2048**2 * (2 if device == "cuda" else 4) / MIB  # [B, H, S, S]
+    assert curve[2]["baseline"] > 1.9 * matrix and curve[2]["chunked"] < 0.5 * matrix and curve[2]["sdpa"] < matrix
