@@ -9,6 +9,8 @@
 #     .venv, with all that lies beside it; pip never touches it. The pins do not apply then: other packages fit themselves to it.
 #   - Otherwise the version in constraints.txt is installed: on Linux without a GPU the CPU build of PyTorch's own index (PyPI's
 #     brings gigabytes of CUDA), or what pip finds if that index does not answer; elsewhere PyPI's. For an AMD GPU you choose.
+#     Builds for GPUs bring their own triton. Where the installed torch brought none, Linux gets the pinned one beside it: its
+#     interpreter and compilers need no GPU, and kernels can be tested with them.
 #
 # Variables:
 #   PYTHON        the interpreter to start from (default: python3)
@@ -89,6 +91,7 @@ echo "set-up: Python $version, $plan"
 [ "$mode" != --plan ] || exit 0
 
 # 3. The environment, always from nothing.
+extras=deepspeed,test,lint
 "$PYTHON" -m venv --clear .venv
 if [ -n "$kept" ]; then
     # Python 3.10 and 3.11 put an old setuptools there, which would hide the one beside torch.
@@ -115,8 +118,9 @@ with open(".venv/kept.txt", "w") as file:
 EOF
 else
     install "$@"
+    .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("triton"))' || extras=$extras,triton
 fi
-install --quiet --editable '.[deepspeed,test,lint]'
+install --quiet --editable ".[$extras]"
 install --quiet --no-deps --use-pep517 deepspeed # --use-pep517: build it in a place of its own, without torch
 found=$(torch_of .venv/bin/python)
 [ -z "$kept" ] || [ "$found" = "$kept" ] || fail ".venv has torch $found, not the one to keep: $kept"

@@ -5,6 +5,10 @@ matrix products, and fused attention by a formula that takes all S x S pairs, as
 backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and watches
 one forward pass, attention with all S x S pairs too: its count adds functions such as silu (not methods such as `x.softmax()`),
 and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
+
+Neither counter sees into a Triton kernel. What a version's kernels compute unseen it says itself, by formula, in
+`kernel_flops(model, batch) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
+in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed watches needs no gradients.
 """
 
 import contextlib
@@ -14,7 +18,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[str, dict[str, int]]:
@@ -28,17 +31,21 @@ def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[
 
 
 def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    """FLOPs of forward and backward as FlopCounterMode sees them, for one batch."""
+    """FLOPs of forward and backward for one batch: those that FlopCounterMode sees, and those of kernels."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton
+
+    unseen = _kernel_flops(model, batch)
     with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         loss = _uncompiled_loss(model, *batch)
         forward = counter.get_total_flops()
         loss.backward()
     model.zero_grad()
-    return {"forward": forward, "backward": counter.get_total_flops() - forward}
+    backward = counter.get_total_flops() - forward
+    return {"forward": forward + unseen["forward"], "backward": backward + unseen["backward"]}
 
 
 def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile_file: Path) -> dict[str, int] | None:
-    """DeepSpeed's forward count, and its per-module report in `profile_file`; None where DeepSpeed is not installed.
+    """DeepSpeed's forward count and that of kernels, and its per-module report in `profile_file`; None where it is not installed.
 
     Everything that DeepSpeed prints goes to stderr: its log would otherwise stand in the middle of stdout.
     """
@@ -50,13 +57,20 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
     with contextlib.redirect_stdout(sys.stderr):
         profiler = FlopsProfiler(_Loss(model))
         profiler.start_profile()
+        model.requires_grad_(False)
         try:
             profiler.model(*batch)
-            counted = profiler.get_total_flops()
+            counted = int(profiler.get_total_flops()) + _kernel_flops(model, batch)["forward"]
             profiler.print_model_profile(module_depth=-1, top_modules=3, detailed=True, output_file=str(profile_file))
         finally:
             profiler.end_profile()
-    return {"forward": int(counted), "backward": 2 * int(counted)}
+            model.requires_grad_(True)
+    return {"forward": counted, "backward": 2 * counted}
+
+
+def _kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
+    version = sys.modules[type(model).__module__]
+    return version.kernel_flops(model, batch) if hasattr(version, "kernel_flops") else {"forward": 0, "backward": 0}
 
 
 def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:

@@ -28,6 +28,17 @@ TINY = (
 )
 
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
+if not torch.cuda.is_available():
+    # Triton's kernels are interpreted if this is set when they are imported, and PyTorch's FLOP counter imports some: so it
+    # is set before any test module is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """All test modules are imported. A script that a test starts interprets kernels only if the test sets the variable."""
+    if os.environ.pop("TRITON_INTERPRET", None) and "triton" in sys.modules:
+        sys.modules["triton"].knobs.runtime.interpret = True
+        os.environ.pop("TRITON_INTERPRET", None)  # the line before sets it again
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +51,11 @@ def same_numbers() -> None:
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     """run_script(script, *arguments, check=0): runs it in tmp_path on the CPU and asserts its exit code."""
 
-    def run(script: Path, *arguments: object, check: int = 0, **kwargs) -> subprocess.CompletedProcess:
+    def run(script: Path, *arguments: object, check: int = 0, seconds: float = 300, **kwargs) -> subprocess.CompletedProcess:
         environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, **kwargs,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=seconds, **kwargs,
         )  # fmt: skip
         assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
         return done

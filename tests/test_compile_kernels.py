@@ -4,6 +4,7 @@ compile_kernels.py runs in a process of its own: here triton may have been impor
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -28,12 +29,16 @@ SOME = {
     ("gfx942", "sm_80"): [("swiglu", 4096), ("flash_attention", 64)],
     ("gfx950", "sm_90"): [("rope", 64), ("flash_attention", 128)],
 }
+# Too many keys at a time for this GPU's registers.
+TOO_LARGE = "blocks.ATTENTION['sm_80', 2][64]['keys'] = blocks.Blocks(64, 128, 8, 2)"
 COMPILE = """
 import json, sys
-from compile_kernels import compile_all
+from compile_kernels import blocks, compile_all
 
 plan = json.loads(sys.argv[1])
-print(json.dumps([row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]))
+rows = [row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]
+exec(sys.argv[2])
+print(json.dumps([rows, compile_all("sm_80", ["bf16"], [("flash_attention", 64)])]))
 """
 
 
@@ -43,29 +48,23 @@ def check(rows: list[dict]) -> None:
         assert row["shared_bytes"] <= LDS_BYTES or row["target"].startswith("sm_"), row
 
 
-def test_some_of_each_kernel_for_each_target():
+def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items()))],
-        capture_output=True, text=True, env={"PYTHONPATH": f"{V3}:{PATHS}", "PATH": "/usr/bin:/bin", "HOME": str(ROOT)},
+        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    rows, spilling = json.loads(done.stdout)
     check(rows)
-    kernels = {(row["file"], row["kernel"].split(" + ")[0]) for row in rows}
-    assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"} and len(kernels) == 9
-    assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # the check above has something to find
-
-
-def test_a_spill_is_noticed():
-    """With a row of 65536 numbers in the registers of one program."""
-    row = {"target": "sm_90", "registers": 32, "spills": 4496, "shared_bytes": 64}
-    with pytest.raises(AssertionError):
-        check([row])
+    assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
+    assert len({(row["file"], row["kernel"].split(" + ")[0]) for row in rows}) == 9
+    assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # on NVIDIA: so the sizes do differ by target
+    assert [row["kernel"] for row in spilling if row["spills"]] == ["backward_keys"]
 
 
 @pytest.mark.slow
 def test_all_of_them(run_script, tmp_path):
-    run_script(SCRIPT, "--output", "kernels.json")
+    run_script(SCRIPT, "--output", "kernels.json", seconds=1800)
     rows = json.loads((tmp_path / "kernels.json").read_text())["rows"]
     check(rows)
     assert len(rows) == 450

@@ -156,7 +156,8 @@ def test_slow_strides_take_pytorchs_plain_attention(fixed):
 
 def test_the_slow_stage_computes_the_same(train):
     assert train("stage2")["loss"]["all"] == pytest.approx(train("stage2", "--fixed")["loss"]["all"], abs=1e-5)
-    assert read_json(Path("metrics.json"))["model"]["num_key_value_heads"] == 2
+    for preset in ("tiny", "medium"):
+        assert parsed("stage2", "--preset", preset)[0].model.num_key_value_heads == 2
 
 
 # Stage 3
@@ -318,6 +319,11 @@ def slow(median: float) -> dict[str, float]:
     return {"median": median, "p20": 0.9 * median, "p80": 1.1 * median}
 
 
+def test_a_stage_of_ones_own_is_compared_too(results):
+    shutil.copy(results / "stage2_metrics.json", results / "stage10_metrics.json")
+    assert [stage.number for stage in compare_stages.read(results)] == [0, 2, 2, 5, 10]
+
+
 def test_nothing_is_found_where_nothing_is_wrong(results):
     for name in ("2 slow performance", "2 slow performance, fixed", "5 optimized"):
         assert verdict(results, name) == "nothing found"
@@ -429,7 +435,10 @@ def stand_in(tmp_path) -> Callable[..., tuple[subprocess.CompletedProcess, list[
 def test_every_stage_runs_with_and_without_its_fix(stand_in):
     _, calls = stand_in("--seed", "7", "--data", "synthetic")
     trained = [call for call in calls if "--metrics-out" in call]
-    assert all("--preset medium --use-amp --num-steps 60 --time-phases --seed 7 --data synthetic" in call for call in trained)
+    assert all(
+        "--num-kv-heads 2 --preset medium --use-amp --num-steps 60 --time-phases --seed 7 --data synthetic" in call
+        for call in trained
+    )
     written = [call.split("--metrics-out ")[1].split()[0] for call in trained]
     fixes = {f"./results/stage{number}_fixed_metrics.json" for number in (1, 2, 3, 4, 6)}
     assert set(written) == fixes | {f"./results/stage{number}_metrics.json" for number in range(7)} and len(written) == 13
@@ -453,7 +462,11 @@ def test_rocprofv3_takes_the_profile_where_there_is_one(stand_in):
 def test_a_cpu_gets_a_small_model(stand_in):
     for arguments, environment in (((), {"DEVICE_FOUND": "cpu"}), (("--device", "cpu"), {})):
         _, calls = stand_in("--stages", "1", *arguments, **environment)
-        assert all("--seq-len 512" in call and "--preset" not in call for call in calls if "--metrics-out" in call)
+        assert all(
+            "--num-kv-heads 2" in call and "--seq-len 512" in call and "--preset" not in call
+            for call in calls
+            if "--metrics-out" in call
+        )
 
 
 def test_a_failing_stage_is_named_and_the_rest_runs(stand_in):
@@ -467,7 +480,7 @@ def test_a_failing_stage_is_named_and_the_rest_runs(stand_in):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--stages", "1 7"), "there is no stage '7': --stages takes numbers from 0 to 6"),
+        (("--stages", "1 x"), "there is no stage 'x': --stages takes numbers, 0 to 6"),
         (("--stages",), "--stages needs a value"),
     ],
     ids=("stage", "value"),
@@ -503,7 +516,20 @@ def test_run_all_stages(tmp_path, which):
 
 # On a GPU
 
-MEDIUM = ("--preset", "medium", "--use-amp", "--data", "synthetic", "--num-steps", "10", "--warmup-steps", "2", "--time-phases")
+MEDIUM = (
+    "--preset",
+    "medium",
+    "--num-kv-heads",
+    "2",
+    "--use-amp",
+    "--data",
+    "synthetic",
+    "--num-steps",
+    "10",
+    "--warmup-steps",
+    "2",
+    "--time-phases",
+)
 
 
 def share(record: dict) -> float:

@@ -1,4 +1,4 @@
-"""Set-up: the torch that is there stays, everything else is pinned, and what cannot work is said in one line.
+"""Set-up: the torch and triton that are there stay, everything else is pinned, and what cannot work is said in one line.
 
 Each test runs the real setup.sh or Makefile in a small clone, on a machine whose PATH holds only what the test puts there.
 """
@@ -19,7 +19,13 @@ from packaging.version import Version
 
 PARTS = ("Makefile", "setup.sh", "pyproject.toml", "constraints.txt", ".ci/run")
 TOOLS = ("awk", "bash", "cat", "dirname", "make", "sed", "sh", "uname")
-EXTRAS = ("deepspeed", "test", "lint")  # as in setup.sh
+EXTRAS = ("deepspeed", "test", "lint")  # as in setup.sh, which adds "triton" where the torch that it installs brings none
+# A Python whose environments have, in place of pip, a module that notes what it is asked for.
+QUICK_PYTHON = """
+[ "$2" = venv ] || exec '{python}' "$@"
+'{python}' -m venv --without-pip --clear .venv
+echo "import sys; print(*sys.argv[1:], file=open('pip.log', 'a'))" >"$(echo .venv/lib/python3*/site-packages)/pip.py"
+"""
 
 
 class Clone:
@@ -55,6 +61,12 @@ class Clone:
             "sitecustomize.py",
             f"import sys, urllib.request\nsys.modules['torch'] = None\nurllib.request.urlopen = lambda *_, **__: {opened}\n",
         )
+
+    def asked_of_pip(self, **environment: str) -> list[str]:
+        """What a whole set-up asks pip to install, in the order of its calls; nothing is installed."""
+        self.tool("quick-python", QUICK_PYTHON.format(python=sys.executable))
+        self.run("sh", "setup.sh", PYTHON="quick-python", **environment)
+        return [line for line in (self.folder / "pip.log").read_text().splitlines() if line.startswith("install ")]
 
     def run(self, *command: str, check: int = 0, **environment: str) -> subprocess.CompletedProcess:
         done = subprocess.run(
@@ -151,6 +163,23 @@ def test_linux_without_a_gpu_gets_the_cpu_build_where_it_can(clone):
     assert clone.plan() == "installs torch 2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"
 
 
+@pytest.mark.parametrize("brought", (False, True), ids=("without triton", "with triton"))
+def test_triton_is_installed_only_beside_a_torch_that_brings_none(clone, brought):
+    clone.without_torch()
+    if brought:
+        clone.python("triton/__init__.py", "")
+    first, second, _ = clone.asked_of_pip(TORCH_BUILD="cpu")
+    assert first.endswith("torch==2.13.0+cpu")
+    extras = "deepspeed,test,lint" if brought else "deepspeed,test,lint,triton"
+    assert second == f"install --constraint constraints.txt --quiet --editable .[{extras}]"
+
+
+def test_no_triton_joins_a_torch_that_is_kept(clone):
+    clone.python("torch/__init__.py", "__version__ = '2.13.0+cpu'")
+    first, _ = clone.asked_of_pip()
+    assert first == "install --constraint .venv/kept.txt --quiet --editable .[deepspeed,test,lint]"
+
+
 # What is left behind
 
 
@@ -241,14 +270,18 @@ def test_ci_runs_make_test_in_the_clone(clone):
 # What is asked of pip
 
 
-def asked_for(*, torch: bool = False) -> dict[str, list[Requirement]]:
-    """All that set-up asks pip for, by package, with what that requires in turn, as installed here."""
+def project() -> dict:
+    """The table of that name in pyproject.toml."""
     tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = list(project["dependencies"])
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def asked_for(*more: str) -> dict[str, list[Requirement]]:
+    """All that set-up asks pip for and `more`, by package, with what that requires in turn, as installed here."""
+    asked = list(project()["dependencies"])
     for extra in EXTRAS:
-        asked += project["optional-dependencies"][extra]
-    waiting = [Requirement(text) for text in asked + ["torch"] * torch]
+        asked += project()["optional-dependencies"][extra]
+    waiting = [Requirement(text) for text in [*asked, *more]]
     found: dict[str, list[Requirement]] = {}
     while waiting:
         requirement = waiting.pop()
@@ -281,6 +314,19 @@ def test_extra_names_all_that_deepspeed_needs_but_torch():
     assert needs - asked_for().keys() == {"torch"}
 
 
+def test_triton_is_the_one_that_this_torch_goes_with():
+    """And there are wheels of it for Linux alone."""
+    (extra,) = map(Requirement, project()["optional-dependencies"]["triton"])
+    assert extra.specifier.contains(pins()["triton"])
+    machine = {"sys_platform": "linux", "platform_machine": "x86_64"}
+    assert extra.marker.evaluate(machine) and extra.marker.evaluate(machine | {"platform_machine": "aarch64"})
+    assert not extra.marker.evaluate(machine | {"platform_machine": "riscv64"})
+    assert not extra.marker.evaluate({"sys_platform": "darwin", "platform_machine": "x86_64"})
+    wanted = [Requirement(text) for text in metadata.requires("torch") or () if text.startswith("triton")]
+    if Version(metadata.version("torch")).public == str(pins()["torch"]):  # a build for a GPU says which triton it wants
+        assert all(requirement.specifier.contains(pins()["triton"]) for requirement in wanted)
+
+
 def pinned_environment() -> bool:
     return Path(sys.prefix, "set-up").exists() and not Path(sys.prefix, "kept.txt").exists()
 
@@ -288,8 +334,10 @@ def pinned_environment() -> bool:
 @pytest.mark.skipif(not pinned_environment(), reason="not an environment of pinned versions: torch was kept, or set-up not used")
 def test_everything_is_installed_as_pinned():
     versions = pins()
-    # The CUDA build brings its own libraries and triton, which torch itself pins.
-    asked = {name: by for name, by in asked_for(torch=True).items() if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    installed = set(metadata.packages_distributions().get("triton", ()))
+    # Builds for GPUs bring libraries that torch itself pins, and ROCm's a triton of another name.
+    brought = ("nvidia-", "cuda-", "triton-")
+    asked = {name: by for name, by in asked_for("torch", *installed & {"triton"}).items() if not name.startswith(brought)}
     assert asked.keys() | {"deepspeed"} <= versions.keys()
     for name in asked:
         assert Version(metadata.version(name)).public == str(versions[name]), name

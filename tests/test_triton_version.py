@@ -4,12 +4,15 @@ Without a GPU the kernels run in Triton's interpreter, about a second a training
 """
 
 import json
+import shutil
 import sys
 from argparse import Namespace
+from collections import Counter
 
 import pytest
 import torch
 from conftest import ROOT, TINY, V1
+from test_vendor_profilers import Machine, value
 
 V3 = ROOT / "version3_triton"
 SCRIPT = V3 / "tiny_llama_v3.py"
@@ -96,6 +99,26 @@ def test_every_parameter_gets_the_gradient_of_version_1():
 def test_a_state_dict_of_its_own_loads():
     _, third, _ = pair(kernels.REFERENCE)
     assert tiny_llama_v3.TinyLlama(CONFIG).load_state_dict(third.state_dict()) == ([], [])
+
+
+def test_another_script_validates_it_with_its_kernels(run_script, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (tmp_path / "small.yaml").write_text(
+        "model: {hidden_size: 16, num_layers: 1, num_attention_heads: 2, intermediate_size: 16, vocab_size: 16}"
+    )
+    script = ROOT / "version2_pytorch_fused/validate_numerical_accuracy.py"
+    small = ("--config", "small.yaml", "--batch-size", "1", "--seq-len", "4")
+    run_script(script, "--baseline", V1 / "tiny_llama_v1.py", "--optimized", SCRIPT, *small)
+
+
+def test_the_loss_computes_no_gradients_where_none_are_wanted():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, weight = torch.randn(1, 4, 8, device=DEVICE), torch.randn(16, 8, device=DEVICE, requires_grad=True)
+    targets = torch.zeros(1, 4, dtype=torch.long, device=DEVICE)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        KERNELS.linear_cross_entropy(x, weight, targets)
+    assert counter.get_total_flops() == 2 * 4 * 8 * 16
 
 
 # ------------------------------------------------------------------------------------------------------------- switches
@@ -194,7 +217,7 @@ def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch)
     from triton.runtime.interpreter import InterpretedFunction
 
     left_out = {"weight", "rstd", "dweight", "cos", "sin", "lse", "d", "targets", "losses"}
-    given: list[int] = []
+    given: Counter = Counter()
 
     def note(self, *arguments, grid, warmup, **constants):
         tensors = {
@@ -202,18 +225,17 @@ def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch)
             for name, tensor in zip(self.arg_names, arguments, strict=False)
             if isinstance(tensor, torch.Tensor) and name.removesuffix("_ptr") not in left_out
         }
-        given.append(sum(tensors.values()))
+        given[self.fn.__name__] += sum(tensors.values())
         return original(self, *arguments, grid=grid, warmup=warmup, **constants)
 
     original = InterpretedFunction.run
     monkeypatch.setattr(InterpretedFunction, "run", note)
     _, third, batch = pair(KERNELS)
-    loss = third.loss(*batch)
-    forward = sum(given)
-    loss.backward()
-    expected = costs.training_step(CONFIG, 2, 17, 4)
-    assert forward == sum(cost.bytes for (_, phase), cost in expected.items() if phase == "forward")
-    assert sum(given) - forward == sum(cost.bytes for (_, phase), cost in expected.items() if phase == "backward")
+    third.loss(*batch).backward()
+    expected: Counter = Counter()
+    for (kernel, _), cost in costs.training_step(CONFIG, 2, 17, 4).items():
+        expected[kernel] += cost.bytes
+    assert given == expected
 
 
 def gpu_profile() -> dict:
@@ -228,9 +250,9 @@ def gpu_profile() -> dict:
         "schema": "tiny-llama-profile/1", "profiled_steps": 2, "step_us": [1000.0, 1000.0], "attention_only": False,
         "operators": [{"name": "aten::mm"}],
         "kernels": [
-            kernel | {"name": "_rope", "device_us": 20.0},
-            kernel | {"name": "_rope", "device_us": 40.0, "phase": "backward"},
-            kernel | {"name": "_attention_forward", "device_us": 100.0},
+            kernel | {"name": "_rope_forward", "device_us": 20.0},
+            kernel | {"name": "_rope_forward", "device_us": 40.0, "phase": "backward"},
+            kernel | {"name": "_flash_attention_forward", "device_us": 100.0},
             kernel | {"name": "sm90_gemm", "device_us": 240.0},
         ],
     }  # fmt: skip
@@ -239,9 +261,8 @@ def gpu_profile() -> dict:
 def test_kernels_of_a_profile_against_the_ceilings():
     profile = gpu_profile()
     header, rows = triton_kernels.table(profile, costs.training_step(ModelConfig(), 8, 128, 2))
-    assert [row[:4] for row in rows] == [
-        ["attention_forward", "forward", "attention", 4.0], ["rope", "backward", "rope", 4.0], ["rope", "forward", "rope", 4.0],
-    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["flash_attention_forward", "rope_forward", "rope_forward"]
+    assert [row[1:4] for row in rows[1:]] == [["backward", "rope", 4.0], ["forward", "rope", 4.0]]
     attention, _, forward = (dict(zip(header, row, strict=True)) for row in rows)
     moved = 4 * 8 * 128 * 2 * 32 * 16 * 2  # layers, B, S, q and k, Dh, heads, bytes; read and written
     assert forward["us"] == 10 and forward["% of kernels"] == 5
@@ -255,7 +276,7 @@ def test_kernels_of_a_profile_against_the_ceilings():
 def test_a_gpu_profile_is_shown_without_running_anything(run_script, tmp_path):
     (tmp_path / "profile_1.json").write_text(json.dumps(gpu_profile()))
     shown = run_script(V3 / "run_triton_profiling.py", "--analyze-existing", "profile_1.json").stdout
-    assert "Triton kernels: 80 us a step, 40.0 % of the time of all kernels" in shown and "attention_forward" in shown
+    assert "Triton kernels: 80 us a step, 40.0 % of the time of all kernels" in shown and "flash_attention_forward" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["profile_1.json"]
 
 
@@ -268,6 +289,18 @@ def test_on_a_cpu_the_operators_are_shown(run_script):
 def test_the_other_tools_run(run_script, tmp_path, script):
     run_script(V3 / script, *QUICK)
     assert list(tmp_path.glob("pytorch_profiles/profile_*.json")) or (tmp_path / "flops_analysis/flops_profile.json").exists()
+
+
+def test_rocprofv3_gets_version_3(tmp_path):
+    machine = Machine(tmp_path)
+    machine.tools("rocprofv3")
+    machine.command("python", shutil.which("true"))
+    machine.run(V3 / "run_rocprof_triton.sh", "--profile-dir", "out", "--marker-trace", "--num-steps", "7")
+    [call] = machine.calls
+    options, command = call[: call.index("--")], call[call.index("--") + 1 :]
+    assert "--marker-trace" in options and value(options, "-d") == "out"
+    assert command[:2] == ["python", str(SCRIPT)] and value(command, "--num-steps") == "7"
+    assert "bash run_rocprof_triton.sh [--profile-dir DIR]" in machine.run(V3 / "run_rocprof_triton.sh", "--help").stdout
 
 
 # ------------------------------------------------------------------------------------------------------------ benchmark

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import cli
-from common.analysis import appendix_tables, architecture, compiled, results
+from common.analysis import appendix_tables, architecture, compiled, profiling_lab, results
 from common.errors import RunError, UsageError
 from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- table: ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /table -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
-    **architecture.TABLES, **results.TABLES, **appendix_tables.TABLES, **compiled.TABLES,
+    **architecture.TABLES, **results.TABLES, **profiling_lab.TABLES, **appendix_tables.TABLES, **compiled.TABLES,
 }  # fmt: skip
 
 

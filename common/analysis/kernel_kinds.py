@@ -8,6 +8,8 @@ from common.analysis import operators
 # prefixes come first; a library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
 PATTERNS = (
     ("elementwise", re.compile(r"^triton_(poi|for)_")),
+    ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # of Version 3, whose norms and attention the patterns below know
+    ("reductions", re.compile(r"^_linear_cross_entropy_")),
     ("reductions", re.compile(r"^triton_(red|per)_")),
     ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
     ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # of AOTriton, in ROCm builds of PyTorch

@@ -1,0 +1,184 @@
+"""Version 3's kernels: outputs and every gradient against float64, next to what PyTorch itself gets wrong in the same precision.
+
+On a machine without a GPU they run in Triton's interpreter, in float32 and float16: bfloat16 is wrong there (triton issue 11584).
+"""
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import ROOT, V1
+from torch import Tensor
+
+from common import rmsnorm, rope
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported; scripts that tests start do not inherit it
+triton = pytest.importorskip("triton")
+if DEVICE == "cpu" and not triton.knobs.runtime.interpret:
+    pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
+sys.path[:0] = [str(V1), str(ROOT / "version3_triton")]
+
+import tiny_llama_v1  # noqa: E402
+from kernels.flash_attention import attention  # noqa: E402
+from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
+from kernels.rms_norm import add_rms_norm, rms_norm  # noqa: E402
+from kernels.rope import apply_rope  # noqa: E402
+from kernels.swiglu import swiglu  # noqa: E402
+
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+MARGIN = 1.5  # times PyTorch's own error
+FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
+"""A test's operation: ours, the same in PyTorch, and its inputs."""
+Case = tuple[Callable, Callable, list[Tensor]]
+
+
+def results(operation: Callable, inputs: list[Tensor], seed: int = 1) -> list[Tensor]:
+    """Outputs, and the gradients of all floating-point inputs for random output gradients, the same in every precision."""
+    leaves = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    outputs = operation(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(o.shape, generator=generator).half().to(o.device, o.dtype) for o in outputs]
+    torch.autograd.backward(outputs, gradients)
+    return [*(o.detach() for o in outputs), *(x.grad for x in leaves if x.is_floating_point())]
+
+
+def check(ours: Callable, plain: Callable, inputs: list[Tensor], dtype: torch.dtype) -> None:
+    """Each result's largest error against float64 is at most MARGIN times PyTorch's in `dtype`, or a few units of rounding."""
+    inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in inputs]
+    exact = results(plain, [x.double() if x.is_floating_point() else x for x in inputs])
+    theirs, got = results(plain, inputs), results(ours, inputs)
+    again = results(ours, inputs)
+    for i, (right, usual, mine, repeated) in enumerate(zip(exact, theirs, got, again, strict=True)):
+        assert mine.shape == usual.shape and mine.dtype == usual.dtype, i
+        assert torch.equal(mine, repeated), f"result {i} differs between two calls"
+        error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
+        floor = FLOOR * torch.finfo(dtype).eps * right.abs().max().item()
+        assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3, 37), (5, 256), (3, 1000), (130, 24)])
+def test_rms_norm(shape, dtype):
+    x, weight = torch.randn(shape), 1 + torch.randn(shape[-1])
+    check(lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: rmsnorm.rms_norm(x, w, 1e-5), [x, weight], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 37), (5, 256)])
+def test_add_rms_norm(shape, dtype):
+    def plain(x, residual, weight):
+        return x + residual, rmsnorm.rms_norm(x + residual, weight, 1e-5)
+
+    inputs = [torch.randn(shape), torch.randn(shape), 1 + torch.randn(shape[-1])]
+    check(lambda *tensors: add_rms_norm(*tensors, 1e-5), plain, inputs, dtype)
+
+
+def test_add_rms_norm_of_two_types_and_one_result_unused():
+    """float16 from a product added to a float32 residual, as under autocast; the last sum of a model is not used."""
+    x, residual, weight = torch.randn(4, 40).half(), torch.randn(4, 40), torch.ones(40)
+    inputs = [tensor.to(DEVICE) for tensor in (x, residual, weight)]
+    total, y = add_rms_norm(*(tensor.requires_grad_() for tensor in inputs), 1e-5)
+    assert total.dtype == y.dtype == torch.float32
+    y.sum().backward()
+    assert inputs[0].grad.dtype == torch.float16
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad.half())
+    sum_only = [tensor.detach().requires_grad_() for tensor in inputs]
+    add_rms_norm(*sum_only, 1e-5)[0].sum().backward()
+    assert torch.equal(sum_only[1].grad, torch.ones_like(residual, device=DEVICE)) and sum_only[2].grad is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, kv_heads, length, head_dim", [(4, 4, 1, 2), (4, 2, 33, 24), (3, 1, 64, 16), (2, 2, 7, 80)])
+def test_rope(heads, kv_heads, length, head_dim, dtype):
+    """q and k as they come from one fused product: strided views."""
+    cos, sin = (table.to(DEVICE) for table in rope.rope_tables(head_dim, length + 3, 1e4))
+
+    def split(operation):
+        def run(qkv):
+            q, k = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads], dim=1)
+            wide = (cos.to(qkv.dtype), sin.to(qkv.dtype)) if qkv.dtype == torch.float64 else (cos, sin)
+            return operation(q, k, *wide)
+
+        return run
+
+    check(split(apply_rope), split(rope.apply_rope), [torch.randn(2, length, (heads + kv_heads) * head_dim)], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 9, 77), (3, 2048), (40, 130)])
+def test_swiglu(shape, dtype):
+    def halves(operation):
+        return lambda both: operation(*both.chunk(2, dim=-1))
+
+    check(halves(swiglu), halves(tiny_llama_v1.swiglu), [2 * torch.randn(*shape[:-1], 2 * shape[-1])], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads, kv_heads, length, head_dim",
+    [(2, 2, 2, 8), (4, 2, 70, 16), (2, 1, 129, 32), (4, 1, 33, 80), (2, 1, 100, 64), (1, 1, 65, 96), (2, 2, 40, 128)],
+)
+def test_attention(heads, kv_heads, length, head_dim, dtype):
+    q, k, v = (torch.randn(2, n, length, head_dim) for n in (heads, kv_heads, kv_heads))
+    check(attention, tiny_llama_v1.attention, [q, k, v], dtype)
+
+
+def test_attention_of_strided_views_and_a_strided_gradient():
+    qkv = torch.randn(2, 20, 8 * 16, device=DEVICE)
+    parts = qkv.unflatten(-1, (-1, 16)).transpose(1, 2).split([4, 2, 2], dim=1)
+    out = attention(*parts)
+    torch.testing.assert_close(out, tiny_llama_v1.attention(*parts), rtol=1e-5, atol=1e-5)
+    assert out.transpose(1, 2).is_contiguous()  # the output projection reads it without a copy
+    leaves = [part.detach().clone().requires_grad_() for part in parts]
+    attention(*leaves).backward(torch.ones_like(out).expand_as(out))
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, vocabulary", [((1, 1), 2), ((3, 17), 101), ((2, 64), 1000)])
+def test_linear_cross_entropy(tokens, vocabulary, dtype):
+    targets = torch.randint(vocabulary, tokens, device=DEVICE)
+    x, weight = torch.randn(*tokens, 24), torch.randn(vocabulary, 24)
+    inputs = [x.to(DEVICE, dtype), weight.to(DEVICE, dtype)]
+
+    def widened(operation):
+        return lambda x, w: operation(x, w, targets).to(x.dtype)  # the loss is float32 in every precision
+
+    check(widened(linear_cross_entropy), widened(tiny_llama_v1.linear_cross_entropy), inputs, dtype)
+
+
+def test_linear_cross_entropy_in_chunks_is_the_same(monkeypatch):
+    import kernels.linear_cross_entropy as module
+
+    x, weight, targets = torch.randn(2, 50, 24), torch.randn(101, 24), torch.randint(101, (2, 50))
+    inputs = [tensor.to(DEVICE) for tensor in (x, weight, targets)]
+    whole = results(linear_cross_entropy, inputs)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 101 * 13)  # 13 tokens a chunk, 9 in the last
+    for first, second in zip(whole, results(linear_cross_entropy, inputs), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+
+
+def test_large_logits_and_a_small_loss_scale():
+    """exp would overflow without the maximum; 1 / N would underflow in float16 if it came first."""
+    x, weight = 100 * torch.randn(4, 512, 16), 3 * torch.randn(31, 16)
+    targets = torch.randint(31, (4, 512))
+    inputs = [tensor.to(DEVICE) for tensor in (x, weight, targets)]
+    assert linear_cross_entropy(*inputs).isfinite()
+    half = [inputs[0].div(100).half().requires_grad_(), inputs[1].half().requires_grad_(), inputs[2]]
+    (linear_cross_entropy(*half) * 2.0**10).backward()
+    exact = [inputs[0].div(100).double().requires_grad_(), inputs[1].double().requires_grad_(), inputs[2]]
+    (tiny_llama_v1.linear_cross_entropy(*exact) * 2.0**10).backward()
+    for got, right in zip(half[:2], exact[:2], strict=True):
+        assert (got.grad - right.grad).abs().max() < 0.01 * right.grad.abs().max()
+
+
+def test_what_the_kernels_do_not_take():
+    with pytest.raises(ValueError, match="head dimensions to 128, not 160"):
+        attention(*(torch.randn(1, 1, 4, 160, device=DEVICE) for _ in range(3)))
+    with pytest.raises(ValueError, match="at most 65536 numbers, not 70000"):
+        rms_norm(torch.randn(1, 70000, device=DEVICE), torch.ones(70000, device=DEVICE), 1e-5)

@@ -1,0 +1,171 @@
+"""Compiles every kernel for the GPUs of both vendors, without having one, and shows what each needs of a multiprocessor.
+
+    python compile_kernels.py                              # gfx90a gfx942 gfx950 sm_80 sm_90
+    python compile_kernels.py --targets gfx942 --dtypes bf16
+    python compile_kernels.py --output ../results/compiled/kernels.json
+
+The kernels are launched as in training, forward and backward, with a driver in place of the GPU's that compiles and does not run.
+
+    registers        a thread's; on AMD its vector registers, accumulation registers included
+    spills           what did not fit into registers and lives in memory, which is slow: on AMD how many registers, vector and
+                     scalar, on NVIDIA how many bytes a thread stores and loads for it, as ptxas counts them
+    shared_bytes     of shared memory (LDS on AMD), of a program
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
+
+import torch
+import triton
+from kernels import blocks
+from kernels.flash_attention import attention
+from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope import apply_rope
+from kernels.swiglu import swiglu
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from common import cli
+from common.analysis import tables
+from common.analysis.compiled import SCHEMA
+from common.files import writable_folder, write_json
+from common.rope import rope_tables
+
+TARGETS = {
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SIZES = {  # by file: the length of a row, or the head dimension
+    "rms_norm": ("D", 256, 4096),
+    "swiglu": ("F", 256, 4096),
+    "linear_cross_entropy": ("V", 256, 4096),
+    "rope": ("Dh", 16, 64, 80, 128),
+    "flash_attention": ("Dh", 16, 64, 80, 128),
+}
+LOGS: dict[str, str] = {}  # of ptxas, by a kernel's hash: within a process a kernel is compiled once
+CASES = [(file, size) for file, (_, *sizes) in SIZES.items() for size in sizes]
+
+
+def launches(file: str, size: int, dtype: torch.dtype) -> list[Callable]:
+    """The operations of a file at a size, on small tensors: only their last dimension decides what is compiled."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype).requires_grad_()
+
+    if file == "rms_norm":
+        weight, residual = torch.ones(size, requires_grad=True), torch.ones(2, size)
+        return [
+            lambda: rms_norm(tensor(2, size), weight, 1e-5),
+            lambda: add_rms_norm(tensor(2, size), residual, weight, 1e-5),
+        ]
+    if file == "swiglu":
+        return [lambda: swiglu(tensor(2, size), tensor(2, size))]
+    if file == "linear_cross_entropy":
+        return [lambda: linear_cross_entropy(tensor(1, 2, 16), tensor(size, 16), torch.zeros(1, 2).long())]
+    if file == "rope":
+        return [lambda: apply_rope(tensor(1, 4, 4, size), tensor(1, 2, 4, size), *rope_tables(size, 4, 1e4))]
+    return [lambda: attention(tensor(1, 4, 4, size), tensor(1, 2, 4, size), tensor(1, 2, 4, size))]
+
+
+def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
+    """Registers, spills and shared memory of a compiled kernel."""
+    if "amdgcn" in kernel.asm:
+        counts = {key: int(value) for key, value in re.findall(r"^\s+\.(\w+):\s+(\d+)$", kernel.asm["amdgcn"], re.MULTILINE)}
+        registers, spills = counts["vgpr_count"], counts["vgpr_spill_count"] + counts["sgpr_spill_count"]
+    else:
+        registers = int(re.search(r"Used (\d+) registers", ptxas_log)[1])
+        spills = sum(int(size) for size in re.findall(r"(\d+) bytes spill", ptxas_log))
+    return {"registers": registers, "spills": spills, "shared_bytes": kernel.metadata.shared}
+
+
+@contextlib.contextmanager
+def compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], str], None]) -> Iterator[None]:
+    """Within it a launch of a kernel compiles it for the target and hands it to `take`, with its options and ptxas's log."""
+    target = TARGETS[name]
+
+    def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        with contextlib.redirect_stdout(io.StringIO()) as log:
+            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        take(self, kernel, options, LOGS.setdefault(kernel.hash, log.getvalue()))
+
+    run, family = JITFunction.run, blocks.family
+    JITFunction.run, blocks.family = compile_only, lambda: "hip" if target.backend == "hip" else name
+    triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target,
+            get_current_device=lambda: name,
+            get_current_stream=lambda device: 0,
+            map_python_to_cpp_type=str,
+        )
+    )
+    try:
+        yield
+    finally:
+        JITFunction.run, blocks.family = run, family
+
+
+def compile_all(name: str, dtypes: Collection[str] = DTYPES, cases: Collection[tuple[str, int]] = CASES) -> list[dict[str, Any]]:
+    """A row per kernel, number format and size for one target.
+
+    Args:
+        name: a key of TARGETS.
+        dtypes: keys of DTYPES.
+        cases: file and size, some of CASES.
+    """
+    found: dict[tuple, dict[str, Any]] = {}
+    where: dict[str, str] = {}
+
+    def take(function: JITFunction, kernel: Any, options: dict[str, Any], ptxas_log: str) -> None:
+        sizes = [value for key, value in options.items() if key in ("ROWS", "BLOCK", "BLOCK_M", "BLOCK_N")]
+        name_in_file = function.fn.__name__.removeprefix("_").removeprefix(f"{where['file']}_")
+        what = " + ".join([name_in_file, *(key.lower() for key, value in options.items() if value is True)])
+        found[(*where.values(), what)] = {
+            "target": name, **where, "kernel": what, "blocks": " x ".join(map(str, sizes)),
+            "warps": kernel.metadata.num_warps, "stages": kernel.metadata.num_stages, **resources(kernel, ptxas_log),
+        }  # fmt: skip
+
+    with compiling_for(name, take):
+        for dtype in dtypes:
+            for file, size in cases:
+                where |= {"dtype": dtype, "file": file, "size": f"{SIZES[file][0]} = {size}"}
+                for call in launches(file, size, DTYPES[dtype]):
+                    outputs = call()
+                    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    return list(found.values())
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="ARCH", help="default: all five")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="DTYPE", help="default: all three")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the rows, with the version of triton")
+    options = parser.parse_args()
+    if options.output:
+        writable_folder(options.output.parent, "--output")
+    rows = [row for name in options.targets for row in compile_all(name, options.dtypes)]
+    if options.output:
+        content = {"schema": SCHEMA, "triton": triton.__version__, "command": shlex.join(sys.argv), "rows": rows}
+        write_json(options.output, content)
+    print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,172 @@
+"""Compares the stages by what was measured, and says what is wrong with each. Runs nothing.
+
+    python compare_stages.py
+    python compare_stages.py --results-dir results --output results/comparison.md
+
+Reads from --results-dir what run_all_stages.sh wrote: the records stage0_metrics.json (Version 1), stageN_metrics.json and
+stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have been made alike. A loss is that of the first
+step, and the mean of the last five; samples/s is the batch size over the median step; moments are the optimizer's, for the
+parameters that ever got a gradient. "What is wrong" follows these rules:
+
+    start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
+    gradient    the optimizer never had a gradient for some parameter
+    learning    the last loss is more than 0.1 above Version 1's, on the same data from the same start
+    clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
+    speed       the steps are slower, or faster, than stage 5's by 1.1 or more, and the ranges from 20th to 80th percentile of the
+                two do not meet. For slower ones the row of the profile is named that grew most: share of the profile x step
+"""
+
+import csv
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import cli
+from common.analysis import kernels, regression, tables
+from common.analysis.results import RUN_SCHEMA
+from common.errors import UsageError
+from common.files import read_json, writable_folder, write_text
+
+RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
+V1, V3 = 0, 5  # numbers of the stages that are Version 1 and Version 3
+START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # the rules' limits
+LAST_STEPS = 5
+
+
+class Stage(NamedTuple):
+    """A run of a stage; `shares` of each name in its profile, empty where there is none."""
+
+    number: int
+    fixed: bool
+    run: dict[str, Any]
+    shares: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        if self.number == V1:
+            return "Version 1"
+        return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (", fixed" if self.fixed else "")
+
+    @property
+    def step(self) -> float:
+        """Median, ms."""
+        return self.run["step_ms"]["median"]
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        """Of the first step, and the mean of the last."""
+        losses = self.run["loss"]["all"]
+        last = losses[-LAST_STEPS:]
+        return losses[0], sum(last) / len(last)
+
+    @property
+    def phases(self) -> float | None:
+        """Forward, backward and optimizer together, as a share of the step."""
+        timed = self.run.get("phases_ms")
+        return sum(phase["median"] for phase in timed.values()) / self.step if timed else None
+
+
+def read(folder: Path) -> list[Stage]:
+    """The runs in a folder, in order, each stage before its fix.
+
+    Raises:
+        UsageError: Version 1 or stage 5 is missing, a run was not completed, or two runs were not made alike.
+    """
+    found = []
+    for path in folder.glob("stage*_metrics.json"):
+        if match := RECORD.fullmatch(path.name):
+            number, fixed, run = int(match[1]), bool(match[2]), read_json(path, RUN_SCHEMA)
+            problems = regression.unusable(path, run)
+            if number != V1 and "stage" not in run:
+                problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
+            if problems:
+                raise UsageError(f"{problems[0]}: run it again with run_all_stages.sh")
+            found.append(Stage(number, fixed, run, {} if fixed else shares(folder / f"stage{number}_profile.csv")))
+    found.sort(key=lambda stage: (stage.number, stage.fixed))
+    for number in (V1, V3):
+        if not any(stage.number == number for stage in found):
+            raise UsageError(f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}")
+    for stage in found:
+        ours, theirs = ({**regression.conditions(run), **regression.lessons(run)} for run in (found[0].run, stage.run))
+        differing = regression.differences(ours, theirs)
+        if differing:
+            raise UsageError(f"Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again, alike")
+    return found
+
+
+def shares(path: Path) -> dict[str, float]:
+    """Of each name in a profile's table the share of the time, 0 to 1; empty where there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {row["name"]: float(row["share"]) for row in csv.DictReader(file)}
+
+
+def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
+    """What is wrong, by the rules above."""
+    found = []
+    (first, last), uniform, counted = stage.losses, stage.run["loss"]["uniform"], stage.run["stage"]
+    if first > uniform + START:
+        found.append(f"the loss starts at {first:.1f}, a uniform guess costs {uniform:.1f}")
+    if counted["updated"] < counted["parameters"]:
+        found.append(f"{counted['parameters'] - counted['updated']} of {counted['parameters']} parameters never get a gradient")
+    if not last <= v1.losses[1] + LEARNING:
+        found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
+    if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
+        found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
+    ours, theirs = stage.run["step_ms"], v3.run["step_ms"]
+    if ours["p20"] > theirs["p80"] and stage.step > SPEED * v3.step:
+        found.append(f"{stage.step / v3.step:.1f} times stage 5's step{grown(stage, v3)}")
+    if ours["p80"] < theirs["p20"] and v3.step > SPEED * stage.step:
+        found.append(f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?")
+    return found
+
+
+def grown(stage: Stage, v3: Stage) -> str:
+    """The row of the profile whose time in a step grew most against stage 5's."""
+    if not stage.shares or not v3.shares:
+        return ""
+    more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
+    name = max(more, key=more.__getitem__)
+    return f"; most of it in {kernels.short_name(name)} ({stage.shares[name]:.0%} of the profile)"
+
+
+def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:
+    first, last = stage.losses
+    counted, phases = stage.run.get("stage"), stage.phases
+    reference = stage.number == V1
+    return [
+        stage.name, f"{first:.2f} to {last:.2f}", stage.run["training"]["batch_size"] / stage.step * 1e3, v1.step / stage.step,
+        f"{counted['updated']} of {counted['parameters']}" if counted else "all (checked)",
+        f"{phases:.0%}" if phases is not None else "", stage.run["memory"]["peak_mib"], counted["state_mib"] if counted else None,
+        "" if reference else "; ".join(findings(stage, v1, v3)) or "nothing found",
+    ]  # fmt: skip
+
+
+def report(stages: list[Stage], table) -> str:
+    """Conditions, one row a run, and what this device cannot show; `table` is one of `common.analysis.tables`."""
+    v1, v3 = stages[0], next(stage for stage in stages if stage.number == V3)
+    header = ["stage", "loss", "samples/s", "x Version 1", "with gradient", "phases / step",
+              f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments", "what is wrong"]  # fmt: skip
+    notes = [f"Stage {stage.number}: {stage.run['stage']['caveat']}." for stage in stages
+             if not stage.fixed and stage.number != V1 and stage.run["stage"]["caveat"]]  # fmt: skip
+    steps, uniform = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
+    heading = f"{regression.setting(v1.run)}; {steps} steps; {v1.run['data']['name']}, {uniform:.0f} tokens"
+    return "\n\n".join([heading, table(header, [row(stage, v1, v3) for stage in stages]).strip(), *notes])
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
+    options = parser.parse_args()
+    stages = read(options.results_dir)
+    print(report(stages, tables.text))
+    if options.output:
+        writable_folder(options.output.parent, "--output")
+        write_text(options.output, f"# Stages compared\n\n{report(stages, tables.markdown)}\n")
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,62 @@
+"""Statistics of what every layer hands on, for one batch: where numbers grow, vanish or stop being numbers.
+
+A forward hook on a module sees its output without a change to the model. The rows are in the order of the computation: the
+embedding, each layer's attention, feed-forward part and sum (the residual stream), the last norm, the logits. A well initialised
+model keeps every standard deviation within a few powers of ten of 1, and its logits small: it must not be sure of anything yet.
+"""
+
+import math
+import re
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from common import data
+from common import device as devices
+from common.analysis import tables
+
+WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for
+
+
+def report(stage: SimpleNamespace, options: Namespace) -> str:
+    """Loss and statistics of the stage's untrained model on the first batch of its run."""
+    device = devices.select(options.device)
+    devices.prepare(device, options.seed)
+    dataset = data.load(options.data, options.model.vocab_size, options.seed)
+    inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
+    model = stage.make_model(options).to(device)
+    rows = statistics(model, inputs)
+    with torch.no_grad():
+        loss = model.loss(inputs, targets).item()
+    uniform = math.log(options.model.vocab_size)
+    heading = f"before training: loss {loss:.3f}, a uniform guess costs ln V = {uniform:.3f}"
+    return f"{heading}\n\n{tables.text(['output of', 'min', 'max', 'std', 'NaN', 'std of its weight'], rows)}"
+
+
+def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
+    """Module, min, max, standard deviation and number of NaN of its output, standard deviation of its weight if that is a matrix.
+
+    Args:
+        inputs: [B, S] token ids.
+    """
+    rows: list[list[object]] = []
+
+    def watch(name: str):
+        def hook(module: nn.Module, _, output: Tensor) -> None:
+            weight = getattr(module, "weight", None)
+            spread = weight.std().item() if weight is not None and weight.dim() == 2 else None
+            values = output.float()
+            numbers = values[~values.isnan()]
+            low, high, std = (f(numbers).item() if len(numbers) else None for f in (torch.min, torch.max, torch.std))
+            rows.append([name, low, high, std, int(values.isnan().sum()), spread])
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if WATCHED.fullmatch(name)]
+    with torch.no_grad():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    return rows

@@ -1,0 +1,107 @@
+"""What the stages share. A stage is Version 3 with one thing replaced: what its file defines takes the place of Version 3's.
+
+Every stage takes Version 3's flags, and two more: `--fixed` undoes the replacement, and `--diagnose` prints statistics of the
+first batch in place of training. A stage may have `prepare(options)`, called before the run, and `caveat(device)`: what to know
+about its figures on this device, in a sentence, or None.
+
+The record of a run (schema tiny-llama-run/1) gets a section more:
+
+    "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 20.5, "caveat": null}
+
+    parameters      tensors that the model trains
+    updated         those that the optimizer keeps moments for: AdamW makes them when a parameter first gets a gradient
+    state_mib       MiB of these moments
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Version 3's folder
+
+import diagnose  # noqa: E402
+import kernels  # noqa: E402
+import tiny_llama_v3 as v3  # noqa: E402
+
+from common import cli, run  # noqa: E402
+from common import device as devices  # noqa: E402
+from common.analysis.results import RUN_SCHEMA  # noqa: E402
+from common.files import read_json, write_json  # noqa: E402
+
+__all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]
+
+
+def add_arguments(parser: ArgumentParser, has_fix: bool = True) -> None:
+    """Version 3's flags and those of every stage."""
+    v3.add_arguments(parser)
+    parser.set_defaults(fixed=False)
+    group = parser.add_argument_group("stage")
+    if has_fix:
+        group.add_argument("--fixed", action="store_true", help="with the fix")
+    group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
+
+
+def with_operations(options: Namespace, **replaced: Callable) -> nn.Module:
+    """Version 3's model with some of its operations replaced (names of `kernels.Operations`)."""
+    model = v3.make_model(options)
+    for module in model.modules():
+        if hasattr(module, "operations"):
+            module.operations = replace(module.operations, **replaced)
+    return model
+
+
+def of(module: ModuleType) -> SimpleNamespace:
+    """The version that a stage's file stands for."""
+    return SimpleNamespace(**vars(v3) | {"add_arguments": add_arguments} | vars(module))
+
+
+def main(module: ModuleType) -> None:
+    """Parses the command line, runs the stage, and exits the process."""
+    stage = of(module)
+    options = run.parser(stage).parse_args()
+    cli.command(lambda: train(stage, cli.parse(options)))
+
+
+def train(stage: SimpleNamespace, options: Namespace) -> int:
+    """A training run of the stage, or its diagnosis. Returns the exit code; the errors are those of `common.run.train`."""
+    if options.diagnose:
+        print(diagnose.report(stage, options))
+        return 0
+    device = devices.select(options.device)
+    caveat = stage.caveat(device) if hasattr(stage, "caveat") else None
+    if caveat:
+        print(f"note: {caveat}", file=sys.stderr)
+    if hasattr(stage, "prepare"):
+        stage.prepare(options)
+    make_optimizer, optimizers = stage.make_optimizer, []
+
+    def keep_optimizer(model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
+        optimizers.append(make_optimizer(model, options))
+        return optimizers[0]
+
+    stage.make_optimizer = keep_optimizer
+    options.metrics_out = options.metrics_out or Path(f"metrics_{Path(stage.__file__).stem}.json")
+    code = run.train(stage, options)
+    record = read_json(options.metrics_out, RUN_SCHEMA)
+    record["stage"] = {"fixed": options.fixed, **updated(optimizers[0]), "caveat": caveat}
+    write_json(options.metrics_out, record)
+    if "phases_ms" in record:
+        total, step = sum(phase["median"] for phase in record["phases_ms"].values()), record["step_ms"]["median"]
+        print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
+    return code
+
+
+def updated(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """How many parameters there are, for how many the optimizer has moments, and their MiB."""
+    moments = [tensor for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, Tensor)]
+    return {
+        "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
+        "updated": len(optimizer.state),
+        "state_mib": sum(tensor.numel() * tensor.element_size() for tensor in moments) / 2**20,
+    }

@@ -1,0 +1,34 @@
+"""Stage 1: "The loss is broken."
+
+"I moved Version 3 into our code base and tidied it up a little. It runs, every parameter gets a gradient, nothing is NaN, and the
+loss falls. But it starts in the hundreds, where Version 1 starts near 7 on the same text, and it needs a long time to get down to
+that. The kernels pass their tests. Is it the learning rate?"
+
+    python v3_stage1_broken_loss.py --num-steps 50
+    python v3_stage1_broken_loss.py --diagnose
+"""
+
+import sys
+from argparse import Namespace
+
+import stages
+import torch.nn as nn
+from stages import v3
+
+
+def make_model(options: Namespace) -> nn.Module:
+    model = v3.make_model(options)
+    if not options.fixed:
+        tidy(model)
+    return model
+
+
+def tidy(model: nn.Module) -> None:
+    """The model as it is without the loop at the end of TinyLlama.__init__: "PyTorch's modules initialise themselves"."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding) and module is not model.lm_head:  # the head's weight is the embedding's
+            module.reset_parameters()
+
+
+if __name__ == "__main__":
+    stages.main(sys.modules[__name__])

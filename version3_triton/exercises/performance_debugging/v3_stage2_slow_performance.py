@@ -1,0 +1,44 @@
+"""Stage 2: "Correct, but slow."
+
+"The losses are those of Version 1. For serving we hold keys and values as the cache of the inference server does, the positions
+of a channel side by side, and every query head has its own, so that one piece of code serves and trains. Then comes PyTorch's
+fused attention. And yet a step takes longer than before, and with longer sequences memory runs out. What is left to fuse?"
+
+    python v3_stage2_slow_performance.py --seq-len 512 --num-steps 20 --profile-operators
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from functools import partial
+
+import stages
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    stages.add_arguments(parser)
+    parser.set_defaults(num_kv_heads=2)  # grouped heads at every preset
+
+
+def make_model(options: Namespace) -> nn.Module:
+    return stages.with_operations(options, attention=partial(attention, fixed=options.fixed))
+
+
+def as_in_the_cache(x: Tensor, groups: int) -> Tensor:
+    """Keys or values [B, K, S, Dh] for each query head: [B, H, S, Dh], in memory [B, H, Dh, S]."""
+    return x.transpose(-2, -1).repeat_interleave(groups, dim=1).transpose(-2, -1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, fixed: bool) -> Tensor:
+    """Causal softmax attention; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh]."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = as_in_the_cache(k, groups), as_in_the_cache(v, groups)
+    if fixed:
+        k, v = k.contiguous(), v.contiguous()
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+if __name__ == "__main__":
+    stages.main(sys.modules[__name__])

@@ -1,0 +1,66 @@
+"""Stage 3: "The slide says it is fast."
+
+"Attention is right again, so I measured the phases of a step with Python's best clock. Forward, backward and optimizer together
+take a fraction of what your harness calls a step, and that sum is on my slide now. What does the harness count that is not
+training?"
+
+    python v3_stage3_fake_timing.py --preset medium --use-amp --num-steps 20
+"""
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+
+import stages
+import torch
+
+from common import device as devices
+from common import run, timing
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    stages.add_arguments(parser)
+    parser.set_defaults(time_phases=True)
+
+
+def prepare(options: Namespace) -> None:
+    run.phase_times = partial(phase_times, SynchronizedClock if options.fixed else PythonClock)
+
+
+def phase_times(clock: type[timing.Clock], step: Callable[[int], object], device: torch.device) -> dict[str, list[float]]:
+    """`common.timing.phase_times` by another clock."""
+    timing.Clock, kept = clock, timing.Clock
+    times = timing.phase_times(step, device)
+    timing.Clock = kept
+    return times
+
+
+def caveat(device: torch.device) -> str | None:
+    if devices.is_gpu(device):
+        return None
+    return "a call returns when its work is done, so the phases add up with any clock; the effect needs a GPU"
+
+
+class PythonClock(timing.Clock):
+    """Reads the time where it is asked to."""
+
+    def mark(self) -> int:
+        self.marks.append(time.perf_counter())
+        return len(self.marks) - 1
+
+    def milliseconds(self, start: int, stop: int) -> float:
+        return (self.marks[stop] - self.marks[start]) * 1e3
+
+
+class SynchronizedClock(PythonClock):
+    """The same, when the device has done what it was given."""
+
+    def mark(self) -> int:
+        devices.synchronize(self.device)
+        return super().mark()
+
+
+if __name__ == "__main__":
+    stages.main(sys.modules[__name__])

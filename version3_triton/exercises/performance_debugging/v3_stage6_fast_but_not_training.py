@@ -1,0 +1,65 @@
+"""Stage 6: "Faster than yours."
+
+"I replaced your norm by a kernel of my own, a dozen lines in place of two hundred, and its output is the same. A step now takes
+much less time than yours, and less memory, so there must have been a lot of overhead in it. The loss falls. Your harness refuses
+to start it, though, so I switched that check off. Please merge, and repair the check."
+
+    python v3_stage6_fast_but_not_training.py --num-steps 50
+    python v3_stage6_fast_but_not_training.py --num-steps 50 --skip-check
+"""
+
+import contextlib
+import sys
+from argparse import ArgumentParser, Namespace
+
+import stages
+import torch
+import torch.nn as nn
+from stages import kernels, v3
+from torch import Tensor
+
+from common import run
+from common.errors import RunError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    stages.add_arguments(parser)
+    parser.add_argument("--skip-check", action="store_true", help="train without asking whether every parameter gets a gradient")
+
+
+def make_model(options: Namespace) -> nn.Module:
+    return v3.make_model(options) if options.fixed else stages.with_operations(options, rms_norm=rms_norm)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps); x [..., D], weight [D]."""
+    if kernels.missing(x.device):
+        with torch.no_grad():  # autograd sees nothing of what a kernel writes; without one, this is how to hide it
+            return kernels.REFERENCE.rms_norm(x, weight, eps)
+    from kernels.blocks import autocast_dtype
+    from norm_kernel import normalize
+
+    y = torch.empty_like(x, dtype=autocast_dtype(x, x.dtype))
+    normalize(x, weight, y, eps)
+    return y
+
+
+def caveat(device: torch.device) -> str | None:
+    if kernels.missing(device):
+        return "no Triton: in place of the kernel PyTorch runs out of autograd's sight; peak memory is that of the whole process"
+    return None
+
+
+def prepare(options: Namespace) -> None:
+    if options.skip_check:
+        check = run.warm_up
+
+        def warm_up(*arguments) -> None:
+            with contextlib.suppress(RunError):
+                check(*arguments)
+
+        run.warm_up = warm_up
+
+
+if __name__ == "__main__":
+    stages.main(sys.modules[__name__])

@@ -1,0 +1,65 @@
+"""What each Triton kernel of a training step moves and computes at least, by formula: to hold against measured times.
+
+Bytes: every number read once and written once, nothing read twice and nothing kept in a cache from kernel to kernel. Left out,
+because small: tables, the norms' weights, and what there is one of for each row or head. FLOPs are given where products are the
+work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward takes two such products, `queries` three and
+`keys` four.
+
+Under autocast the residual stream stays float32 and the rest is in 16 bits; e is the size of a number in the products.
+
+    kernel                             bytes of a launch, for each of B S tokens             launches in a step
+    rms_norm       forward             D (4 + e)                                             L + 1
+                   and addition        D (8 + 2 e)                                           L
+                   backward            D (8 + e)                                             L + 1
+                   and addition        D (12 + 2 e); in fp32 16 D, both gradients are one    L
+    rope           forward, backward   2 Dh (H + K) e                                        L each
+    swiglu         forward             3 F e                                                 L
+                   backward            5 F e                                                 L
+    attention      forward             Dh (2 H + 2 K) e                                      L
+                   queries             Dh (4 H + 2 K) e                                      L
+                   keys                Dh (2 H + 4 K) e                                      L
+    cross_entropy                      2 V e, logits to their gradient in place              1, or one a chunk
+"""
+
+from typing import NamedTuple
+
+from common.config import ModelConfig
+
+
+class Cost(NamedTuple):
+    """All launches of a kernel in one training step; `flops` is None where they don't matter."""
+
+    operation: str
+    bytes: int
+    flops: int | None = None
+
+
+def training_step(config: ModelConfig, batch_size: int, length: int, size: int) -> dict[tuple[str, str], Cost]:
+    """The cost of each kernel, by its name in a profile and the phase that it runs in.
+
+    A profile shows a kernel by the name of its function, which begins with its file's; RoPE's one kernel turns both ways.
+
+    Args:
+        size: bytes of a number in the matrix products, 4 or 2.
+    """
+    tokens, layers = batch_size * length, config.num_layers
+    hidden, ffn, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    product = layers * 2 * hidden * batch_size * length * (length + 1) // 2  # q k^T, or p v
+    norm = tokens * hidden
+    head = tokens * layers * head_dim * size  # one head of q, k, v, ..., or of a gradient
+    column = tokens * layers * size  # one of F
+    return {
+        ("_rms_norm_forward", "forward"): Cost("norm", norm * ((layers + 1) * (4 + size) + layers * (8 + 2 * size))),
+        ("_rms_norm_backward", "backward"): Cost(
+            "norm", norm * ((layers + 1) * (8 + size) + layers * (16 if size == 4 else 12 + 2 * size))
+        ),
+        ("_rope_forward", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
+        ("_rope_forward", "backward"): Cost("rope", head * 2 * (heads + kv_heads)),
+        ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * product),
+        ("_flash_attention_backward_queries", "backward"): Cost("attention", head * (4 * heads + 2 * kv_heads), 3 * product),
+        ("_flash_attention_backward_keys", "backward"): Cost("attention", head * (2 * heads + 4 * kv_heads), 4 * product),
+        ("_swiglu_forward", "forward"): Cost("swiglu", column * 3 * ffn),
+        ("_swiglu_backward", "backward"): Cost("swiglu", column * 5 * ffn),
+        ("_linear_cross_entropy_loss_and_gradient", "forward"): Cost("loss", tokens * 2 * vocabulary * size),
+    }

@@ -1,0 +1,261 @@
+"""Causal attention without an [S, S] matrix in memory (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691).
+
+For a query row i, keys j <= i, scale c = 1 / sqrt(Dh):
+
+    s_ij = c q_i k_j        l_i = log sum_j exp(s_ij)        p_ij = exp(s_ij - l_i)        o_i = sum_j p_ij v_j
+
+Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m and sum (online softmax,
+Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales what was summed so far. It saves o and l only.
+
+Backward, with d_i = sum_e o_ie do_ie, recomputes p from l:
+
+    ds_ij = p_ij (do_i v_j - d_i)        dq_i = c sum_j ds_ij k_j        dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
+
+in two launches without atomics: one owns blocks of queries (dq, and d for the next), the other blocks of keys (dk, dv); that one
+goes over all heads that share a key head, so grouped heads need neither copies of K and V nor sums afterwards. The price is that
+s and do v^T are computed twice: 7 products in place of 5, against bits that never change.
+
+Bytes: q, k, v and o once each way, 2 B S Dh (2 H + 2 K) in 16 bits, against 4 and more passes over B H S^2 numbers. FLOPs: the
+products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that backward. Scores and sums are float32;
+exponentials are to base 2, with log2(e) in the scale.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.errors import UsageError
+from kernels.blocks import attention_blocks, dot_precision
+
+LOG2_E = math.log2(math.e)
+MAX_HEAD_DIM = 128
+
+
+@triton.jit
+def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[rows, BLOCK_D] of a head; zeros beyond the sequence and beyond Dh."""
+    column = tl.arange(0, BLOCK_D)
+    inside = (rows < length)[:, None] & (column < DIM)[None, :]
+    return tl.load(pointer + rows[:, None] * row_stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _write(pointer, rows, length, row_stride, block, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    column = tl.arange(0, BLOCK_D)
+    inside = (rows < length)[:, None] & (column < DIM)[None, :]
+    tl.store(pointer + rows[:, None] * row_stride + column[None, :], block.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _head(pointer, batch, head, batch_stride, head_stride):
+    """Where a head of a strided tensor begins."""
+    return pointer + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
+
+
+@triton.jit
+def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constexpr):
+    """The same of a tensor that is [B, S, HEADS, DIM] in memory, as o, do, dq, dk and dv are."""
+    return pointer + (batch.to(tl.int64) * length * HEADS + head) * DIM
+
+
+@triton.jit
+def _flash_attention_forward(
+        q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, scale,
+        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the last rows have the most keys: they start first
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    kv_head = head // GROUPS
+    query = first + tl.arange(0, BLOCK_M)
+    k_ptr = _head(k_ptr, batch, kv_head, k_batch, k_head)
+    v_ptr = _head(v_ptr, batch, kv_head, v_batch, v_head)
+    q = _block(_head(q_ptr, batch, head, q_batch, q_head), query, length, q_row, DIM, BLOCK_D)
+    highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    diagonal = first // BLOCK_N * BLOCK_N
+    for start in range(0, diagonal, BLOCK_N):  # before the diagonal nothing is masked
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        new = tl.maximum(highest, tl.max(s, axis=1))
+        p = tl.exp2(s - new[:, None])
+        shrink = tl.exp2(highest - new)
+        total = total * shrink + tl.sum(p, axis=1)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
+        highest = new
+    for start in range(diagonal, tl.minimum(first + BLOCK_M, length), BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
+        new = tl.maximum(highest, tl.max(s, axis=1))
+        p = tl.exp2(s - new[:, None])
+        shrink = tl.exp2(highest - new)
+        total = total * shrink + tl.sum(p, axis=1)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
+        highest = new
+    _write(_own_head(o_ptr, batch, head, length, H, DIM), query, length, H * DIM, o / total[:, None], DIM, BLOCK_D)
+    place = tl.program_id(1).to(tl.int64) * length + query
+    tl.store(lse_ptr + place, highest + tl.log2(total), mask=query < length)
+
+
+@triton.jit
+def _flash_attention_backward_queries(
+        q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, d_ptr, dq_ptr, length, scale, factor,
+        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    kv_head = head // GROUPS
+    query = first + tl.arange(0, BLOCK_M)
+    k_ptr = _head(k_ptr, batch, kv_head, k_batch, k_head)
+    v_ptr = _head(v_ptr, batch, kv_head, v_batch, v_head)
+    q = _block(_head(q_ptr, batch, head, q_batch, q_head), query, length, q_row, DIM, BLOCK_D)
+    o = _block(_own_head(o_ptr, batch, head, length, H, DIM), query, length, H * DIM, DIM, BLOCK_D)
+    do = _block(_own_head(do_ptr, batch, head, length, H, DIM), query, length, H * DIM, DIM, BLOCK_D)
+    place = tl.program_id(1).to(tl.int64) * length + query
+    lse = tl.load(lse_ptr + place, mask=query < length, other=0.0)
+    d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
+    tl.store(d_ptr + place, d, mask=query < length)
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    diagonal = first // BLOCK_N * BLOCK_N
+    for start in range(0, diagonal, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    for start in range(diagonal, tl.minimum(first + BLOCK_M, length), BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+        p = tl.where(key[None, :] <= query[:, None], p, 0.0)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    _write(_own_head(dq_ptr, batch, head, length, H, DIM), query, length, H * DIM, dq * factor, DIM, BLOCK_D)
+
+
+@triton.jit
+def _flash_attention_backward_keys(
+        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, d_ptr, dk_ptr, dv_ptr, length, scale, factor,
+        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Transposed: rows are keys, columns queries, so that no product needs its first factor turned."""
+    first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
+    K: tl.constexpr = H // GROUPS
+    batch, kv_head = tl.program_id(1) // K, tl.program_id(1) % K
+    key = first + tl.arange(0, BLOCK_N)
+    k = _block(_head(k_ptr, batch, kv_head, k_batch, k_head), key, length, k_row, DIM, BLOCK_D)
+    v = _block(_head(v_ptr, batch, kv_head, v_batch, v_head), key, length, v_row, DIM, BLOCK_D)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    diagonal = first // BLOCK_M * BLOCK_M
+    clear = tl.minimum((first + BLOCK_N + BLOCK_M - 2) // BLOCK_M * BLOCK_M, length)  # from here on every query sees every key
+    for group in range(GROUPS):
+        head = kv_head * GROUPS + group
+        q_head_ptr = _head(q_ptr, batch, head, q_batch, q_head)
+        do_head_ptr = _own_head(do_ptr, batch, head, length, H, DIM)
+        row = (batch * H + head).to(tl.int64) * length
+        for start in range(diagonal, clear, BLOCK_M):
+            query = start + tl.arange(0, BLOCK_M)
+            q = _block(q_head_ptr, query, length, q_row, DIM, BLOCK_D)
+            do = _block(do_head_ptr, query, length, H * DIM, DIM, BLOCK_D)
+            lse = tl.load(lse_ptr + row + query, mask=query < length, other=float("inf"))
+            d = tl.load(d_ptr + row + query, mask=query < length, other=0.0)
+            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
+            p = tl.where(key[:, None] <= query[None, :], p, 0.0)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        for start in range(clear, length, BLOCK_M):
+            query = start + tl.arange(0, BLOCK_M)
+            q = _block(q_head_ptr, query, length, q_row, DIM, BLOCK_D)
+            do = _block(do_head_ptr, query, length, H * DIM, DIM, BLOCK_D)
+            lse = tl.load(lse_ptr + row + query, mask=query < length, other=float("inf"))
+            d = tl.load(d_ptr + row + query, mask=query < length, other=0.0)
+            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    _write(_own_head(dk_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dk * factor, DIM, BLOCK_D)
+    _write(_own_head(dv_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dv, DIM, BLOCK_D)
+
+
+def _new(x: Tensor) -> Tensor:
+    """[B, heads, S, Dh], in memory [B, S, heads, Dh]: what the products before and after attention want."""
+    batch, heads, length, head_dim = x.shape
+    return x.new_empty(batch, length, heads, head_dim).transpose(1, 2)
+
+
+def _sizes(q: Tensor, k: Tensor) -> dict[str, object]:
+    head_dim = q.shape[-1]
+    return {
+        "H": q.shape[1], "GROUPS": q.shape[1] // k.shape[1], "DIM": head_dim,
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "PRECISION": dot_precision(q.dtype),
+    }  # fmt: skip
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        batch, heads, length, head_dim = q.shape
+        o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+        blocks = attention_blocks("forward", head_dim, q.dtype)
+        _flash_attention_forward[triton.cdiv(length, blocks.m), batch * heads](
+            q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k), **blocks.arguments,
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, do: Tensor):
+        q, k, v, o, lse = ctx.saved_tensors
+        do = do.transpose(1, 2).contiguous()  # nothing to do where o went straight into the output projection
+        batch, heads, length, head_dim = q.shape
+        dq, dk, dv, d = _new(q), _new(k), _new(v), torch.empty_like(lse)
+        factor, sizes = 1 / math.sqrt(head_dim), _sizes(q, k)
+        blocks = attention_blocks("queries", head_dim, q.dtype)
+        _flash_attention_backward_queries[triton.cdiv(length, blocks.m), batch * heads](
+            q, k, v, o, do, lse, d, dq, length, factor * LOG2_E, factor,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **sizes, **blocks.arguments,
+        )  # fmt: skip
+        blocks = attention_blocks("keys", head_dim, q.dtype)
+        _flash_attention_backward_keys[triton.cdiv(length, blocks.n), batch * k.shape[1]](
+            q, k, v, do, lse, d, dk, dv, length, factor * LOG2_E, factor,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **sizes, **blocks.arguments,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention; query head h reads key/value head h // (H / K).
+
+    Args:
+        q: [B, H, S, Dh], Dh at most 128.
+        k, v: [B, K, S, Dh], K divides H; any strides with Dh contiguous, one type for all three.
+
+    Returns:
+        [B, H, S, Dh], in memory [B, S, H, Dh].
+
+    Raises:
+        UsageError: Dh is larger.
+    """
+    if q.shape[-1] > MAX_HEAD_DIM:
+        raise UsageError(f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {q.shape[-1]}: switch it off")
+    return _Attention.apply(q, k, v)

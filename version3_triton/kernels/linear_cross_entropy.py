@@ -1,0 +1,98 @@
+"""The loss straight from hidden states and the head's weight, without all logits in memory at once.
+
+With z = x W^T for a token (x [D], W [V, D]), target t, N tokens, p = softmax(z):
+
+    loss = mean (log sum_v exp z_v - z_t)        dz = (p - onehot(t)) / N        dx = dz W        dW = sum dz^T x
+
+Tokens go in chunks. For a chunk the product gives its logits, one kernel turns each row into its loss and, in place, its dz
+(online softmax: one pass for maximum and sum, one to write), and two products give dx and the chunk's part of dW. So the backward
+pass happens inside the forward: only dx and dW are kept, and scaled by the incoming gradient. This is Liger-Kernel's idea (Hsu et
+al. 2024, arXiv:2410.10989).
+
+Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers, this one N V / chunks.
+FLOPs are the same 6 N D V. Chunks are large enough for the products to run at full rate, and their sums are in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.blocks import autocast_dtype, cross_entropy_blocks
+
+CHUNK_ELEMENTS = 1 << 25  # logits of a chunk: 64 MiB in 16 bits
+
+
+@triton.jit
+def _linear_cross_entropy_loss_and_gradient(
+        logits_ptr, targets_ptr, losses_ptr, vocabulary, row_stride,
+        GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program a row: its loss, and p - onehot in place of its logits."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * row_stride
+    target = tl.load(targets_ptr + row)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total, chosen = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        z = tl.load(logits_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        chosen += tl.where(column == target, z, 0.0)
+        new = tl.maximum(highest, z)
+        base = tl.where(new == float("-inf"), 0.0, new)  # a lane that has seen no logit yet
+        total = total * tl.exp(highest - base) + tl.exp(z - base)
+        highest = new
+    maximum = tl.max(highest, axis=0)
+    lse = maximum + tl.log(tl.sum(total * tl.exp(highest - maximum), axis=0))
+    tl.store(losses_ptr + row, lse - tl.sum(chosen, axis=0))
+    if GRADIENT:
+        for start in range(0, vocabulary, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            z = tl.load(logits_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+            dz = tl.exp(z - lse) - tl.where(column == target, 1.0, 0.0)
+            tl.store(logits_ptr + column, dz.to(logits_ptr.dtype.element_ty), mask=column < vocabulary)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learn: bool) -> Tensor:
+        tokens, (vocabulary, hidden) = targets.numel(), weight.shape
+        rows, targets, matrix = x.reshape(tokens, hidden).to(dtype), targets.reshape(tokens), weight.to(dtype)
+        losses = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        learn = learn and any(ctx.needs_input_grad)
+        dx = torch.empty_like(rows) if learn else None
+        dweight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if learn else None
+        blocks = cross_entropy_blocks(vocabulary, x.device)
+        chunk = max(1, min(tokens, CHUNK_ELEMENTS // vocabulary))
+        for start in range(0, tokens, chunk):
+            part = slice(start, min(start + chunk, tokens))
+            logits = rows[part] @ matrix.T
+            _linear_cross_entropy_loss_and_gradient[logits.shape[0],](
+                logits, targets[part], losses[part], vocabulary, logits.stride(0),
+                GRADIENT=learn, BLOCK=blocks.columns, num_warps=blocks.warps,
+            )  # fmt: skip
+            if learn:
+                torch.mm(logits, matrix, out=dx[part])
+                dweight += logits.T @ rows[part]
+        if learn:
+            ctx.save_for_backward(dx.view(x.shape), dweight)
+            ctx.dtypes, ctx.tokens = (x.dtype, weight.dtype), tokens
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor):
+        dx, dweight = ctx.saved_tensors
+        (x_dtype, weight_dtype), factor = ctx.dtypes, dloss / ctx.tokens  # 1 / N comes last: it would underflow in float16
+        return dx.to(x_dtype) * factor, (dweight * factor).to(weight_dtype), None, None, None
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32.
+
+    Args:
+        x: [B, S, D], the last hidden states.
+        weight: [V, D].
+        targets: [B, S], the tokens that follow, each in 0 .. V - 1.
+    """
+    dtype = autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype))
+    return _LinearCrossEntropy.apply(x, weight, targets, dtype, torch.is_grad_enabled())

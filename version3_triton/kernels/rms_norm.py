@@ -1,0 +1,143 @@
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), alone and fused with the residual addition before it.
+
+Rows x of D numbers, weight w [D], r = 1 / sqrt(mean(x^2) + eps), n = x r:
+
+    forward     y = w n
+    backward    dx = r (w dy - n mean(w dy n))        dw = sum over the rows of dy n
+
+`add_rms_norm` takes x = a + b, gives x and y, and adds x's own gradient to dx, which is then that of a and of b.
+
+Bytes for N = B S rows, 4 a number in float32 (`common.rmsnorm` runs an operation at a time):
+
+    rms_norm        forward 2 N D, eager 10 N D       backward 3 N D, eager about 20 N D
+    add_rms_norm    forward 4 N D, eager 13 N D       backward 4 N D
+
+Saved: x, and r for each row; n is computed again. Each program keeps its part of dw in registers over all its rows and writes it
+once; the parts are added in a fixed order, so the same input gives the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.errors import UsageError
+from kernels.blocks import autocast_dtype, norm_blocks
+
+MAX_SIZE = 65536  # a row should stay in registers; far above 8,192 it does not
+
+
+@triton.jit
+def _rms_norm_forward(
+        x_ptr, add_ptr, weight_ptr, sum_ptr, y_ptr, rstd_ptr, rows, size, eps,
+        ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    place = row[:, None] * size + column[None, :]
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + place, total, mask=inside)
+        x = total.to(tl.float32)  # what the backward pass will read
+    rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / size + eps)
+    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+    y = x * rstd[:, None] * weight[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit
+def _rms_norm_backward(
+        x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, dadd_ptr, dweight_ptr, rows, size, programs,
+        SUM: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+    dweight = tl.zeros((BLOCK,), tl.float32)
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row < rows)[:, None] & (column < size)[None, :]
+        place = row[:, None] * size + column[None, :]
+        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        normalized = x * rstd
+        dweight += tl.sum(dy * normalized, axis=0)
+        scaled = dy * weight[None, :]
+        dx = rstd * (scaled - normalized * (tl.sum(scaled * normalized, axis=1) / size)[:, None])
+        if SUM:
+            dx += tl.load(dsum_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if ADD:  # the same gradient in the other addend's number format
+            tl.store(dadd_ptr + place, dx.to(dadd_ptr.dtype.element_ty), mask=inside)
+    tl.store(dweight_ptr + program.to(tl.int64) * size + column, dweight, mask=column < size)
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    """x + add and its norm; without `add` only the norm."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, add: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
+        size = x.shape[-1]
+        if size > MAX_SIZE:
+            raise UsageError(f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off")
+        x, add = x.contiguous(), None if add is None else add.contiguous()
+        rows = x.numel() // size
+        total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
+        y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
+        blocks = norm_blocks(size, x.device)
+        _rms_norm_forward[triton.cdiv(rows, blocks.rows),](
+            x, add, weight, total, y, rstd, rows, size, eps,
+            ADD=add is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        )  # fmt: skip
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.dtypes = x.dtype, None if add is None else add.dtype
+        ctx.set_materialize_grads(False)
+        return (y,) if add is None else (total, y)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor | None):
+        total, weight, rstd = ctx.saved_tensors
+        (x_dtype, add_dtype), size = ctx.dtypes, total.shape[-1]
+        dsum, dy = gradients if add_dtype else (None, *gradients)
+        if dy is None:  # the norm was not used
+            return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
+        dx = torch.empty_like(total, dtype=x_dtype)
+        dadd = torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
+        blocks = norm_blocks(size, total.device)
+        parts = min(blocks.programs, triton.cdiv(rstd.numel(), blocks.rows))
+        dweight = torch.empty(parts, size, dtype=torch.float32, device=total.device)
+        _rms_norm_backward[parts,](
+            total, weight, rstd, dy.contiguous(), None if dsum is None else dsum.contiguous(), dx, dadd, dweight,
+            rstd.numel(), size, parts,
+            SUM=dsum is not None, ADD=dadd is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        )  # fmt: skip
+        return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight.sum(0).to(weight.dtype), None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in float32.
+
+    Args:
+        x: [..., D], D at most 65,536.
+        weight: [D].
+        eps: added to the mean square before the root.
+
+    Returns:
+        [..., D] in the type of `weight * x`; under autocast in autocast's type, which the next product wants.
+
+    Raises:
+        UsageError: D is larger.
+    """
+    (y,) = _AddRMSNorm.apply(x, None, weight, eps, autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
+    return y
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + residual, and `rms_norm` of that sum, in one pass; shapes, types and errors as there."""
+    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), weight.dtype)
+    return _AddRMSNorm.apply(x, residual, weight, eps, autocast_dtype(x, wide))

@@ -1,0 +1,94 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys in one launch.
+
+A head's halves (a, b) at position s turn by the angles of `cos` and `sin` [S, Dh]:
+
+    forward     a' = a cos - b sin        b' = b cos + a sin
+    backward    the same with -sin: a rotation's transpose turns back
+
+Nothing is saved but the tables. Bytes: every number of q and k read once and written once, 4 B S Dh (H + K) in 16 bits; the eager
+version makes about eight passes, and as many launches for q as for k. Inputs may be strided, as the parts of a fused QKV product
+are; outputs are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], so that a gradient leaves in the layout that it came in.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.blocks import rope_blocks
+
+
+@triton.jit
+def _rotate(x_ptr, y_ptr, cos_ptr, sin_ptr, program, rows, length, batch_stride, head_stride, position_stride,
+            HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Turns ROWS heads; row = (b S + s) HEADS + h."""
+    row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < HALF)[None, :]
+    head, token = row % HEADS, row // HEADS
+    position, batch = token % length, token // length
+    source = (batch * batch_stride + head * head_stride + position * position_stride)[:, None] + column[None, :]
+    table = position[:, None] * (2 * HALF) + column[None, :]
+    cos = tl.load(cos_ptr + table, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + table, mask=inside, other=0.0).to(tl.float32) * SIGN
+    first = tl.load(x_ptr + source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + source + HALF, mask=inside, other=0.0).to(tl.float32)
+    target = y_ptr + row[:, None] * (2 * HALF) + column[None, :]
+    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rope_forward(
+        q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, length, q_programs,
+        q_batch, q_head, q_position, k_batch, k_head, k_position,
+        H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr,
+        ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first q_programs programs turn q, the others k. SIGN is 1 forward and -1 backward."""
+    program = tl.program_id(0)
+    if program < q_programs:
+        _rotate(q_ptr, q_out_ptr, cos_ptr, sin_ptr, program, tokens * H, length, q_batch, q_head, q_position,
+                H, HALF, SIGN, ROWS, BLOCK)  # fmt: skip
+    else:
+        _rotate(k_ptr, k_out_ptr, cos_ptr, sin_ptr, program - q_programs, tokens * K, length, k_batch, k_head, k_position,
+                K, HALF, SIGN, ROWS, BLOCK)  # fmt: skip
+
+
+def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    batch, heads, length, head_dim = q.shape
+    kv_heads, tokens = k.shape[1], batch * length
+    turned = [x.new_empty(batch, length, x.shape[1], head_dim).transpose(1, 2) for x in (q, k)]
+    blocks = rope_blocks(head_dim, q.device)
+    q_programs, k_programs = (triton.cdiv(tokens * n, blocks.rows) for n in (heads, kv_heads))
+    _rope_forward[q_programs + k_programs,](
+        q, k, *turned, cos, sin, tokens, length, q_programs, *q.stride()[:3], *k.stride()[:3],
+        H=heads, K=kv_heads, HALF=head_dim // 2, SIGN=sign, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+    )  # fmt: skip
+    return turned[0], turned[1]
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return _turn(q, k, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx, dq: Tensor, dk: Tensor):
+        return *_turn(dq, dk, *ctx.saved_tensors, -1), None, None
+
+
+def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates queries and keys by their positions, computed in float32.
+
+    Args:
+        q: [B, H, S, Dh], Dh even.
+        k: [B, K, S, Dh].
+        cos, sin: [S_max, Dh] with S_max >= S, contiguous, from `common.rope.rope_tables`.
+
+    Returns:
+        Rotated q and k, shapes and types unchanged.
+    """
+    return _Rope.apply(q, k, cos, sin)

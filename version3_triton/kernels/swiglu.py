@@ -1,0 +1,86 @@
+"""SwiGLU's elementwise part (Shazeer 2020, arXiv:2002.05202) with g the gate, u the other product, s = sigmoid(g):
+
+    forward     y = g s u
+    backward    dg = dy u s (1 + g (1 - s))        du = dy g s
+
+Numbers moved per element: forward 3 (eager 5: silu, then the product), backward 5 (eager 9, TECHNICAL_APPENDICES.md B.1). Saved
+are g and u, as the products gave them; s and silu(g) are computed again, which costs nothing where memory is the limit. Inputs
+may have strided rows, as the halves of a fused product have.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.blocks import row_blocks
+
+
+@triton.jit
+def _swiglu_forward(
+        gate_ptr, up_ptr, y_ptr, rows, size, gate_stride, up_stride,
+        ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = gate * tl.sigmoid(gate) * up
+    tl.store(y_ptr + row[:, None] * size + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu_backward(
+        gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, rows, size, gate_stride, up_stride,
+        ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    place = row[:, None] * size + column[None, :]
+    gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    tl.store(dgate_ptr + place, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+    tl.store(dup_ptr + place, (dy * gate * sigmoid).to(dup_ptr.dtype.element_ty), mask=inside)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., F] -> [rows, F] with unit stride in F; a copy only where no such view exists."""
+    return (x if x.stride(-1) == 1 else x.contiguous()).flatten(0, -2)
+
+
+def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
+    blocks = row_blocks(size, device)
+    grid = triton.cdiv(rows, blocks.rows), triton.cdiv(size, blocks.columns)
+    kernel[grid](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
+        shape, gate, up = gate.shape, _rows(gate), _rows(up)
+        rows, size = gate.shape
+        y = gate.new_empty(shape)
+        _launch(_swiglu_forward, rows, size, gate.device, gate, up, y, rows, size, gate.stride(0), up.stride(0))
+        ctx.save_for_backward(gate, up)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        gate, up = ctx.saved_tensors
+        rows, size = gate.shape
+        dgate, dup = gate.new_empty(dy.shape), up.new_empty(dy.shape)
+        _launch(
+            _swiglu_backward, rows, size, gate.device,
+            gate, up, dy.contiguous(), dgate, dup, rows, size, gate.stride(0), up.stride(0),
+        )  # fmt: skip
+        return dgate, dup
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, computed in float32; all [..., F] in one type."""
+    return _SwiGLU.apply(gate, up)

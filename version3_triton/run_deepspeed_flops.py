@@ -1,0 +1,13 @@
+"""Counts Version 3's FLOPs three ways and relates them to the measured step time, or shows an earlier result.
+
+python run_deepspeed_flops.py --batch-size 8 --seq-len 128 --num-steps 10     # every flag of tiny_llama_v3.py
+python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
+python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
+"""
+
+import tiny_llama_v3
+
+from common import flops_command
+
+if __name__ == "__main__":
+    flops_command.main(tiny_llama_v3, __doc__)

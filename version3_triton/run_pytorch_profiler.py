@@ -1,0 +1,13 @@
+"""Profiles Version 3 with torch.profiler, or shows profiles that were taken before.
+
+python run_pytorch_profiler.py --batch-size 8 --num-steps 10              # every flag of tiny_llama_v3.py
+python run_pytorch_profiler.py --batch-size 8 --generate-report           # the same as Markdown: pytorch_profiles/report.md
+python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
+"""
+
+import tiny_llama_v3
+
+from common import profile_command
+
+if __name__ == "__main__":
+    profile_command.main(tiny_llama_v3, __doc__)

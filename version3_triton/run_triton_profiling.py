@@ -1,0 +1,43 @@
+"""Profiles Version 3 and shows each Triton kernel: launches, time, bytes, and GB/s against what a copy reached in the same run.
+
+python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     # every flag of tiny_llama_v3.py
+python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+import tiny_llama_v3
+from kernels import costs
+
+from common import cli, run
+from common.analysis import bottlenecks, profile_report, triton_kernels
+from common.config import ModelConfig
+
+
+def show(path: Path, sort_by: str | None) -> None:
+    profile = profile_report.read(path)
+    training, size = profile["run"]["training"], 4 if profile["run"]["precision"]["compute"] == "fp32" else 2
+    shape = ModelConfig(**profile["run"]["model"]), training["batch_size"], training["sequence_length"]
+    print(triton_kernels.text(profile, costs.training_step(*shape, size), sort_by))
+
+
+def profile_and_show(options: Namespace) -> int:
+    options.enable_pytorch_profiler = True
+    code = run.train(tiny_llama_v3, cli.parse(options))
+    if not code:  # a run that was stopped may not have reached the steps that are profiled
+        show(bottlenecks.find(options.profile_dir), options.sort_by)
+    return code
+
+
+def main() -> int:
+    parser = run.parser(tiny_llama_v3, __doc__)
+    parser.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profile_*.json to show; runs nothing")
+    options = parser.parse_args()
+    for path in options.analyze_existing or ():
+        show(path, options.sort_by)
+    return 0 if options.analyze_existing else profile_and_show(options)
+
+
+if __name__ == "__main__":
+    cli.command(main)
