@@ -107,9 +107,9 @@ def text(profile: dict[str, Any]) -> str:
         "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the",
         "S x S pairs. FlopCounterMode counts the matrix products that ran, and of a fused attention kernel all S x S pairs too,",
         "whether or not it leaves the masked ones out; in the backward pass it adds the scores, which such a kernel computes",
-        "again. A kernel that it does not know counts as nothing, unless its version says what it computes. DeepSpeed watches the",
-        "forward pass only, with S x S pairs (its backward is twice that, by rule), and adds silu, a function it patches. Both",
-        "watch the model without torch.compile.",
+        "again. A kernel that it does not know counts as nothing, unless its version says what it computes. DeepSpeed watches",
+        "the forward pass only, with S x S pairs (its backward is twice that, by rule), and adds silu, a function it patches.",
+        "Both watch the model without torch.compile.",
     ]
     if not any(row["counter"] == "DeepSpeed" for row in profile["counts"]):
         lines.append("DeepSpeed is not installed here, so its row is missing.")
