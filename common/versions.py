@@ -25,31 +25,36 @@ _numbers = itertools.count()
 def load(path: Path) -> ModuleType:
     """Imports a version file under a name of its own, so that any two can be loaded side by side.
 
-    Its folder is on sys.path only meanwhile, and what it imports from there leaves sys.modules again: another version's
-    `kernels` must not be taken for this one's.
+    Its folder is on sys.path only meanwhile, and what it imports from there leaves sys.modules again, where what was there
+    under the same names before comes back: another version's `kernels` must not be taken for this one's.
 
     Raises:
         UsageError: the file is missing, is not Python, or is not a version.
     """
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
-    folder, name, before = path.resolve().parent, f"_version_{next(_numbers)}_{path.stem}", set(sys.modules)
+    folder, name = path.resolve().parent, f"_version_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     module = importlib.util.module_from_spec(spec)
+    beside = {entry.stem for entry in folder.iterdir()} - {"common"}
+    aside = _taken_out(beside)
     sys.modules[name] = module
     sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(folder))
-        beside = {entry.stem for entry in folder.iterdir()} - {"common"}
-        for other in set(sys.modules) - before:
-            if other.partition(".")[0] in beside:
-                del sys.modules[other]
+        _taken_out(beside)
+        sys.modules.update(aside)
     missing = [required for required in REQUIRED if not hasattr(module, required)]
     if missing:
         raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (common/run.py says what a version is)")
     return module
+
+
+def _taken_out(names: set[str]) -> dict[str, ModuleType]:
+    """Takes the modules of these names, and what lies in them, out of sys.modules."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True) -> cli.Parser:

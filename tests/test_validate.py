@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -144,7 +145,9 @@ def test_the_error_is_relative_to_the_largest_element(expected, got, error):
 # ------------------------------------------------------------------------------------------------------------ loading
 
 
-def test_two_versions_with_one_name_do_not_mix(tmp_path):
+def test_two_versions_with_one_name_do_not_mix(tmp_path, monkeypatch):
+    loaded_before = ModuleType("kernels")
+    monkeypatch.setitem(sys.modules, "kernels", loaded_before)
     found = []
     for name in ("first", "second"):
         (tmp_path / name / "kernels").mkdir(parents=True)
@@ -154,7 +157,7 @@ def test_two_versions_with_one_name_do_not_mix(tmp_path):
         )
         found.append(versions.load(tmp_path / name / "version.py"))
     assert [module.NAME for module in found] == ["first", "second"]
-    assert found[0].__name__ != found[1].__name__
+    assert found[0].__name__ != found[1].__name__ and sys.modules["kernels"] is loaded_before
     assert not any(str(tmp_path) in entry for entry in sys.path)
 
 
