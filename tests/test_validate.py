@@ -151,6 +151,7 @@ def test_two_versions_with_one_name_do_not_mix(tmp_path, monkeypatch):
     found = []
     for name in ("first", "second"):
         (tmp_path / name / "kernels").mkdir(parents=True)
+        (tmp_path / name / "kernels" / "__init__.py").touch()
         (tmp_path / name / "kernels" / "norm.py").write_text(f"NAME = {name!r}\n")
         (tmp_path / name / "version.py").write_text(
             "from kernels.norm import NAME\nTinyLlama = make_model = make_optimizer = train_step = None\n"
