@@ -6,8 +6,8 @@ backward pass the scores a second time, as such a kernel computes them. DeepSpee
 one forward pass, attention with all S x S pairs too: its count adds functions such as silu (not methods such as `x.softmax()`),
 and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
 
-Neither counter sees into a Triton kernel. What a version's kernels compute unseen it says itself, by formula, in
-`kernel_flops(model, batch) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
+Neither counter sees into a Triton kernel. What its kernels compute unseen a model says itself, by formula, in
+`kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
 in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed watches needs no gradients.
 """
 
@@ -69,8 +69,7 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
 
 
 def _kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    version = sys.modules[type(model).__module__]
-    return version.kernel_flops(model, batch) if hasattr(version, "kernel_flops") else {"forward": 0, "backward": 0}
+    return model.kernel_flops(batch[0]) if hasattr(model, "kernel_flops") else {"forward": 0, "backward": 0}
 
 
 def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:

@@ -53,5 +53,5 @@ def _report_intensity(options: Namespace) -> None:
     if options.generate_roofline:
         paths = [flops_report.FOLDER / f"roofline.{kind}" for kind in ("png", "csv")]
         plots.save(roofline.figure(points, ceilings, profile_report.conditions(profile)), paths[0])
-        write_text(paths[1], roofline.csv_text(*table))
+        write_text(paths[1], tables.csv_text(*table))
         print("", *(f"  roofline     {path}" for path in paths), sep="\n")

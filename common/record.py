@@ -15,7 +15,7 @@ from torch import nn
 from common import device as devices
 from common import peaks as vendor
 from common.analysis import flops
-from common.analysis.results import RUN_SCHEMA as SCHEMA
+from common.analysis.profile_report import RUN_SCHEMA as SCHEMA
 from common.data import Dataset
 from common.precision import Precision
 from common.timing import summarize

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--model-config", type=Path, metavar="FILE.yaml", help="section `model:` is used (default: preset tiny)")
     parser.add_argument("--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,...")
     parser.add_argument("--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,...")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+    cli.add_device(parser)
     parser.add_argument("--dtype", choices=("float32", *AMP_DTYPES), default="float32", help="of the operands (default: float32)")
     parser.add_argument("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
     parser.add_argument("--output-dir", type=Path, default=Path("gemm_analysis"), metavar="DIR", help="default: gemm_analysis")

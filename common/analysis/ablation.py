@@ -9,8 +9,6 @@ its pairs: with all 16 combinations there are 8, one for each setting of the oth
                         that this measurement does not tell the fusion's effect from none.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -151,12 +149,11 @@ def effect_table(measured: dict[str, Any], found: list[Effect]) -> tuple[list[st
 
 def conditions(measured: dict[str, Any]) -> str:
     """What was measured, in one line."""
-    model, training = measured["model"], measured["training"]
+    training = measured["training"]
     return (
         f"{measured['version']}, {measured['device']['name']}, {measured['precision']['compute']}, torch "
         f"{measured['environment']['torch']}, batch size {training['batch_size']}, sequence length "
-        f"{training['sequence_length']}; D {model['hidden_size']}, L {model['num_layers']}, H {model['num_attention_heads']}, "
-        f"K {model['num_key_value_heads']}, F {model['intermediate_size']}, V {model['vocab_size']}. "
+        f"{training['sequence_length']}; {tables.letters(measured['model'])}. "
         f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
     )
 
@@ -195,15 +192,12 @@ def report(measured: dict[str, Any], found: list[Effect]) -> str:
 
 
 def _csv(measured: dict[str, Any]) -> str:
-    text = io.StringIO()
     header = [*FUSIONS, "ms", "p20", "p80", "steps", "peak_mib", f"{measured['counted']}_per_step", "loss"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
+    rows = []
     for c in measured["combinations"]:
-        step = c["step_ms"]
-        times = [step["median"], step["p20"], step["p80"], step["count"]]
-        writer.writerow([*map(int, c["fusions"].values()), *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
-    return text.getvalue()
+        times = [c["step_ms"][name] for name in ("median", "p20", "p80", "count")]
+        rows.append([*map(int, c["fusions"].values()), *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
+    return tables.csv_text(header, rows)
 
 
 def figure(measured: dict[str, Any], found: list[Effect]) -> "Figure":

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from common import config as configs
 from common.analysis import ablation, footprint, kernels, profile_report, tables
 from common.analysis.footprint import FLOAT, HALF
-from common.analysis.results import COMPARED, RUN_SCHEMA
+from common.analysis.profile_report import RUN_SCHEMA
+from common.analysis.results import COMPARED
 from common.config import PRESETS, ModelConfig
 from common.errors import UsageError
 from common.files import read_json
@@ -208,7 +209,7 @@ def _compared(folder: Path) -> Iterator[tuple[str, str, dict[str, dict[str, Any]
     cases = [(name, kind, folder / f"compare_{name}_{kind}") for name in PRESETS for kind in ("fp32", "bf16")]
     found = [case for case in cases if all(Path(f"{case[2]}_{what}.json").exists() for what in ("v1", "v2"))]
     if not found:
-        raise UsageError(f"no compare_*_v1.json with its _v2.json in {folder}: measure with results/measure_v2.sh {folder.name}")
+        raise UsageError(f"no compare_*_v1.json and _v2.json in {folder}: measure with results/measure_versions.sh {folder.name}")
     for name, kind, start in found:
         paths = {what: Path(f"{start}_{what}.json") for what in COMPARED}
         yield name, kind, {what: read_json(path, RUN_SCHEMA) for what, path in paths.items() if path.exists()}
@@ -309,7 +310,7 @@ def effects(folder: Path) -> str:
                 header, body = ablation.effect_table(measured, ablation.effects(measured["combinations"]))
                 rows += [[preset, precision, *row] for row in body]
     if not rows:
-        raise UsageError(f"no v2_ablation_*.json in {folder}: measure with results/measure_v2.sh {folder.name}")
+        raise UsageError(f"no v2_ablation_*.json in {folder}: measure with results/measure_versions.sh {folder.name}")
     return tables.markdown(["preset", "precision", *header], rows)
 
 

@@ -279,7 +279,7 @@ def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
         picture = roofline.figure(points, ceilings, profile_report.conditions(traffic.profile))
         paths.append(folder / "roofline.png")
     writable_folder(folder, "--output-dir")
-    write_text(paths[0], roofline.csv_text(*table(traffic)))
+    write_text(paths[0], tables.csv_text(*table(traffic)))
     write_text(paths[1], report(traffic, bool(picture)))
     if picture:
         plots.save(picture, paths[2])

@@ -1,7 +1,5 @@
 """The curve over the batch size that a search has measured (written by `common.batch_search`), and its answer."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +59,13 @@ def table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
 
 
 def conditions(measured: dict[str, Any]) -> str:
-    model, device = measured["model"], measured["device"]
+    device = measured["device"]
     on = [name for name, value in measured["settings"].items() if value is True]
     switches = f" ({', '.join(on) or 'nothing'} on)" if measured["settings"] else ""
     return (
         f"{measured['version']}{switches}, {device['name']}, {measured['precision']['compute']}, torch "
         f"{measured['environment']['torch']}, sequence length {measured['training']['sequence_length']}; "
-        f"D {model['hidden_size']}, L {model['num_layers']}, H {model['num_attention_heads']}, K {model['num_key_value_heads']}, "
-        f"F {model['intermediate_size']}, V {model['vocab_size']}. Step times are medians. Memory: peak of the "
+        f"{tables.letters(measured['model'])}. Step times are medians. Memory: peak of the "
         f"{measured['memory_kind']}; % of the {device['memory_mib']:,.0f} MiB that there are."
     )
 
@@ -83,12 +80,9 @@ def findings(measured: dict[str, Any]) -> list[str]:
 
 
 def _csv(measured: dict[str, Any]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"])
-    for row, trial in zip(table(measured)[1], curve(measured), strict=True):
-        writer.writerow([*row[:-1], trial["status"]])
-    return text.getvalue()
+    header = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
+    pairs = zip(table(measured)[1], curve(measured), strict=True)
+    return tables.csv_text(header, ([*row[:-1], trial["status"]] for row, trial in pairs))
 
 
 def plot(measured: dict[str, Any], path: Path) -> None:

@@ -5,8 +5,6 @@ above 1 a model is faster, or needs less memory. The range beside a speed-up is 
 repeat of the other: how well it is known.
 """
 
-import csv
-import io
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -209,16 +207,13 @@ def accuracy_table(measured: Measured) -> Table:
 
 
 def conditions(measured: Measured) -> str:
-    model, device = measured["model"], measured["device"]
+    device = measured["device"]
     packages = "".join(f", {name} {version}" for name, version in measured["packages"].items())
     threads = f", {device['threads']} threads" if device.get("threads") else ""
-    shape = (
-        f"D {model['hidden_size']}, L {model['num_layers']}, H {model['num_attention_heads']}, K {model['num_key_value_heads']}, "
-        f"F {model['intermediate_size']}, V {model['vocab_size']}"
-    )
     return (
         f"{device['name']}{threads}, {measured['precision']['compute']}, torch {measured['environment']['torch']}{packages}; "
-        f"{shape}. Figures are medians; processes a cell: {measured['repeats']}, timed steps in each: {measured['steps']}."
+        f"{tables.letters(measured['model'])}. Figures are medians; processes a cell: {measured['repeats']}, "
+        f"timed steps in each: {measured['steps']}."
     )
 
 
@@ -234,18 +229,17 @@ def report(measured: Measured, with_plot: bool) -> list[str]:
 
 def _csv(measured: Measured) -> str:
     found, against = figures(measured), reference(measured)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([
+    header = [
         "model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
         "peak_mib", "memory_ratio",
-    ])  # fmt: skip
+    ]  # fmt: skip
+    rows = []
     for cell in measured["cells"]:
         own, base = found.get(_key(cell)), found.get((against, *_key(cell)[1:]))
         row = [*own[:3], len(own.repeats), own.tokens_per_second] if own else 5 * [None]
         ratios = (base.ms / own.ms, base.peak_mib / own.peak_mib) if own and base else (None, None)
-        writer.writerow([*_key(cell), cell["status"], *row, ratios[0], own.peak_mib if own else None, ratios[1]])
-    return text.getvalue()
+        rows.append([*_key(cell), cell["status"], *row, ratios[0], own.peak_mib if own else None, ratios[1]])
+    return tables.csv_text(header, rows)
 
 
 def plot(measured: Measured, path: Path) -> None:

@@ -13,8 +13,6 @@ Schema of optimization_targets.json, "tiny-llama-targets/1":
                         and bound = 1 / (1 - share); note
 """
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,12 +279,9 @@ def analyze(profile_data: Path, output_report: Path) -> str:
         output_report = FOLDER / output_report
     for folder in (output_report.parent, FOLDER):
         writable_folder(folder, "--output-report")
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    writer.writerows([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
+    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
     write_text(output_report, report(step, path, ranked))
-    write_text(FOLDER / "operator_timing.csv", lines.getvalue())
+    write_text(FOLDER / "operator_timing.csv", tables.csv_text(CSV_COLUMNS, timing))
     content = {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked}
     write_json(FOLDER / "optimization_targets.json", content)
     header, rows = operator_table(step)

@@ -7,8 +7,6 @@ flops_profile.json, schema "tiny-llama-flops/1":
     run       the run's record, schema "tiny-llama-run/1"
 """
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: dict[str, Any])
     profile = {"schema": SCHEMA, "counts": rows, "parts": parts, "run": run}
     paths = [folder / "flops_profile.json", folder / "mfu_analysis.csv"]
     write_json(paths[0], profile)
-    write_text(paths[1], mfu_csv(profile))
+    write_text(paths[1], tables.csv_text(*mfu_rows(profile)))
     return paths
 
 
@@ -72,13 +70,6 @@ def mfu_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
          row["step"] / seconds / 1e12, 100 * row["step"] / seconds / peak if peak else None]
         for row in profile["counts"]
     ]  # fmt: skip
-
-
-def mfu_csv(profile: dict[str, Any]) -> str:
-    header, rows = mfu_rows(profile)
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
-    return buffer.getvalue()
 
 
 def text(profile: dict[str, Any]) -> str:

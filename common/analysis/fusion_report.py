@@ -179,13 +179,16 @@ def memory(runs: list[sequence_memory.Run]) -> Section:
     name, title = "memory", "Memory against sequence length"
     if not runs:
         return Section(name, title, ["Not measured; these commands do it, with flash attention and without:"], commands=SEQUENCES)
-    figure = sequence_memory.figure(runs)
-    figure.set_figheight(8)
-    for axes, place in zip(figure.axes, figure.add_gridspec(2, 1), strict=True):  # one below the other, for narrow pages
-        axes.set_subplotspec(place)
     parts = [Table("", *sequence_memory.table(runs)), Table("Fit", *sequence_memory.fit_table(runs))]
     text = [sequence_memory.conditions(runs), *sequence_memory.findings(runs)]
-    return Section(name, title, text, figure, "Peak memory, and that of the step alone, over the sequence length", parts)
+    return Section(
+        name,
+        title,
+        text,
+        sequence_memory.figure(runs),
+        "Peak memory, and that of the step alone, over the sequence length",
+        parts,
+    )
 
 
 def ceilings(steps: Sequence[Step]) -> Section:

@@ -13,8 +13,6 @@ times: work / peak, traffic / bandwidth, and what it costs to issue one operatio
 compute, memory or launch. Operands that stay in a cache between two repetitions can beat the memory bound.
 """
 
-import csv
-import io
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ def analyze(path: Path, folder: Path) -> str:
     """
     measured = read_json(path, SCHEMA)
     rows = describe(measured)
-    write_text(folder / "gemm_analysis.csv", _csv(rows))
+    write_text(folder / "gemm_analysis.csv", tables.csv_text(list(rows[0]), (row.values() for row in rows)))
     write_text(folder / "gemm_analysis.md", report(measured, rows))
     plot(measured, rows, folder / "gemm_analysis.png")
     parts = [
@@ -180,17 +178,8 @@ def _fusion_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object
     return header, [body[key] for key in sorted(body)]
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def report(measured: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The Markdown report."""
-    model = measured["model"]
     names = list(dict.fromkeys(row["gemm"] for row in rows))
     points = _by_grid_point(rows)
     shares = [[batch_size, length, *(_shares(items)[name] for name in names)] for (batch_size, length), items in points.items()]
@@ -199,9 +188,7 @@ def report(measured: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     parts = [
         "# Matrix products of a training step",
         _conditions(measured),
-        f"Model: D {model['hidden_size']}, L {model['num_layers']}, H {model['num_attention_heads']}, "
-        f"K {model['num_key_value_heads']}, F {model['intermediate_size']}, V {model['vocab_size']}. "
-        f"Made by `{measured['command']}` on {measured['date']}.",
+        f"Model: {tables.letters(measured['model'])}. Made by `{measured['command']}` on {measured['date']}.",
         "Each product was timed alone, in rounds over all of them. ms is the median, with the 20th and 80th percentile, of "
         f"{min(samples)} to {max(samples)} samples; a sample is the time per product over calls back to back, and a row has "
         f"{min(calls):,} to {max(calls):,} calls. Products of one shape and layout share one measurement: {len(shapes)} were "

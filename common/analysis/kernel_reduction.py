@@ -10,8 +10,6 @@ Writes kernel_reduction.csv, .md and .png. Columns of the CSV: table (total, kin
 span, the kind of a name), and calls and us before, after and their difference; per step where the sources know steps.
 """
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,11 +291,6 @@ def analyze(baseline: Path, fused: Path, output: Path, top: int) -> str:
 
 
 def _csv(reduction: Reduction) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
     groups = {"total": [reduction.total], "kind": reduction.by_kind, "span": reduction.by_span, "name": reduction.by_name}
-    for table, rows in groups.items():
-        for row in rows:
-            writer.writerow([table, row.name, row.detail, *_figures(row)])
-    return text.getvalue()
+    body = ([table, row.name, row.detail, *_figures(row)] for table, rows in groups.items() for row in rows)
+    return tables.csv_text(CSV_COLUMNS, body)

@@ -4,8 +4,6 @@ The table is the same whichever profiler saw the kernels (`kernel_table`), and `
 (`kernel_files`, which lists them).
 """
 
-import csv
-import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -160,9 +158,5 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
     if csv_out.is_dir():
         raise UsageError(f"--csv-out: {csv_out} is a folder: name a file in it")
     writable_folder(csv_out.parent, "--csv-out")
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
-    write_text(csv_out, lines.getvalue())
+    write_text(csv_out, tables.csv_text(Row._fields, rows))
     return f"{result}\n\n{csv_out}"

@@ -14,6 +14,7 @@ from common.errors import UsageError
 from common.files import read_json, writable_folder, write_text
 
 SCHEMA = "tiny-llama-profile/1"
+RUN_SCHEMA = "tiny-llama-run/1"  # of the record of a run, which is also in each profile
 ROWS = 20
 # torch.profiler's names for sort keys -> our columns; `cuda_` is today's `device_`. On a CPU device time is CPU time.
 COLUMNS = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis import tables
-from common.analysis.results import RUN_SCHEMA
+from common.analysis.profile_report import RUN_SCHEMA
 from common.analysis.scaling import identity
 from common.errors import UsageError
 from common.files import read_json

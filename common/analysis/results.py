@@ -9,7 +9,7 @@
     v2_ablation_<preset>_<precision>.json       from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
     benchmark_<preset>_<precision>.json         from `benchmark_suite.py` (schema tiny-llama-benchmark/1)
 
-`results/measure_v2.sh` writes those, and sequence_memory.json.
+`results/measure_versions.sh` writes those, and sequence_memory.json.
 
     sequence_memory.json    from `analyze_sequence_memory.py` (schema tiny-llama-sequence-memory/1)
     trial_*.json            Version 1 with one setting changed; LOG.md has the commands
@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from common.analysis import ablation, benchmark, profile_report, sequence_memory, tables
+from common.analysis.profile_report import RUN_SCHEMA
 from common.config import PRESETS
 from common.errors import UsageError
 from common.files import read_json
-
-RUN_SCHEMA = "tiny-llama-run/1"
 
 
 def _each(folders: tuple[Path, ...], suffix: str, schema: str) -> Iterator[dict[str, Any]]:
@@ -105,11 +104,11 @@ def ceilings(*folders: Path) -> str:
     return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
 
 
-COMPARED = {"v1": "Version 1", "v2": "Version 2", "v2_compiled": "Version 2, torch.compile"}
+COMPARED = {"v1": "Version 1", "v2": "Version 2", "v2_compiled": "Version 2, torch.compile", "v3": "Version 3"}
 
 
 def comparison(folder: Path) -> str:
-    """Version 1 and Version 2, at each preset and precision: step time, ratio to Version 1, memory, loss."""
+    """The versions at each preset and precision: step time, ratio to Version 1, memory, loss."""
     rows = []
     for preset in PRESETS:
         for precision in ("fp32", "bf16"):
@@ -123,7 +122,7 @@ def comparison(folder: Path) -> str:
                     f"{first / step['median']:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}",
                 ])  # fmt: skip
     if not rows:
-        raise UsageError(f"no compare_*.json in {folder}: measure with results/measure_v2.sh {folder.name}")
+        raise UsageError(f"no compare_*.json in {folder}: measure with results/measure_versions.sh {folder.name}")
     header = ["preset", "precision", "run", "ms/step", "p20 to p80", "against Version 1", "peak MiB", "last loss"]
     return tables.markdown(header, rows)
 

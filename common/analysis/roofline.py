@@ -11,8 +11,6 @@ data sheet: a large matrix product in the run's precision, and a large copy. FLO
 not compute in that precision; work too small to fill the device stays far below it.
 """
 
-import csv
-import io
 import math
 import textwrap
 from collections import defaultdict
@@ -122,13 +120,6 @@ def table(points: Sequence[Point], ceilings: Mapping[str, Any] | None) -> tuple[
             figures = [point.flops / 1e9, point.bytes / 1e6, point.intensity, side, *rates, percent]
         rows.append([point.group, point.name, *figures[:3], meet, figures[3], 1e3 * point.seconds, *figures[4:]])
     return HEADER, rows
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as CSV, figures in full."""
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
-    return lines.getvalue()
 
 
 def draw_roof(axes: "Axes", ceilings: Mapping[str, Any] | None, intensities: Iterable[float]) -> None:

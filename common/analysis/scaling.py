@@ -10,8 +10,6 @@ Two straight lines are fitted by least squares:
 A larger batch hides a: its share a / t(B) falls to 10 % where a = 0.1 (a + b B), at B = 9 a / b.
 """
 
-import csv
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +51,7 @@ def analyze(folders: list[Path], output: Path) -> str:
     memory_line = fit([(row["batch_size"], row["peak_mib"]) for row in rows])
     notes = findings(runs, rows, time_line, memory_line)
     table = [list(row.values()) for row in rows]
-    write_text(output / "batch_scaling.csv", _csv(rows))
+    write_text(output / "batch_scaling.csv", tables.csv_text(list(HEADER), table))
     parts = [
         "# Batch scaling",
         conditions(runs[0]),
@@ -156,7 +154,7 @@ def fit(points: list[tuple[float, float]]) -> Line:
 
 
 def conditions(run: dict[str, Any]) -> str:
-    model, precision = run["model"], run["precision"]
+    precision = run["precision"]
     tf32 = " (TF32 allowed)" if precision["tf32"] else ""
     mfu = (
         f" MFU is a share of the run's peak ({run['mfu']['peak_source']})."
@@ -165,9 +163,8 @@ def conditions(run: dict[str, Any]) -> str:
     )
     return (
         f"{run['version']}, {run['device']['name']}, {precision['compute']}{tf32}, torch {run['environment']['torch']}, sequence "
-        f"length {run['training']['sequence_length']}; D {model['hidden_size']}, L {model['num_layers']}, "
-        f"H {model['num_attention_heads']}, K {model['num_key_value_heads']}, F {model['intermediate_size']}, "
-        f"V {model['vocab_size']}. Step times are medians.{mfu}"
+        f"length {run['training']['sequence_length']}; {tables.letters(run['model'])}. "
+        f"Step times are medians.{mfu}"
     )
 
 
@@ -235,14 +232,6 @@ def _memory_meaning(line: Line, run: dict[str, Any]) -> str:
     return (
         f"{meaning} On this line the device's {memory:,.0f} MiB are full at B = {(memory - line.fixed) / line.per_sample:,.0f}."
     )
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(HEADER), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def plot(run: dict[str, Any], rows: list[dict[str, Any]], time_line: Line, memory_line: Line, path: Path) -> None:

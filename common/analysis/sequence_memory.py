@@ -15,8 +15,6 @@ and the count of a CPU's profile, which begins at zero, does not. Gradients do n
 the step, as far as they are alive at its peak.
 """
 
-import csv
-import io
 import itertools
 import math
 import shlex
@@ -80,7 +78,7 @@ def analyze(folders: list[Path], output: Path) -> str:
     header, rows = table(runs)
     measured = [run._asdict() | {"path": str(run.path), "record": _without_steps(run.record)} for run in runs]
     write_json(output / f"{NAME}.json", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
-    write_text(output / f"{NAME}.csv", _csv(header, rows))
+    write_text(output / f"{NAME}.csv", tables.csv_text(header, rows))
     parts = [
         "# Memory over the sequence length",
         conditions(runs),
@@ -261,13 +259,11 @@ def _plain_factor(run: Run) -> float:
 
 def conditions(runs: list[Run]) -> str:
     record = runs[0].record
-    model, on_cpu = record["model"], record["device"]["kind"] == "cpu"
+    on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
     return (
         f"{record['device']['name']}, {record['precision']['compute']}, torch {record['environment']['torch']}, batch size "
-        f"{record['training']['batch_size']}; D {model['hidden_size']}, L {model['num_layers']}, "
-        f"H {model['num_attention_heads']}, K {model['num_key_value_heads']}, F {model['intermediate_size']}, "
-        f"V {model['vocab_size']}. Counted by {counted}."
+        f"{record['training']['batch_size']}; {tables.letters(record['model'])}. Counted by {counted}."
     )
 
 
@@ -316,33 +312,27 @@ def _ratios(groups: dict[str, list[Run]]) -> list[str]:
     return [f"At S = {longest} the peak of {smallest} is {least / MIB:,.0f} MiB; {against}."]
 
 
-def _csv(header: list[str], rows: list[list[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
-
-
 def figure(runs: list[Run]) -> "Figure":
-    """Left the peaks with their parabolas, right the step's memory, both axes logarithmic, beside slopes 1 and 2."""
-    result = plots.new(13, 5)
-    left, right = result.subplots(1, 2)
+    """Above the peaks with their parabolas, below the step's memory, both axes logarithmic, beside slopes 1 and 2."""
+    result = plots.new(6.5, 8)
+    above, below = result.subplots(2, 1)
     groups = grouped(runs)
     for (group, members), colour in zip(groups.items(), itertools.cycle(COLOURS), strict=False):
         lengths = [run.sequence_length for run in members]
         line = fit([(run.sequence_length, run.peak) for run in members])
         reach = [lengths[0] + i * (lengths[-1] - lengths[0]) / 100 for i in range(101)]
-        left.plot(reach, [line.at(length) / MIB for length in reach], color=colour, linewidth=1)
-        left.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
-        right.plot(lengths, [run.step / MIB for run in members], "o-", color=colour, label=group)
+        above.plot(reach, [line.at(length) / MIB for length in reach], color=colour, linewidth=1)
+        above.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
+        below.plot(lengths, [run.step / MIB for run in members], "o-", color=colour, label=group)
     shortest, longest = min(run.sequence_length for run in runs), max(run.sequence_length for run in runs)
     start = 0.8 * min(run.step for run in runs) / MIB
     for slope, style in ((1, ":"), (2, "--")):
         ends = [start, start * (longest / shortest) ** slope]
-        right.plot([shortest, longest], ends, style, color="0.5", label=f"slope {slope}")
-    left.set(title="Peak memory and a + b S + c S^2", ylabel="MiB", ylim=(0, None))
-    right.set(title="Memory of the step, without weights and moments", ylabel="MiB", xscale="log", yscale="log")
+        below.plot([shortest, longest], ends, style, color="0.5", label=f"slope {slope}")
+    above.set(title="Peak memory and a + b S + c S^2", ylabel="MiB", ylim=(0, None))
+    below.set(title="Memory of the step, without weights and moments", ylabel="MiB", xscale="log", yscale="log")
     lengths = sorted({run.sequence_length for run in runs})
-    for axes in (left, right):
+    for axes in (above, below):
         axes.set_xlabel("sequence length S")
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.minorticks_off()

@@ -1,6 +1,8 @@
-"""Tables as text and Markdown, from rows; figures in a form that fits their size."""
+"""Tables as text, Markdown and CSV, from rows; figures in a form that fits their size."""
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def figure(value: object) -> str:
@@ -35,3 +37,19 @@ def text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         ).rstrip()
         for row in cells
     )
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The same as CSV: figures in full, None as an empty cell."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
+    return lines.getvalue()
+
+
+def letters(model: Mapping[str, object]) -> str:
+    """A model's sizes (`model` of a run record) under their letters: "D 256, L 4, ..."."""
+    names = {
+        "D": "hidden_size", "L": "num_layers", "H": "num_attention_heads", "K": "num_key_value_heads", "F": "intermediate_size",
+        "V": "vocab_size",
+    }  # fmt: skip
+    return ", ".join(f"{letter} {model[name]}" for letter, name in names.items())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis import code_comparison, kernel_reduction, profile_report, regression, tables
-from common.analysis.results import RUN_SCHEMA
+from common.analysis.profile_report import RUN_SCHEMA
 from common.errors import UsageError
 from common.files import read_json, writable_folder, write_text
 

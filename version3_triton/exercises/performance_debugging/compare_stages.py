@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from common import cli
 from common.analysis import kernels, regression, tables
-from common.analysis.results import RUN_SCHEMA
+from common.analysis.profile_report import RUN_SCHEMA
 from common.errors import UsageError
 from common.files import read_json, writable_folder, write_text
 

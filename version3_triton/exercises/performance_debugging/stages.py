@@ -31,7 +31,7 @@ import tiny_llama_v3 as v3  # noqa: E402
 
 from common import cli, run  # noqa: E402
 from common import device as devices  # noqa: E402
-from common.analysis.results import RUN_SCHEMA  # noqa: E402
+from common.analysis.profile_report import RUN_SCHEMA  # noqa: E402
 from common.files import read_json, write_json  # noqa: E402
 
 __all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Measures the versions beside each other, and beside transformers' LLaMA, on this machine, in fp32 and bf16. Writes
+#
+#     results/NAME/compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
+#     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
+#     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
+#     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
+#     results/NAME/kernels_*.json                                          Version 3's kernels beside their peers, bf16 (a GPU)
+#
+#     results/measure_versions.sh NAME PARTS PRESET:STEPS...
+#     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
+#
+# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS
+# (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3) and BENCHMARK_STEPS (50); PRECISIONS of all parts (fp32 bf16),
+# and ROUNDS of the ablation (5).
+set -euo pipefail
+if [ $# -lt 3 ]; then
+    echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
+    exit 2
+fi
+results=$(cd "$(dirname "$0")" && pwd)
+name=$1
+parts=,$2,
+shift 2
+mkdir -p "$results/$name"
+out=$results/$name
+cd "$results/../version2_pytorch_fused"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+for run in "$@"; do
+    preset=${run%:*}
+    for precision in ${PRECISIONS:-fp32 bf16}; do
+        common=(--preset "$preset")
+        [ "$precision" = fp32 ] || common+=(--use-amp)
+        if [[ $parts = *,compare,* ]]; then
+            steps=(--num-steps "${run#*:}")
+            file=$out/compare_${preset}_$precision
+            python ../version1_pytorch_baseline/tiny_llama_v1.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v1.json"
+            python tiny_llama_v2.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v2.json"
+            python tiny_llama_v2.py "${common[@]}" "${steps[@]}" --enable-torch-compile --metrics-out "${file}_v2_compiled.json"
+            python ../version3_triton/tiny_llama_v3.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v3.json"
+        fi
+        if [[ $parts = *,ablation,* ]]; then
+            python fusion_ablation_study.py --all-combinations "${common[@]}" --rounds "${ROUNDS:-5}" --output-dir "$work"
+            mv "$work/fusion_ablation.json" "$out/v2_ablation_${preset}_$precision.json"
+        fi
+        if [[ $parts = *,benchmark,* ]]; then
+            python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
+                --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
+                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" \
+                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
+            mv "$work/benchmark.json" "$out/benchmark_${preset}_$precision.json"
+        fi
+    done
+done
+if [[ $parts = *,sequence,* ]]; then
+    for seq_len in 128 256 512 1024; do
+        run=(python tiny_llama_v2.py --seq-len "$seq_len" --batch-size 4 --num-steps 3 --enable-memory-profiling
+            --metrics-out "$work/metrics.json")
+        "${run[@]}" --profile-dir "$work/flash_attention_seq$seq_len"
+        "${run[@]}" --profile-dir "$work/plain_attention_seq$seq_len" --disable-flash-attention
+    done
+    python analyze_sequence_memory.py --profile-dirs "$work"/*_seq* --output-dir "$work"
+    mv "$work/sequence_memory.json" "$out/"
+fi
+if [[ $parts = *,kernels,* ]]; then
+    cd ../version3_triton
+    run=(python benchmark_kernels.py --use-amp --batch-size 4 --peers)
+    sizes() { for hidden in $1; do for length in $2; do echo "${hidden}x$length"; done; done; }
+    "${run[@]}" --preset large --operations rms_norm add_rms_norm apply_rope swiglu \
+        --sizes $(sizes "512 2048 4096" "128 1024 8192") --metrics-out "$out/kernels_memory.json"
+    "${run[@]}" --preset large --operations linear_cross_entropy --sizes $(sizes "512 4096" "1024 4096") \
+        --metrics-out "$out/kernels_loss.json"
+    "${run[@]}" --preset small --operations attention --sizes $(sizes 1024 "1024 2048 4096 8192") \
+        --metrics-out "$out/kernels_attention_64.json"
+    "${run[@]}" --preset medium --operations attention --sizes $(sizes 2048 "1024 2048 4096 8192") \
+        --metrics-out "$out/kernels_attention_128.json"
+fi
