@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
 def synchronize(device: torch.device) -> None:
     if is_gpu(device):
         torch.cuda.synchronize(device)
+
+
+def record(work: Callable[[], object]) -> Callable[[], None]:
+    """A function's work on the GPU, recorded as a graph (CUDA or HIP); a call of the result does it again, without the host.
+
+    The function must not wait for the GPU, and what it reads and writes stays where it was when it was recorded.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # warm-up off the default stream, or the recording could take in its work
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Fixtures: scripts run as a user runs them, in a folder of their own, on the CPU."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -32,6 +34,23 @@ if not torch.cuda.is_available():
     # Triton's kernels are interpreted if this is set when they are imported, and PyTorch's FLOP counter imports some: so it
     # is set before any test module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def interpreter_fails() -> bool:
+    """Triton before 3.7 makes an int of an array that holds the index of a loop; NumPy refuses that from 2.4 on."""
+    if not importlib.util.find_spec("triton"):
+        return False
+    import triton
+
+    old, new = (tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, numpy.__version__))
+    return old < (3, 7) and new >= (2, 4)
+
+
+INTERPRETER_FAILS = interpreter_fails()
+WHY = "Triton's interpreter before 3.7, NumPy from 2.4 on: only 0-dimensional arrays can be converted to Python scalars"
+# A script that the test starts interprets kernels; or the test does so itself, where no GPU runs them.
+needs_interpreter = pytest.mark.skipif(INTERPRETER_FAILS, reason=WHY)
+runs_kernels = pytest.mark.skipif(INTERPRETER_FAILS and not torch.cuda.is_available(), reason=WHY)
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,7 @@
 """The documents tell the truth: tables are fresh, paths exist, commands are accepted and, in the small, run."""
 
 import functools
+import importlib.util
 import re
 import shlex
 import shutil
@@ -9,22 +10,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PATHS, ROOT, V1
+import torch
+from conftest import INTERPRETER_FAILS, PATHS, ROOT, V1
 
-from common.analysis import docs
+from common.analysis import docs, version_diff
 
-V2 = ROOT / "version2_pytorch_fused"
+V2, V3 = ROOT / "version2_pytorch_fused", ROOT / "version3_triton"
 VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
 DOCUMENTS = docs.documents()
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
 CALL = re.compile(rf"\b(?:python3?|bash) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
 VENDOR_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
+WITH_TRITON = ("compile_kernels.py", "tune_blocks.py")  # these import it, even to show their flags
+GPU, TRITON = torch.cuda.is_available(), bool(importlib.util.find_spec("triton"))
 # Scripts that hand flags which are not theirs to a version.
 HAND_ON = (
     "validate_numerical_accuracy.py", "optimize_batch_size.py", "run_all_profilers.sh", "run_rocprofv3.sh", "run_rocprof_sys.sh",
-    "run_rocprof_compute.sh",
+    "run_rocprof_compute.sh", "run_rocprof_triton.sh",
 )  # fmt: skip
 
 
@@ -78,8 +83,14 @@ def test_documented_scripts_and_flags_exist():  # one test, so that each script 
         for script, *arguments in calls(line):
             path = find_script(document, script)
             assert path, f"no {script}, {place}"
+            if path.name in WITH_TRITON and not TRITON:
+                continue
             unknown = {argument.split("=")[0] for argument in arguments if argument.startswith("--")} - flags(path) - {"--"}
             assert not unknown, f"{unknown} {place}"
+        for script, chosen in TESTS.findall(line):
+            path = find_script(document, script)
+            assert path, f"no {script}, {place}"
+            assert f"def test_{chosen}" in path.read_text(), f"no test is called {chosen}, {place}"
         if line.startswith("make "):
             target = line.split()[1]
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), place
@@ -90,15 +101,21 @@ TRAINING = "--num-steps 4 --num-layers 1 --hidden-dim 32 --num-heads 4 --interme
 SMALL_FLAGS = {
     "tiny_llama_v1.py": TRAINING,
     "tiny_llama_v2.py": TRAINING,
+    "tiny_llama_v3.py": TRAINING,
     "run_pytorch_profiler.py": TRAINING,
+    "run_triton_profiling.py": TRAINING,
+    "run_rocprof_triton.sh": TRAINING,
     "run_deepspeed_flops.py": TRAINING,
     "run_all_profilers.sh": TRAINING,
     "analyze_gemm_operations.py": "--batch-sizes 1,2 --sequence-lengths 16",
     "validate_numerical_accuracy.py": "--batch-size 1 --seq-len 16",
+    "benchmark_kernels.py": "--preset tiny --batch-size 1 --sizes 32x8 64x16",
+    "tune_blocks.py": "--kernels swiglu --batch-size 1 --seq-len 128",
 }
 # Commands that start many processes or models, and what they write: as written only. Each has small tests of its own.
 COSTLY = (
     "fusion_ablation", "benchmark_suite", "optimize_batch_size", "batch_size_search", "_attention_seq", "sequence_memory",
+    "compile_kernels",
 )  # fmt: skip
 
 
@@ -113,8 +130,10 @@ def smaller(line: str) -> str:
 
 
 def runs_here(line: str) -> bool:
-    """TensorBoard does not end; a vendor's profiler has to be there."""
-    tool = line.split()[0]
+    """TensorBoard does not end; a vendor's profiler has to be there, and an interpreter that works."""
+    tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
+    if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
+        return False
     return tool != "tensorboard" and (tool not in VENDOR_TOOLS or bool(shutil.which(tool)))
 
 
@@ -124,6 +143,8 @@ def as_script(readme: Path, small: bool) -> str:
     lines = [smaller(line) for line in lines if not costly(line)] if small else lines
     # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
     lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
+    # Tiles are timed on a GPU; without one the script says so and ends with exit code 2.
+    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if "tune_blocks.py" in line and not GPU else line for line in lines]
     return "\n".join(["set -eux", *lines])
 
 
@@ -151,17 +172,24 @@ EXPECTED = {
         "memory_bandwidth/bandwidth.md", "memory_bandwidth/roofline.png", "optimization_analysis/fusion_report.md",
         "optimization_analysis/fusion_report.html", "fusion_comparison_report.md", "fusion_comparison_report.html",
     ],
+    V3: [
+        "metrics_v3.json", "metrics_kernels.json", "metrics_kernels.png", "pytorch_profiles/profile_*.json",
+        "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*", "pytorch_profiles/report.md",
+        "flops_analysis/flops_profile.json", *(["tiles.json"] if GPU else []),
+    ],
 }  # fmt: skip
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A folder with the version folders side by side, their scripts only."""
-    for version in (V1, V2):
+    """A folder with the version folders side by side, their scripts and packages only."""
+    for version in EXPECTED:
         (tmp_path / version.name).mkdir()
         for path in version.iterdir():
             if path.suffix in (".py", ".sh", ".yaml"):
                 shutil.copy(path, tmp_path / version.name)
+            if (path / "__init__.py").exists():
+                shutil.copytree(path, tmp_path / version.name / path.name, ignore=shutil.ignore_patterns("__pycache__"))
     # What `rocprofv3 -o results.csv` writes, where there is no rocprofv3.
     shutil.copy(ROOT / "tests/fixtures/kernels/new_kernel_trace.csv", tmp_path / V2.name / "results.csv_kernel_trace.csv")
     return tmp_path
@@ -171,6 +199,8 @@ def copied(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("version", EXPECTED, ids=lambda path: path.name)
 def test_the_readme_runs_and_writes_what_it_says(copied, monkeypatch, version, size):
     pytest.importorskip("deepspeed")
+    if version == V3:
+        pytest.importorskip("triton")
     monkeypatch.setenv("PYTHONPATH", PATHS)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     if size == "small":
@@ -182,3 +212,13 @@ def test_the_readme_runs_and_writes_what_it_says(copied, monkeypatch, version, s
     expected = [pattern for pattern in EXPECTED[version] if size != "small" or not costly(pattern)]
     missing = [pattern for pattern in expected if not list(folder.glob(pattern))]
     assert not missing
+
+
+def test_the_diff_of_two_forward_passes_has_the_methods_that_differ(tmp_path):
+    for name, body in (("a", "return x"), ("b", "x = 2 * x\n        return x")):
+        (tmp_path / f"{name}.py").write_text(
+            f"class Same:\n    def forward(self, x):\n        return -x\n\n\nclass Other:\n    def __init__(self):\n"
+            f"        self.{name} = 0\n\n    def forward(self, x):\n        {body}\n"
+        )
+    shown = version_diff.forward_diff(tmp_path / "a.py", tmp_path / "b.py")
+    assert shown == "```diff\n  # Other.forward\n def forward(self, x):\n+    x = 2 * x\n     return x\n```\n"

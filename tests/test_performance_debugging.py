@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import PATHS, ROOT, TINY
+from conftest import PATHS, ROOT, TINY, runs_kernels
 
 from common import cli, run, spans, timing
 from common import device as devices
@@ -238,6 +238,7 @@ def test_only_the_broken_stage_has_its_own_feed_forward(small_model):
 
 
 @needs_triton
+@runs_kernels
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=("fp32", "fp16"))
 def test_the_naive_kernel(dtype):
     x, weight = torch.randn(1, 5, 150, device=DEVICE).to(dtype), torch.randn(6, 150, device=DEVICE).to(dtype)
@@ -519,6 +520,8 @@ def test_run_all_stages(tmp_path, which):
 MEDIUM = (
     "--preset",
     "medium",
+    "--batch-size",
+    "32",
     "--num-kv-heads",
     "2",
     "--use-amp",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import ROOT, V1
+from conftest import ROOT, V1, runs_kernels
 from torch import Tensor
 
 from common import rmsnorm, rope
@@ -29,11 +29,10 @@ from kernels.rms_norm import add_rms_norm, rms_norm  # noqa: E402
 from kernels.rope import apply_rope  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
 
+pytestmark = runs_kernels
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 MARGIN = 1.5  # times PyTorch's own error
 FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
-"""A test's operation: ours, the same in PyTorch, and its inputs."""
-Case = tuple[Callable, Callable, list[Tensor]]
 
 
 def results(operation: Callable, inputs: list[Tensor], seed: int = 1) -> list[Tensor]:

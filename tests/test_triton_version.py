@@ -1,4 +1,4 @@
-"""Version 3 as a version: the weights and losses of Version 1, its switches, what its tools count, time and show.
+"""Version 3 as a version: the weights and losses of Version 1, its switches, what its tools count and show.
 
 Without a GPU the kernels run in Triton's interpreter, about a second a training step; tests/test_triton_kernels.py tests each.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import ROOT, TINY, V1
+from conftest import ROOT, TINY, V1, needs_interpreter, runs_kernels
 from test_vendor_profilers import Machine, value
 
 V3 = ROOT / "version3_triton"
@@ -20,7 +20,6 @@ QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1"
 sys.path[:0] = [str(V1), str(V3)]
 
 triton = pytest.importorskip("triton")
-import benchmark_kernels  # noqa: E402
 import kernels  # noqa: E402
 import tiny_llama_v1  # noqa: E402
 import tiny_llama_v3  # noqa: E402
@@ -30,7 +29,6 @@ from common import cli, flop_counters, run  # noqa: E402
 from common import device as devices  # noqa: E402
 from common.analysis import flops, triton_kernels  # noqa: E402
 from common.config import ModelConfig  # noqa: E402
-from common.errors import UsageError  # noqa: E402
 from common.precision import Precision  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,7 +70,8 @@ def test_same_start_weights_as_version_1_and_its_state_dict_comes_back():
 
 
 @pytest.mark.parametrize(
-    "operations, steps, tolerance", [(kernels.REFERENCE, 5, 1e-6), (KERNELS, 2, 1e-5)], ids=["plain", "triton"]
+    "operations, steps, tolerance",
+    [pytest.param(kernels.REFERENCE, 5, 1e-6, id="plain"), pytest.param(KERNELS, 2, 1e-5, id="triton", marks=runs_kernels)],
 )
 def test_losses_of_version_1(operations, steps, tolerance):
     first, third, batch = pair(operations)
@@ -83,6 +82,7 @@ def test_losses_of_version_1(operations, steps, tolerance):
     assert expected[-1] < expected[0]
 
 
+@runs_kernels
 def test_every_parameter_gets_the_gradient_of_version_1():
     first, third, batch = pair(KERNELS)
     for model in (first, third):
@@ -101,6 +101,7 @@ def test_a_state_dict_of_its_own_loads():
     assert tiny_llama_v3.TinyLlama(CONFIG).load_state_dict(third.state_dict()) == ([], [])
 
 
+@needs_interpreter
 def test_another_script_validates_it_with_its_kernels(run_script, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     (tmp_path / "small.yaml").write_text(
@@ -111,6 +112,7 @@ def test_another_script_validates_it_with_its_kernels(run_script, tmp_path, monk
     run_script(script, "--baseline", V1 / "tiny_llama_v1.py", "--optimized", SCRIPT, *small)
 
 
+@runs_kernels
 def test_the_loss_computes_no_gradients_where_none_are_wanted():
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -145,7 +147,8 @@ def test_a_switch_gives_its_operations_back_to_pytorch_and_no_others(switch):
 
 
 def test_every_operation_has_a_switch():
-    assert sorted(benchmark_kernels.OPERATIONS) == sorted(vars(kernels.REFERENCE))
+    switched = [operation for operations in kernels.SWITCHES.values() for operation in operations]
+    assert sorted(switched) == sorted(vars(kernels.REFERENCE))
 
 
 def test_without_a_gpu_a_line_says_so_and_the_record_says_why(run_script, tmp_path):
@@ -159,6 +162,7 @@ def test_without_a_gpu_a_line_says_so_and_the_record_says_why(run_script, tmp_pa
     assert settings == {f"triton_{name}": False for name in kernels.SWITCHES}
 
 
+@needs_interpreter
 def test_it_runs_the_kernels_in_the_interpreter_when_asked(run_script, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     small = ("--num-layers", "1", "--num-steps", "1", "--vocab-size", "16", "--seq-len", "4", "--batch-size", "1")
@@ -185,6 +189,7 @@ def counted(*kernels_on: str, seq_len: int = 17) -> dict[str, int]:
     return flop_counters.counted_by_torch(model, (ids[0], ids[1]))
 
 
+@runs_kernels
 def test_the_attention_kernel_is_counted():
     """As PyTorch's own fused attention; its two backward kernels compute two products twice."""
     plain, own = counted(), counted("attention")
@@ -193,12 +198,14 @@ def test_the_attention_kernel_is_counted():
     assert own["backward"] == plain["backward"] + 2 * product
 
 
+@runs_kernels
 def test_the_loss_is_counted_where_it_computes():
     plain, own = counted(), counted("loss")
     gradients = 2 * 2 * 2 * 17 * CONFIG.hidden_size * CONFIG.vocab_size  # of x and of the weight, in the forward pass
     assert own == {"forward": plain["forward"] + gradients, "backward": plain["backward"] - gradients}
 
 
+@runs_kernels
 def test_deepspeed_counts_one_forward_pass(tmp_path):
     pytest.importorskip("deepspeed")
     first, third, batch = pair(KERNELS)
@@ -212,6 +219,7 @@ def test_deepspeed_counts_one_forward_pass(tmp_path):
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="counts what the interpreter is given")
+@needs_interpreter
 def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch):
     """Each once, but for the logits, which are read and written; small ones are left out, as in the formula."""
     from triton.runtime.interpreter import InterpretedFunction
@@ -301,50 +309,6 @@ def test_rocprofv3_gets_version_3(tmp_path):
     assert "--marker-trace" in options and value(options, "-d") == "out"
     assert command[:2] == ["python", str(SCRIPT)] and value(command, "--num-steps") == "7"
     assert "bash run_rocprof_triton.sh [--profile-dir DIR]" in machine.run(V3 / "run_rocprof_triton.sh", "--help").stdout
-
-
-# ------------------------------------------------------------------------------------------------------------ benchmark
-
-
-def test_the_benchmark_times_kernels_and_pytorch_at_the_models_shapes(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(benchmark_kernels, "ROUNDS", 1)
-    monkeypatch.setattr(benchmark_kernels, "ITERATIONS", 1)
-    monkeypatch.chdir(tmp_path)
-    benchmark_kernels.of_version(tiny_llama_v3, options("--disable-triton-attention", "--disable-triton-loss"))
-    measured = json.loads((tmp_path / "metrics_kernels.json").read_text())
-    timed = [(row["operation"], row["contender"]) for row in measured["rows"]]
-    assert timed == [(name, who) for name in ("rms_norm", "add_rms_norm", "apply_rope", "swiglu") for who in ("kernel", "eager")]
-    assert all(row["ms"]["median"] > 0 and row["hidden_size"] == 32 for row in measured["rows"])
-    amounts = {row["operation"]: row["amount"] for row in measured["rows"]}  # B 2, S 16, D 32, F 64, fp32
-    assert amounts == {"rms_norm": 20480, "add_rms_norm": 32768, "apply_rope": 32768, "swiglu": 65536}
-    printed = capsys.readouterr()
-    assert "swiglu" in printed.out and "kernel" in printed.out
-    assert DEVICE.type == "cuda" or "interpreted: their times say nothing about a GPU" in printed.err
-
-
-def test_without_a_gpu_the_benchmark_times_pytorch_alone(run_script, tmp_path):
-    done = run_script(SCRIPT, *TINY, "--mode", "benchmark", "--metrics-out", "out.json")
-    assert "PyTorch's operations are timed alone" in done.stderr and done.stderr.count("\n") == 1
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [row["operation"] for row in rows] == list(benchmark_kernels.OPERATIONS)
-    assert {row["contender"] for row in rows} == {"eager"}
-    product = 2 * 32 * 2 * 16 * 17 // 2
-    assert [row["amount"] for row in rows if row["unit"] == "TFLOP/s"] == [7 * product, 3 * 2 * 2 * 16 * 32 * 1000]
-
-
-def test_a_sweep_keeps_the_head_dimension_and_the_ratios():
-    base = ModelConfig(hidden_size=512, num_attention_heads=8, num_key_value_heads=4, intermediate_size=2048)
-    wide = benchmark_kernels.scaled(base, 4096)
-    assert (wide.hidden_size, wide.head_dim, wide.intermediate_size) == (4096, 64, 16384)
-    assert (wide.num_attention_heads, wide.num_key_value_heads) == (64, 32)
-    with pytest.raises(UsageError, match="in steps of 128, not 192"):
-        benchmark_kernels.scaled(base, 192)
-
-
-@pytest.mark.parametrize("value", ["512", "0x16"])
-def test_a_size_that_is_none(run_script, value):
-    done = run_script(V3 / "benchmark_kernels.py", "--sizes", value, check=2)
-    assert "argument --sizes" in done.stderr and done.stderr.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU

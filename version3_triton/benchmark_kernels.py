@@ -1,18 +1,26 @@
 """Times each operation, forward and backward, as a Triton kernel and as PyTorch does it: at the model's shapes, or over a sweep.
 
     python benchmark_kernels.py --preset small --use-amp
-    python benchmark_kernels.py --preset small --use-amp --sizes 512x128 1024x512 4096x8192 --compile
+    python benchmark_kernels.py --preset small --use-amp --sizes 512x128 1024x512 4096x8192 --peers
     python benchmark_kernels.py --operations attention linear_cross_entropy --metrics-out kernels.json
 
 `python tiny_llama_v3.py --mode benchmark` is the first of these with that script's flags. The contenders, which take turns:
 
     kernel     Version 3's, from kernels/
     eager      PyTorch's operations in its place, from kernels/reference.py
-    compiled   the same under torch.compile (with --compile)
+    compiled   the same under torch.compile                                          (with --peers, as the following)
+    liger      Liger-Kernel's, where it is installed and has one (`liger.py`)
+    flash      of attention in 16 bits: the FlashAttention that PyTorch has, whatever it takes by itself
+    cudnn      of attention in 16 bits on NVIDIA: cuDNN's
 
-Inputs are random, all in the number format of the run, and laid out as in the model: parts of a fused product are strided. A time
-is that of an operation and of its gradients for all inputs, one after the other as in training, so at small sizes it is the
-host's for launching them. From it follow
+Inputs are random, all in the number format of the run, and laid out as in the model: parts of a fused product are strided. Liger
+gets them contiguous, as the separate products of the models that it patches give them. What is timed is an operation and then
+its gradients for all inputs, in two ways:
+
+    host       called from Python as in training: at small sizes this is the time to launch it
+    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
+
+From the second follow, or from the first on a CPU and where a contender cannot be recorded,
 
     GB/s       of norms, RoPE and SwiGLU: the numbers that forward and backward read and write at least (kernels/, each file),
                the same for all contenders
@@ -24,9 +32,13 @@ The JSON file, schema "tiny-llama-kernel-benchmark/1":
 
     command, date, device, environment, precision, ceilings   as in a run record
     rows    {"operation", "batch_size", "sequence_length", "hidden_size", "unit": "GB/s" or "TFLOP/s", "amount": bytes or FLOPs,
-            "contender", "ms": {"median", "p20", "p80", "count"}, "peak_mib": with the inputs, null on a CPU}
+            "contender", "host_ms" and "gpu_ms": {"median", "p20", "p80", "count"}, "gpu_ms" null where nothing can be recorded,
+            "peak_mib": the most that a pass takes beside its inputs, null on a CPU}
+
+A sweep of sizes also draws the share of the ceiling over the sequence length, in a PNG beside it.
 """
 
+import importlib.util
 import shlex
 import sys
 import time
@@ -38,12 +50,15 @@ from types import ModuleType
 from typing import Any
 
 import kernels
+import liger
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import ceilings, cli, versions
 from common import device as devices
-from common.analysis import tables
+from common.analysis import plots
+from common.analysis.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_folder, write_json
@@ -51,10 +66,8 @@ from common.precision import AMP_DTYPES, Precision
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 
-SCHEMA = "tiny-llama-kernel-benchmark/1"
 DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 20
-BYTES, FLOPS = "GB/s", "TFLOP/s"
 Shape = tuple[ModelConfig, int, int]  # model, B, S
 
 
@@ -68,12 +81,20 @@ class Case:
     unit: str
     amount: int
 
-    def step(self, function: Callable) -> Callable[[], object]:
-        """A forward and backward pass, for gradients that are made here."""
-        outputs = function(*self.inputs, *self.rest)
+    def step(self, function: Callable, separate: bool = False) -> Callable[[], object]:
+        """A forward and backward pass, for gradients that are made here; `separate` inputs are no parts of a fused product."""
+        inputs = [separated(x) for x in self.inputs] if separate else self.inputs
+        outputs = function(*inputs, *self.rest)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         gradients = [torch.randn_like(output) for output in outputs]
-        return lambda: torch.autograd.grad(function(*self.inputs, *self.rest), self.inputs, gradients)
+        return lambda: torch.autograd.grad(function(*inputs, *self.rest), inputs, gradients)
+
+
+def separated(x: Tensor) -> Tensor:
+    """The same numbers as a product of their own gives them: [..., D], or [B, S, heads, Dh] seen as [B, heads, S, Dh]."""
+    rows = x.detach() if x.dim() < 4 else x.detach().transpose(1, 2)
+    copy = rows.clone(memory_format=torch.contiguous_format)  # Liger writes into some of its inputs
+    return (copy if x.dim() < 4 else copy.transpose(1, 2)).requires_grad_()
 
 
 def case(operation: str, shape: Shape, precision: Precision) -> Case:
@@ -117,31 +138,57 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
 OPERATIONS = tuple(operation for names in kernels.SWITCHES.values() for operation in names)
 
 
-def contenders(operation: str, device: torch.device, compiled: bool) -> dict[str, Callable]:
+def attention_by(backend: SDPBackend) -> Callable:
+    """PyTorch's attention, by this backend and no other."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return kernels.REFERENCE.attention(q, k, v)
+
+    return attention
+
+
+def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
-    plain = getattr(kernels.REFERENCE, operation)
+    device, plain = precision.device, getattr(kernels.REFERENCE, operation)
     found = {} if kernels.missing(device) else {"kernel": getattr(kernels.choose(device), operation)}
     found |= {"eager": plain}
-    return found | ({"compiled": torch.compile(plain)} if compiled else {})
+    if peers:
+        found |= {"compiled": torch.compile(plain)}
+        if devices.is_gpu(device) and importlib.util.find_spec("liger_kernel") and hasattr(liger, operation):
+            found |= {"liger": getattr(liger, operation)}
+        if operation == "attention" and devices.is_gpu(device) and precision.dtype.itemsize == 2:
+            found |= {"flash": attention_by(SDPBackend.FLASH_ATTENTION)}
+            found |= {"cudnn": attention_by(SDPBackend.CUDNN_ATTENTION)} if torch.version.cuda else {}
+    return found
 
 
 def time_case(work: Case, functions: dict[str, Callable], device: torch.device) -> dict[str, dict[str, Any]]:
     """Milliseconds, and on a GPU the peak memory of one pass, by contender."""
-    steps = {name: work.step(function) for name, function in functions.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            times[name] += benchmark(step, device, warmup=3, iterations=ITERATIONS)
+    steps = {name: work.step(function, separate=name == "liger") for name, function in functions.items()}
+    times = {"host_ms": {name: benchmark(step, device, warmup=3, iterations=ITERATIONS) for name, step in steps.items()}}
     peaks = dict.fromkeys(steps)
-    for name, step in steps.items() if devices.is_gpu(device) else ():
-        devices.synchronize(device)
-        devices.reset_peak_memory(device)
-        step()
-        peaks[name] = devices.peak_memory(device)["peak_mib"]
-    return {name: {"ms": summarize(times[name]), "peak_mib": peaks[name]} for name in steps}
+    if devices.is_gpu(device):
+        for name, step in steps.items():
+            devices.synchronize(device)
+            devices.reset_peak_memory(device)
+            before = devices.peak_memory(device)["peak_mib"]
+            step()
+            peaks[name] = devices.peak_memory(device)["peak_mib"] - before
+        waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()  # reads a number back to the host
+        replays = {name: devices.record(step) for name, step in steps.items() if name not in waiting}
+        times["gpu_ms"] = {name: [] for name in replays}
+        for _ in range(ROUNDS):
+            for name, replay in replays.items():
+                times["gpu_ms"][name] += benchmark(replay, device, warmup=3, iterations=ITERATIONS)
+    return {
+        name: {key: summarize(times[key][name]) if name in times.get(key, ()) else None for key in ("host_ms", "gpu_ms")}
+        | {"peak_mib": peaks[name]}
+        for name in steps
+    }
 
 
-def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], compiled: bool) -> dict[str, Any]:
+def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], peers: bool) -> dict[str, Any]:
     """Times all operations at all shapes; the content of the JSON file.
 
     Args:
@@ -161,7 +208,7 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
             torch.compiler.reset()  # or the compiler gives up after a few shapes
             work = case(operation, shape, precision)
             where = {"operation": operation, "batch_size": shape[1], "sequence_length": shape[2]}
-            for name, figures in time_case(work, contenders(operation, device, compiled), device).items():
+            for name, figures in time_case(work, contenders(operation, precision, peers), device).items():
                 row = {"hidden_size": shape[0].hidden_size, "unit": work.unit, "amount": work.amount, "contender": name}
                 rows.append(where | row | figures)
     return {
@@ -172,30 +219,6 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
         "ceilings": ceilings.measure(device, precision),
         "rows": rows,
     }  # fmt: skip
-
-
-def text(measured: dict[str, Any]) -> str:
-    """A row per operation, shape and contender: times, rate, share of the ceiling, memory, and how often eager's speed."""
-    peaks = {BYTES: measured["ceilings"]["bytes_per_second"], FLOPS: measured["ceilings"]["flops_per_second"]}
-    body, eager = [], {}
-    for row in measured["rows"]:
-        if row["contender"] == "eager":
-            eager[row["operation"], row["hidden_size"], row["sequence_length"]] = row["ms"]["median"]
-    for row in measured["rows"]:
-        ms, rate = row["ms"]["median"], row["amount"] / row["ms"]["median"] * 1e3
-        body.append([
-            row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"], ms,
-            f"{tables.figure(row['ms']['p20'])} to {tables.figure(row['ms']['p80'])}",
-            rate / 1e9 if row["unit"] == BYTES else None, rate / 1e12 if row["unit"] == FLOPS else None,
-            100 * rate / peaks[row["unit"]], eager[row["operation"], row["hidden_size"], row["sequence_length"]] / ms,
-            row["peak_mib"],
-        ])  # fmt: skip
-    header = ["operation", "B x S", "D", "contender", "ms", "p20 to p80", "GB/s", "TFLOP/s", "% of ceiling", "eager / it",
-              "peak MiB"]  # fmt: skip
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in body)]
-    table = tables.text([header[i] for i in kept], [[row[i] for i in kept] for row in body])
-    device, precision = measured["device"]["name"], measured["precision"]["compute"]
-    return f"forward and backward of each operation, {precision}, {device}\n{table}"
 
 
 def size(argument: str) -> tuple[int, int]:
@@ -221,9 +244,9 @@ def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
 
 
 def run(
-    options: Namespace, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS, compiled: bool = False
+    options: Namespace, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS, peers: bool = False
 ) -> None:
-    """Measures, writes the JSON file and prints the table.
+    """Measures, writes the JSON file and for a sweep the figure, and prints the table.
 
     Args:
         options: parsed, with model, batch_size, seq_len and metrics_out.
@@ -232,9 +255,12 @@ def run(
     path = options.metrics_out or DEFAULT_OUT
     writable_folder(path.parent, "--metrics-out")
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
-    measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, compiled)
+    measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers)
     write_json(path, measured)
     print(f"{text(measured)}\n  metrics      {path}")
+    if sizes:
+        plots.save(figure(measured), path.with_suffix(".png"))
+        print(f"  figure       {path.with_suffix('.png')}")
 
 
 def of_version(version: ModuleType, options: Namespace) -> None:
@@ -247,10 +273,10 @@ def main() -> None:
     parser = versions.parser(__doc__)
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
-    parser.add_argument("--compile", action="store_true", help="also time PyTorch's operations under torch.compile")
+    parser.add_argument("--peers", action="store_true", help="also time torch.compile, and Liger-Kernel and cuDNN where they are")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     options = parser.parse_args()
-    run(versions.resolve(options), options.sizes, options.operations, options.compile)
+    run(versions.resolve(options), options.sizes, options.operations, options.peers)
 
 
 if __name__ == "__main__":

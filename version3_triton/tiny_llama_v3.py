@@ -3,7 +3,7 @@
 Changes from Version 2:
 
 - norms, RoPE, attention, SwiGLU and the loss are kernels (`kernels/`, a file each); matrix products stay with the BLAS;
-- a norm and the residual addition before it are one kernel;
+- a residual addition and the norm after it are one kernel, so a layer hands on what it adds without adding it;
 - the loss never holds the logits of all tokens;
 - QKV and gate-up fusion are always on; `--disable-triton-X` gives an operation back to PyTorch, to see its share.
 
@@ -54,13 +54,11 @@ class RMSNorm(nn.Module):
         self.operations = operations
 
     @span("norm")
-    def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        return self.operations.rms_norm(x, self.weight, self.eps)
-
-    @span("norm")
-    def after_adding(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x + residual, and its norm; all [B, S, D]."""
-        return self.operations.add_rms_norm(x, residual, self.weight, self.eps)
+    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x, with `branch` added if there is one, and its norm; all [B, S, D]."""
+        if branch is None:
+            return x, self.operations.rms_norm(x, self.weight, self.eps)
+        return self.operations.add_rms_norm(branch, x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -106,10 +104,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, operations)
         self.mlp = FeedForward(config, operations)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        attended = self.self_attn(self.input_layernorm(x), cos, sin)
-        x, normalized = self.post_attention_layernorm.after_adding(attended, x)
-        return x + self.mlp(normalized)
+    def forward(self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream and what the layer before adds to it -> the same for the next; all [B, S, D]."""
+        x, normalized = self.input_layernorm(x, branch)
+        x, normalized = self.post_attention_layernorm(x, self.self_attn(normalized, cos, sin))
+        return x, self.mlp(normalized)
 
 
 class TinyLlama(nn.Module):
@@ -133,10 +132,11 @@ class TinyLlama(nn.Module):
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):
-            x = self.embed_tokens(input_ids)
+            x, branch = self.embed_tokens(input_ids), None
         for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
-        return self.norm(x)
+            x, branch = layer(x, branch, self.cos, self.sin)
+        _, normalized = self.norm(x, branch)
+        return normalized
 
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         return self.lm_head(self.hidden_states(input_ids))
@@ -159,6 +159,16 @@ class TinyLlama(nn.Module):
                 state[name] = weight
         return state
 
+    def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
+        """What FLOP counters do not see: two products in the forward kernel of attention, seven in its backward kernels.
+
+        As counters do for other fused attention, for all S x S pairs of query and key, of which the kernels leave half out.
+        """
+        if self.operations.attention is kernels.REFERENCE.attention:
+            return {"forward": 0, "backward": 0}
+        product = 2 * input_ids.numel() * input_ids.shape[1] * self.embed_tokens.embedding_dim * len(self.layers)
+        return {"forward": 2 * product, "backward": 7 * product}
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The switches of this version."""
@@ -177,17 +187,6 @@ def describe(options: Namespace) -> dict[str, bool | str]:
     reason = kernels.missing(devices.select(options.device))
     on = {f"triton_{name}": not reason and name not in switched_off(options) for name in kernels.SWITCHES}
     return on | ({"no_kernels": reason} if reason else {})
-
-
-def kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    """What FLOP counters do not see: two products in the forward kernel of attention, seven in its backward kernels.
-
-    As counters do for other fused attention, for all S x S pairs of query and key, of which the kernels leave half out.
-    """
-    if model.operations.attention is kernels.REFERENCE.attention:
-        return {"forward": 0, "backward": 0}
-    product = 2 * batch[0].numel() * batch[0].shape[1] * model.embed_tokens.embedding_dim * len(model.layers)
-    return {"forward": 2 * product, "backward": 7 * product}
 
 
 def make_model(options: Namespace) -> nn.Module:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import cli
-from common.analysis import appendix_tables, architecture, compiled, profiling_lab, results
+from common.analysis import appendix_tables, architecture, compiled, kernel_benchmark, profiling_lab, results, version_diff
 from common.errors import RunError, UsageError
 from common.files import write_text
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- table: ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /table -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
     **architecture.TABLES, **results.TABLES, **profiling_lab.TABLES, **appendix_tables.TABLES, **compiled.TABLES,
+    **kernel_benchmark.TABLES, **version_diff.TABLES,
 }  # fmt: skip
 
 

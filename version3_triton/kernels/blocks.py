@@ -5,6 +5,7 @@ memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,33 @@ def autocast_dtype(x: Tensor, otherwise: torch.dtype) -> torch.dtype:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies float32: exactly, unless TF32 was allowed for PyTorch's products."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 and not torch.version.hip else "ieee"
+    """How tl.dot multiplies float32: in three TF32 products on NVIDIA, nearly exact, or in one where PyTorch may take TF32."""
+    if dtype != torch.float32 or family() == "hip":
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a kernel that memory limits is spread over the GPU.
+
+    numbers: of a tensor in a program's tile; a norm's tile has whole rows, so at least a row.
+    per_thread: of them a thread has, which gives the warps, of 32 threads.
+    programs: for each multiprocessor, of a kernel that loops over rows.
+    """
+
+    numbers: int
+    per_thread: int
+    programs: int = 1
+
+
+SPREAD = {  # by kernel, for NVIDIA and for AMD
+    "norm_forward": {"cuda": Spread(2048, 32), "hip": Spread(2048, 16)},
+    "norm_backward": {"cuda": Spread(4096, 32, programs=8), "hip": Spread(2048, 16, programs=4)},
+    "swiglu": {"cuda": Spread(4096, 8), "hip": Spread(4096, 16)},
+    "rope": {"cuda": Spread(2048, 4), "hip": Spread(1024, 8)},
+    "cross_entropy": {"cuda": Spread(4096, 16), "hip": Spread(4096, 16)},
+}
 
 
 @dataclass(frozen=True)
@@ -33,34 +59,27 @@ class Tile:
     programs: int = 1
 
 
-def _warps(numbers: int, per_thread: int = 16) -> int:
-    """Warps (of 32) so that each thread has about `per_thread` numbers; a power of two from 1 to 16."""
-    return min(16, max(1, triton.next_power_of_2(triton.cdiv(numbers, 32 * per_thread))))
+def tile(kernel: str, size: int, device: torch.device) -> Tile:
+    """Of a kernel of SPREAD on rows of `size` numbers (of `rope`: half a head)."""
+    return _tile(SPREAD[kernel]["hip" if family() == "hip" else "cuda"], kernel, size, device)
 
 
-def norm_blocks(size: int, device: torch.device) -> Tile:
-    """Whole rows: a program has one, or as many as make 2048 numbers."""
+@functools.cache  # what Triton asks for each launch costs as much as the launch
+def _tile(spread: Spread, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
-    rows = max(1, 2048 // columns)
-    per_thread = 8 if columns > 2048 and family() != "hip" else 16  # with 16, ptxas spills of a row of 4096 in float32
-    programs = 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return Tile(rows, columns, _warps(rows * columns, per_thread), programs)
+    if not kernel.startswith("norm"):
+        columns = min(columns, spread.numbers)
+    if kernel == "swiglu" and size % 128 == 0:
+        columns = math.gcd(size, columns)  # no lanes that have nothing to do: 5632 = 11 x 512
+    rows = 1 if kernel == "cross_entropy" else max(1, spread.numbers // columns)
+    warps = min(16, max(1, rows * columns // (32 * spread.per_thread)))
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return Tile(rows, columns, warps, spread.programs * multiprocessors)
 
 
-def rope_blocks(head_dim: int, device: torch.device) -> Tile:
-    columns = triton.next_power_of_2(head_dim // 2)
-    return Tile(max(1, 1024 // columns), columns, 4)
-
-
-def row_blocks(size: int, device: torch.device) -> Tile:
-    """Elementwise: 4096 numbers a program."""
-    columns = min(1024, triton.next_power_of_2(size))
-    return Tile(max(1, 4096 // columns), columns, 8)
-
-
-def cross_entropy_blocks(vocabulary: int, device: torch.device) -> Tile:
-    columns = min(4096, triton.next_power_of_2(vocabulary))
-    return Tile(1, columns, _warps(columns))
+def ceil_div(amount: int, part: int) -> int:
+    """How many parts cover the amount; triton.cdiv takes ten times as long outside of kernels."""
+    return -(-amount // part)
 
 
 @dataclass(frozen=True)
@@ -77,24 +96,22 @@ class Blocks:
         return {"BLOCK_M": self.m, "BLOCK_N": self.n, "num_warps": self.warps, "num_stages": self.stages}
 
 
+_NVIDIA_FP32 = {
+    64: {"forward": Blocks(64, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 32, 8, 1)},
+    128: {"forward": Blocks(32, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 16, 8, 1)},
+}
 # By family of GPUs and bytes of a number: for head dimensions to 64 and to 128, the three kernels of attention.
 ATTENTION = {
     ("sm_90", 2): {
-        64: {"forward": Blocks(128, 64, 4, 3), "queries": Blocks(128, 64, 8, 2), "keys": Blocks(64, 128, 8, 2)},
-        128: {"forward": Blocks(128, 64, 8, 3), "queries": Blocks(128, 32, 8, 2), "keys": Blocks(32, 128, 8, 2)},
-    },
-    ("sm_90", 4): {
-        64: {"forward": Blocks(64, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 32, 8, 1)},
-        128: {"forward": Blocks(32, 16, 8, 1), "queries": Blocks(16, 16, 8, 1), "keys": Blocks(16, 16, 8, 1)},
+        64: {"forward": Blocks(64, 64, 4, 3), "queries": Blocks(128, 64, 8, 3), "keys": Blocks(32, 64, 4, 1)},
+        128: {"forward": Blocks(64, 64, 4, 3), "queries": Blocks(128, 64, 8, 3), "keys": Blocks(64, 128, 8, 1)},
     },
     ("sm_80", 2): {
         64: {"forward": Blocks(128, 64, 8, 3), "queries": Blocks(128, 64, 8, 2), "keys": Blocks(32, 128, 8, 2)},
         128: {"forward": Blocks(128, 64, 8, 3), "queries": Blocks(128, 32, 8, 2), "keys": Blocks(64, 64, 8, 2)},
     },
-    ("sm_80", 4): {
-        64: {"forward": Blocks(64, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 32, 8, 1)},
-        128: {"forward": Blocks(32, 16, 8, 1), "queries": Blocks(16, 16, 8, 1), "keys": Blocks(16, 16, 8, 1)},
-    },
+    ("sm_80", 4): _NVIDIA_FP32,
+    ("sm_90", 4): _NVIDIA_FP32,
     ("hip", 2): {
         64: {"forward": Blocks(128, 32, 4, 1), "queries": Blocks(64, 32, 4, 1), "keys": Blocks(16, 64, 4, 1)},
         128: {"forward": Blocks(128, 32, 4, 1), "queries": Blocks(64, 32, 4, 1), "keys": Blocks(16, 64, 4, 1)},

@@ -8,10 +8,11 @@ work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward t
 Under autocast the residual stream stays float32 and the rest is in 16 bits; e is the size of a number in the products.
 
     kernel                             bytes of a launch, for each of B S tokens             launches in a step
-    rms_norm       forward             D (4 + e)                                             L + 1
-                   and addition        D (8 + 2 e)                                           L
-                   backward            D (8 + e)                                             L + 1
-                   and addition        D (12 + 2 e); in fp32 16 D, both gradients are one    L
+    rms_norm       forward             D (4 + e)                                             1
+                   and addition        D (8 + 2 e)                                           2 L
+                   backward            D (8 + e)                                             1
+                   and addition        D (12 + 2 e); in fp32 16 D, both gradients are one    2 L - 1
+                   the last of those   D (8 + 2 e); in fp32 12 D, its sum goes nowhere       1
     rope           forward, backward   2 Dh (H + K) e                                        L each
     swiglu         forward             3 F e                                                 L
                    backward            5 F e                                                 L
@@ -50,9 +51,9 @@ def training_step(config: ModelConfig, batch_size: int, length: int, size: int) 
     head = tokens * layers * head_dim * size  # one head of q, k, v, ..., or of a gradient
     column = tokens * layers * size  # one of F
     return {
-        ("_rms_norm_forward", "forward"): Cost("norm", norm * ((layers + 1) * (4 + size) + layers * (8 + 2 * size))),
+        ("_rms_norm_forward", "forward"): Cost("norm", norm * (4 + size + 2 * layers * (8 + 2 * size))),
         ("_rms_norm_backward", "backward"): Cost(
-            "norm", norm * ((layers + 1) * (8 + size) + layers * (16 if size == 4 else 12 + 2 * size))
+            "norm", norm * (8 + size + 2 * layers * (16 if size == 4 else 12 + 2 * size) - 4)
         ),
         ("_rope_forward", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
         ("_rope_forward", "backward"): Cost("rope", head * 2 * (heads + kv_heads)),

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.errors import UsageError
-from kernels.blocks import attention_blocks, dot_precision
+from kernels.blocks import Blocks, attention_blocks, ceil_div, dot_precision
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM = 128
@@ -36,10 +36,10 @@ MAX_HEAD_DIM = 128
 
 @triton.jit
 def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[rows, BLOCK_D] of a head; zeros beyond the sequence and beyond Dh."""
+    """[rows, BLOCK_D] of a head, zeros beyond Dh. Beyond the sequence the last row again: what comes of it is never used."""
     column = tl.arange(0, BLOCK_D)
-    inside = (rows < length)[:, None] & (column < DIM)[None, :]
-    return tl.load(pointer + rows[:, None] * row_stride + column[None, :], mask=inside, other=0.0)
+    place = pointer + tl.minimum(rows, length - 1)[:, None] * row_stride + column[None, :]
+    return tl.load(place) if DIM == BLOCK_D else tl.load(place, mask=(column < DIM)[None, :], other=0.0)
 
 
 @triton.jit
@@ -62,11 +62,78 @@ def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constex
 
 
 @triton.jit
+def _attend(
+        o, highest, total, q, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
+        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie after some queries."""
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if MASKED:
+            s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
+        new = tl.maximum(highest, tl.max(s, axis=1) * scale)
+        p = tl.exp2(s * scale - new[:, None])  # one multiply-add and one exponential a score
+        shrink = tl.exp2(highest - new)
+        total = total * shrink + tl.sum(p, axis=1)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
+        highest = new
+    return o, highest, total
+
+
+@triton.jit
+def _add_dq(
+        dq, q, do, lse, d, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
+        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Adds what the keys from begin to end give to dq, but for the factor c."""
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+        if MASKED:
+            p = tl.where(key[None, :] <= query[:, None], p, 0.0)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def _add_dk_dv(
+        dk, dv, k, v, key, q_ptr, do_ptr, lse_ptr, d_ptr, begin, end, length, scale, q_row,
+        MASKED: tl.constexpr, H: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Adds what a head's queries from begin to end give to dk, but for the factor c, and to dv.
+
+    Transposed: rows are keys, columns queries, so that no product needs its first factor turned.
+    """
+    for start in range(begin, end, BLOCK_M):
+        query = start + tl.arange(0, BLOCK_M)
+        q = _block(q_ptr, query, length, q_row, DIM, BLOCK_D)
+        do = _block(do_ptr, query, length, H * DIM, DIM, BLOCK_D)
+        lse = tl.load(lse_ptr + query, mask=query < length, other=float("inf"))
+        d = tl.load(d_ptr + query, mask=query < length, other=0.0)
+        p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
+        if MASKED:
+            p = tl.where(key[:, None] <= query[None, :], p, 0.0)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
 def _flash_attention_forward(
         q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, scale,
         q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the last rows have the most keys: they start first
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
@@ -79,29 +146,15 @@ def _flash_attention_forward(
     total = tl.zeros((BLOCK_M,), tl.float32)
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
-    for start in range(0, diagonal, BLOCK_N):  # before the diagonal nothing is masked
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        new = tl.maximum(highest, tl.max(s, axis=1))
-        p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(highest - new)
-        total = total * shrink + tl.sum(p, axis=1)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
-        highest = new
-    for start in range(diagonal, tl.minimum(first + BLOCK_M, length), BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
-        new = tl.maximum(highest, tl.max(s, axis=1))
-        p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(highest - new)
-        total = total * shrink + tl.sum(p, axis=1)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
-        highest = new
+    end = tl.minimum(first + BLOCK_M, length)
+    o, highest, total = _attend(  # before the diagonal nothing is masked
+        o, highest, total, q, query, k_ptr, v_ptr, 0, diagonal, length, scale, k_row, v_row,
+        False, DIM, BLOCK_D, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    o, highest, total = _attend(
+        o, highest, total, q, query, k_ptr, v_ptr, diagonal, end, length, scale, k_row, v_row,
+        True, DIM, BLOCK_D, PRECISION, BLOCK_N,
+    )  # fmt: skip
     _write(_own_head(o_ptr, batch, head, length, H, DIM), query, length, H * DIM, o / total[:, None], DIM, BLOCK_D)
     place = tl.program_id(1).to(tl.int64) * length + query
     tl.store(lse_ptr + place, highest + tl.log2(total), mask=query < length)
@@ -129,21 +182,15 @@ def _flash_attention_backward_queries(
     tl.store(d_ptr + place, d, mask=query < length)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
-    for start in range(0, diagonal, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
-        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    for start in range(diagonal, tl.minimum(first + BLOCK_M, length), BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
-        p = tl.where(key[None, :] <= query[:, None], p, 0.0)
-        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    end = tl.minimum(first + BLOCK_M, length)
+    dq = _add_dq(
+        dq, q, do, lse, d, query, k_ptr, v_ptr, 0, diagonal, length, scale, k_row, v_row,
+        False, DIM, BLOCK_D, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    dq = _add_dq(
+        dq, q, do, lse, d, query, k_ptr, v_ptr, diagonal, end, length, scale, k_row, v_row,
+        True, DIM, BLOCK_D, PRECISION, BLOCK_N,
+    )  # fmt: skip
     _write(_own_head(dq_ptr, batch, head, length, H, DIM), query, length, H * DIM, dq * factor, DIM, BLOCK_D)
 
 
@@ -154,7 +201,6 @@ def _flash_attention_backward_keys(
         H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
         PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Transposed: rows are keys, columns queries, so that no product needs its first factor turned."""
     first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
     K: tl.constexpr = H // GROUPS
     batch, kv_head = tl.program_id(1) // K, tl.program_id(1) % K
@@ -170,27 +216,14 @@ def _flash_attention_backward_keys(
         q_head_ptr = _head(q_ptr, batch, head, q_batch, q_head)
         do_head_ptr = _own_head(do_ptr, batch, head, length, H, DIM)
         row = (batch * H + head).to(tl.int64) * length
-        for start in range(diagonal, clear, BLOCK_M):
-            query = start + tl.arange(0, BLOCK_M)
-            q = _block(q_head_ptr, query, length, q_row, DIM, BLOCK_D)
-            do = _block(do_head_ptr, query, length, H * DIM, DIM, BLOCK_D)
-            lse = tl.load(lse_ptr + row + query, mask=query < length, other=float("inf"))
-            d = tl.load(d_ptr + row + query, mask=query < length, other=0.0)
-            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
-            p = tl.where(key[:, None] <= query[None, :], p, 0.0)
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-        for start in range(clear, length, BLOCK_M):
-            query = start + tl.arange(0, BLOCK_M)
-            q = _block(q_head_ptr, query, length, q_row, DIM, BLOCK_D)
-            do = _block(do_head_ptr, query, length, H * DIM, DIM, BLOCK_D)
-            lse = tl.load(lse_ptr + row + query, mask=query < length, other=float("inf"))
-            d = tl.load(d_ptr + row + query, mask=query < length, other=0.0)
-            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk, dv = _add_dk_dv(
+            dk, dv, k, v, key, q_head_ptr, do_head_ptr, lse_ptr + row, d_ptr + row, diagonal, clear, length, scale, q_row,
+            True, H, DIM, BLOCK_D, PRECISION, BLOCK_M,
+        )  # fmt: skip
+        dk, dv = _add_dk_dv(
+            dk, dv, k, v, key, q_head_ptr, do_head_ptr, lse_ptr + row, d_ptr + row, clear, length, length, scale, q_row,
+            False, H, DIM, BLOCK_D, PRECISION, BLOCK_M,
+        )  # fmt: skip
     _write(_own_head(dk_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dk * factor, DIM, BLOCK_D)
     _write(_own_head(dv_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dv, DIM, BLOCK_D)
 
@@ -201,11 +234,12 @@ def _new(x: Tensor) -> Tensor:
     return x.new_empty(batch, length, heads, head_dim).transpose(1, 2)
 
 
-def _sizes(q: Tensor, k: Tensor) -> dict[str, object]:
+def _sizes(q: Tensor, k: Tensor, blocks: Blocks) -> dict[str, object]:
     head_dim = q.shape[-1]
     return {
         "H": q.shape[1], "GROUPS": q.shape[1] // k.shape[1], "DIM": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "PRECISION": dot_precision(q.dtype),
+        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "PRECISION": dot_precision(q.dtype), **blocks.arguments,
     }  # fmt: skip
 
 
@@ -216,9 +250,9 @@ class _Attention(torch.autograd.Function):
         batch, heads, length, head_dim = q.shape
         o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
         blocks = attention_blocks("forward", head_dim, q.dtype)
-        _flash_attention_forward[triton.cdiv(length, blocks.m), batch * heads](
+        _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
             q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k), **blocks.arguments,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, o, lse)
         return o
@@ -229,16 +263,16 @@ class _Attention(torch.autograd.Function):
         do = do.transpose(1, 2).contiguous()  # nothing to do where o went straight into the output projection
         batch, heads, length, head_dim = q.shape
         dq, dk, dv, d = _new(q), _new(k), _new(v), torch.empty_like(lse)
-        factor, sizes = 1 / math.sqrt(head_dim), _sizes(q, k)
+        factor = 1 / math.sqrt(head_dim)
         blocks = attention_blocks("queries", head_dim, q.dtype)
-        _flash_attention_backward_queries[triton.cdiv(length, blocks.m), batch * heads](
+        _flash_attention_backward_queries[ceil_div(length, blocks.m), batch * heads](
             q, k, v, o, do, lse, d, dq, length, factor * LOG2_E, factor,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **sizes, **blocks.arguments,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
         )  # fmt: skip
         blocks = attention_blocks("keys", head_dim, q.dtype)
-        _flash_attention_backward_keys[triton.cdiv(length, blocks.n), batch * k.shape[1]](
+        _flash_attention_backward_keys[ceil_div(length, blocks.n), batch * k.shape[1]](
             q, k, v, do, lse, d, dk, dv, length, factor * LOG2_E, factor,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **sizes, **blocks.arguments,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
         )  # fmt: skip
         return dq, dk, dv
 

@@ -10,7 +10,8 @@ pass happens inside the forward: only dx and dW are kept, and scaled by the inco
 al. 2024, arXiv:2410.10989).
 
 Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers, this one N V / chunks.
-FLOPs are the same 6 N D V. Chunks are large enough for the products to run at full rate, and their sums are in a fixed order.
+FLOPs are the same 6 N D V. Chunks are large enough for the products to run at full rate, and their sums are in a fixed order: dW
+is a float32 sum, which each chunk's product reads and writes once more, 8 V D bytes. So chunks cost time, and few are best.
 """
 
 import torch
@@ -18,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import autocast_dtype, cross_entropy_blocks
+from kernels.blocks import autocast_dtype, tile
 
-CHUNK_ELEMENTS = 1 << 25  # logits of a chunk: 64 MiB in 16 bits
+CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
 
 
 @triton.jit
@@ -53,6 +54,16 @@ def _linear_cross_entropy_loss_and_gradient(
             tl.store(logits_ptr + column, dz.to(logits_ptr.dtype.element_ty), mask=column < vocabulary)
 
 
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, summed in float32."""
+    if a.is_cuda and a.dtype != torch.float32 and not torch.version.hip:  # cuBLAS adds to a sum of another type itself
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    product = (a @ b).float()
+    return product if total is None else total.add_(product)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learn: bool) -> Tensor:
@@ -61,8 +72,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses = torch.empty(tokens, dtype=torch.float32, device=x.device)
         learn = learn and any(ctx.needs_input_grad)
         dx = torch.empty_like(rows) if learn else None
-        dweight = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if learn else None
-        blocks = cross_entropy_blocks(vocabulary, x.device)
+        dweight = None
+        blocks = tile("cross_entropy", vocabulary, x.device)
         chunk = max(1, min(tokens, CHUNK_ELEMENTS // vocabulary))
         for start in range(0, tokens, chunk):
             part = slice(start, min(start + chunk, tokens))
@@ -73,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )  # fmt: skip
             if learn:
                 torch.mm(logits, matrix, out=dx[part])
-                dweight += logits.T @ rows[part]
+                dweight = _add_product(dweight, logits.T, rows[part])
         if learn:
             ctx.save_for_backward(dx.view(x.shape), dweight)
             ctx.dtypes, ctx.tokens = (x.dtype, weight.dtype), tokens
@@ -83,7 +94,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, dloss: Tensor):
         dx, dweight = ctx.saved_tensors
         (x_dtype, weight_dtype), factor = ctx.dtypes, dloss / ctx.tokens  # 1 / N comes last: it would underflow in float16
-        return dx.to(x_dtype) * factor, (dweight * factor).to(weight_dtype), None, None, None
+        gradients = torch.empty_like(dx, dtype=x_dtype), torch.empty_like(dweight, dtype=weight_dtype)
+        for sum_, gradient in zip((dx, dweight), gradients, strict=True):
+            torch.mul(sum_, factor, out=gradient)
+        return *gradients, None, None, None
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from common.errors import UsageError
-from kernels.blocks import autocast_dtype, norm_blocks
+from kernels.blocks import autocast_dtype, ceil_div, tile
 
-MAX_SIZE = 65536  # a row should stay in registers; far above 8,192 it does not
+MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 may not
 
 
 @triton.jit
@@ -89,8 +89,8 @@ class _AddRMSNorm(torch.autograd.Function):
         rows = x.numel() // size
         total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
         y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
-        blocks = norm_blocks(size, x.device)
-        _rms_norm_forward[triton.cdiv(rows, blocks.rows),](
+        blocks = tile("norm_forward", size, x.device)
+        _rms_norm_forward[ceil_div(rows, blocks.rows),](
             x, add, weight, total, y, rstd, rows, size, eps,
             ADD=add is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         )  # fmt: skip
@@ -108,8 +108,8 @@ class _AddRMSNorm(torch.autograd.Function):
             return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
         dadd = torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
-        blocks = norm_blocks(size, total.device)
-        parts = min(blocks.programs, triton.cdiv(rstd.numel(), blocks.rows))
+        blocks = tile("norm_backward", size, total.device)
+        parts = min(blocks.programs, ceil_div(rstd.numel(), blocks.rows))
         dweight = torch.empty(parts, size, dtype=torch.float32, device=total.device)
         _rms_norm_backward[parts,](
             total, weight, rstd, dy.contiguous(), None if dsum is None else dsum.contiguous(), dx, dadd, dweight,

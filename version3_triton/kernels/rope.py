@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import rope_blocks
+from kernels.blocks import ceil_div, tile
 
 
 @triton.jit
@@ -60,8 +60,8 @@ def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Te
     batch, heads, length, head_dim = q.shape
     kv_heads, tokens = k.shape[1], batch * length
     turned = [x.new_empty(batch, length, x.shape[1], head_dim).transpose(1, 2) for x in (q, k)]
-    blocks = rope_blocks(head_dim, q.device)
-    q_programs, k_programs = (triton.cdiv(tokens * n, blocks.rows) for n in (heads, kv_heads))
+    blocks = tile("rope", head_dim // 2, q.device)
+    q_programs, k_programs = (ceil_div(tokens * n, blocks.rows) for n in (heads, kv_heads))
     _rope_forward[q_programs + k_programs,](
         q, k, *turned, cos, sin, tokens, length, q_programs, *q.stride()[:3], *k.stride()[:3],
         H=heads, K=kv_heads, HALF=head_dim // 2, SIGN=sign, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import row_blocks
+from kernels.blocks import ceil_div, tile
 
 
 @triton.jit
@@ -54,8 +54,8 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
-    blocks = row_blocks(size, device)
-    grid = triton.cdiv(rows, blocks.rows), triton.cdiv(size, blocks.columns)
+    blocks = tile("swiglu", size, device)
+    grid = ceil_div(rows, blocks.rows), ceil_div(size, blocks.columns)
     kernel[grid](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
 
 

@@ -44,7 +44,9 @@ def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
     rows: list[list[object]] = []
 
     def watch(name: str):
-        def hook(module: nn.Module, _, output: Tensor) -> None:
+        def hook(module: nn.Module, _, output: Tensor | tuple[Tensor, Tensor]) -> None:
+            if isinstance(output, tuple):  # a layer leaves its last addition to the next norm
+                output = output[1] if name == "norm" else output[0] + output[1]
             weight = getattr(module, "weight", None)
             spread = weight.std().item() if weight is not None and weight.dim() == 2 else None
             values = output.float()

@@ -1,7 +1,7 @@
 """Stage 6: "Faster than yours."
 
-"I replaced your norm by a kernel of my own, a dozen lines in place of two hundred, and its output is the same. A step now takes
-much less time than yours, and less memory, so there must have been a lot of overhead in it. The loss falls. Your harness refuses
+"I replaced your norms by a kernel of my own, a dozen lines in place of two hundred, and its output is the same. A step now takes
+much less time than yours, and less memory, so there was a lot of overhead in them. The loss falls. Your harness refuses
 to start it, though, so I switched that check off. Please merge, and repair the check."
 
     python v3_stage6_fast_but_not_training.py --num-steps 50
@@ -28,7 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def make_model(options: Namespace) -> nn.Module:
-    return v3.make_model(options) if options.fixed else stages.with_operations(options, rms_norm=rms_norm)
+    return (
+        v3.make_model(options) if options.fixed else stages.with_operations(options, rms_norm=rms_norm, add_rms_norm=add_rms_norm)
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,6 +44,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = torch.empty_like(x, dtype=autocast_dtype(x, x.dtype))
     normalize(x, weight, y, eps)
     return y
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + residual, and its norm; all [..., D]."""
+    total = x + residual
+    return total, rms_norm(total, weight, eps)
 
 
 def caveat(device: torch.device) -> str | None:

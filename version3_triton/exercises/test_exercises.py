@@ -1,0 +1,269 @@
+"""The three exercises, part by part: the same tests for starter/ and solution/ (adapter.py says how to choose).
+
+    pytest test_exercises.py -k exercise1         # one exercise
+    pytest test_exercises.py -k exercise1_b       # one part
+
+On a GPU the kernels are compiled and run. Without one Triton's interpreter runs them on the CPU, in float32 and float16: its
+bfloat16 is wrong. Results are held against float64. After an input's rows and columns lies NaN, to notice what reads too far.
+"""
+
+import math
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton")
+
+import adapter  # noqa: E402
+
+basics = adapter.load("exercise1_triton_basics")
+swiglu = adapter.load("exercise2_swiglu_optimization")
+flash = adapter.load("exercise3_flash_attention")
+
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+ROUNDINGS = 16  # of the largest number, in the type that is computed in
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers, part of a larger tensor that holds NaN: 3 columns and 64 rows of it after the last ones."""
+    *leading, rows, columns = shape
+    larger = torch.full((*leading, rows + 64, columns + 3), math.nan, dtype=dtype, device=DEVICE)
+    part = larger[..., :rows, :columns]
+    return part.copy_(torch.randn(shape))
+
+
+def check(got: Tensor, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32) -> None:
+    """`got` is of type `dtype` and as near to float64's result as computing in the type `inside`, then rounding, allows."""
+    assert got.dtype == dtype
+    allowed = ROUNDINGS * torch.finfo(inside).eps * exact.abs().max().item()
+    torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=allowed)
+
+
+# --------------------------------------------------------------------------------------------- exercise 1: Triton's basics
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 1000])
+def test_exercise1_a_add(size):
+    x, y = torch.randn(2, size, device=DEVICE)
+    out = adapter.launch_add(basics.add_kernel, basics.add_grid(size, 64), x, y, 64)
+    assert torch.equal(out, x + y)
+
+
+@pytest.mark.parametrize("size, block, programs", [(1, 64, 1), (64, 64, 1), (65, 64, 2), (1000, 8, 125)])
+def test_exercise1_a_grid(size, block, programs):
+    assert tuple(basics.add_grid(size, block)) == (programs,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, size", [(1, 1), (3, 16), (5, 37), (2, 1000)])
+def test_exercise1_b_softmax(rows, size, dtype):
+    x = random(rows, size, dtype=dtype)
+    check(adapter.launch_softmax(basics.softmax_kernel, x), x.double().softmax(1), dtype)
+
+
+def test_exercise1_b_softmax_of_columns():
+    """The transposed matrix, by its strides alone."""
+    x = random(37, 5).T
+    check(adapter.launch_softmax(basics.softmax_kernel, x), x.double().softmax(1), x.dtype)
+
+
+@pytest.mark.parametrize("shift", [-1000, 1000])
+def test_exercise1_b_softmax_of_large_numbers(shift):
+    """exp(1000) is infinite and exp(-1000) is 0 in float32."""
+    x = random(3, 20).add_(shift)
+    check(adapter.launch_softmax(basics.softmax_kernel, x), x.double().softmax(1), x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, size, largest", [(1, 1, 1), (3, 64, 1), (5, 100, 1), (4, 100, 500)])
+def test_exercise1_c_rms_norm(rows, size, largest, dtype):
+    """With numbers to some hundreds, whose squares float16 cannot hold."""
+    x, weight = random(rows, size, dtype=dtype).mul_(largest), torch.randn(size, device=DEVICE, dtype=dtype)
+    out = adapter.launch_rms_norm(basics.rms_norm_kernel, x, weight, 1e-3)
+    check(out, F.rms_norm(x.double(), (size,), weight.double(), 1e-3), dtype)
+
+
+# ----------------------------------------------------------------------------------------------------- exercise 2: SwiGLU
+
+SWIGLU_SHAPES = [(1, 1), (3, 64), (2, 65), (5, 150)]
+
+
+def halves(rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gate and up as one product leaves them: two halves of each row."""
+    gate, up = random(rows, 2 * size, dtype=dtype).mul_(2).chunk(2, dim=1)
+    return gate, up
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, size", SWIGLU_SHAPES)
+def test_exercise2_a_forward(rows, size, dtype):
+    gate, up = halves(rows, size, dtype)
+    y = adapter.launch_swiglu_forward(swiglu.swiglu_forward_kernel, gate, up)
+    check(y, F.silu(gate.double()) * up.double(), dtype)
+
+
+def test_exercise2_a_each_input_has_its_own_stride():
+    gate, up = random(3, 70), random(3, 100)[:, :70]
+    y = adapter.launch_swiglu_forward(swiglu.swiglu_forward_kernel, gate, up)
+    check(y, F.silu(gate.double()) * up.double(), torch.float32)
+
+
+def gradients(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """By autograd, in float64."""
+    gate, up = (x.detach().double().requires_grad_() for x in (gate, up))
+    return torch.autograd.grad(F.silu(gate) * up, (gate, up), dy.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, size", SWIGLU_SHAPES)
+def test_exercise2_b_backward(rows, size, dtype):
+    (gate, up), dy = halves(rows, size, dtype), torch.randn(rows, size, device=DEVICE).to(dtype)
+    got = adapter.launch_swiglu_backward(swiglu.swiglu_backward_kernel, gate, up, dy)
+    for gradient, exact in zip(got, gradients(gate, up, dy), strict=True):
+        check(gradient, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exercise2_c_function(dtype):
+    """Through views, as in the model, so that the gradients of both halves meet in one tensor."""
+    both = torch.randn(6, 2 * 70, device=DEVICE).to(dtype).requires_grad_()
+    dy = torch.randn(6, 70, device=DEVICE).to(dtype)
+    y = swiglu.SwiGLU.apply(*both.chunk(2, dim=1))
+    y.backward(dy)
+    gate, up = both.detach().chunk(2, dim=1)
+    check(y.detach(), F.silu(gate.double()) * up.double(), dtype)
+    check(both.grad, torch.cat(gradients(gate, up, dy), dim=1), dtype)
+
+
+def test_exercise2_c_function_takes_the_gradient_of_a_sum():
+    gate, up = (torch.randn(3, 10, device=DEVICE, requires_grad=True) for _ in range(2))
+    swiglu.SwiGLU.apply(gate, up).sum().backward()  # dy has strides 0
+    for x, exact in zip((gate, up), gradients(gate, up, torch.ones_like(gate)), strict=True):
+        check(x.grad, exact, torch.float32)
+
+
+def test_exercise2_c_function_saves_its_inputs_alone():
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.data_ptr()), lambda x: x):
+        gate, up = (torch.randn(3, 10, device=DEVICE, requires_grad=True) for _ in range(2))
+        swiglu.SwiGLU.apply(gate, up)
+    assert sorted(saved) == sorted([gate.data_ptr(), up.data_ptr()])
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes of all tensors that operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if not operator.is_view:
+            self.bytes += sum(x.nbytes for x in tree_leaves((args, result)) if isinstance(x, Tensor))
+        return result
+
+
+@pytest.mark.parametrize("rows, size, dtype", [(1, 1, torch.float32), (4, 10, torch.float32), (3, 7, torch.float16)])
+def test_exercise2_d_bytes_of_eager(rows, size, dtype):
+    gate, up = torch.randn(2, rows, size).to(dtype).unbind()
+    inputs, dy = (gate.requires_grad_(), up.requires_grad_()), torch.ones_like(gate)
+    with Traffic() as forward:
+        y = F.silu(gate) * up
+    with Traffic() as backward:
+        torch.autograd.grad(y, inputs, dy)
+    assert swiglu.bytes_moved(rows, size, dtype.itemsize, fused=False) == (forward.bytes, backward.bytes)
+
+
+@pytest.mark.parametrize("rows, size, element_size", [(1, 1, 4), (4, 10, 4), (3, 7, 2)])
+def test_exercise2_d_bytes_of_the_kernels(rows, size, element_size):
+    """Per element 3 forward: gate, up, y; and 5 backward: gate, up, dy, dgate, dup."""
+    one = rows * size * element_size
+    assert swiglu.bytes_moved(rows, size, element_size, fused=True) == (3 * one, 5 * one)
+
+
+# -------------------------------------------------------------------------------------------- exercise 3: flash attention
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 16, 17, 50])
+def test_exercise3_a_log_sum_exp(size, dtype):
+    x = random(3, size, dtype=dtype)
+    check(adapter.launch_log_sum_exp(flash.log_sum_exp_kernel, x), x.double().logsumexp(1), torch.float32)
+
+
+@pytest.mark.parametrize("step", [-100, 100])
+def test_exercise3_a_the_maximum_moves(step):
+    """Each block's numbers are far below or above those of the block before."""
+    x = random(2, 50).add_(step * (torch.arange(50, device=DEVICE) // 16))
+    check(adapter.launch_log_sum_exp(flash.log_sum_exp_kernel, x), x.double().logsumexp(1), torch.float32)
+
+
+def heads_of_one_product(heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype = torch.float32):
+    """q, k, v [2, heads, S, Dh] as views of one [2, S, (H + 2 K) Dh], with NaN after each position and each batch."""
+    qkv = random(2, length, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    return qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+
+
+def check_attention(q: Tensor, k: Tensor, v: Tensor, **blocks: int) -> None:
+    """o and log-sum-exp against float64."""
+    o, lse, _ = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, **blocks)
+    wide_k, wide_v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = q.double() @ wide_k.transpose(2, 3) / math.sqrt(q.shape[3])
+    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)  # the second product's factors are of that type
+    check(lse, scores.logsumexp(-1), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length, head_dim", [(16, 16), (1, 32), (33, 16), (50, 64)])
+def test_exercise3_b_attention(length, head_dim, dtype):
+    check_attention(*heads_of_one_product(2, 2, length, head_dim, dtype))
+
+
+@pytest.mark.parametrize("block_m, block_n", [(16, 32), (32, 16)])
+def test_exercise3_b_other_tiles(block_m, block_n):
+    check_attention(*heads_of_one_product(1, 1, 70, 16), block_m=block_m, block_n=block_n)
+
+
+def test_exercise3_b_large_scores():
+    """exp of such a score is infinite in float32."""
+    q, k, v = heads_of_one_product(1, 1, 40, 16)
+    check_attention(q.mul_(30), k.mul_(30), v)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (3, 1)])
+def test_exercise3_c_grouped_heads(heads, kv_heads):
+    check_attention(*heads_of_one_product(heads, kv_heads, 20, 16))
+
+
+TILINGS = [(1, 16, 16), (16, 16, 16), (70, 16, 16), (65, 16, 32), (70, 32, 16)]
+
+
+@pytest.mark.parametrize("length, block_m, block_n", TILINGS)
+def test_exercise3_d_visited_blocks(length, block_m, block_n):
+    """As many as there are tiles in which some query sees some key."""
+    i = torch.arange(length)
+    tiles = i[:, None] // block_m * length + i[None, :] // block_n
+    visible = tiles[i[None, :] <= i[:, None]]
+    assert flash.visited_blocks(length, block_m, block_n) == visible.unique().numel()
+
+
+@pytest.mark.parametrize("length, block_m, block_n", TILINGS)
+def test_exercise3_d_the_kernel_skips_the_others(length, block_m, block_n):
+    q, k, v = heads_of_one_product(1, 1, length, 16)
+    _, _, visited = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, block_m, block_n)
+    assert visited.sum(-1).unique().tolist() == [flash.visited_blocks(length, block_m, block_n)]

@@ -1,0 +1,221 @@
+"""Times the kernels with many tiles on this GPU, to choose the sizes in `kernels/blocks.py`.
+
+    python tune_blocks.py
+    python tune_blocks.py --kernels keys --head-dims 128 --seq-len 8192 --output tiles.json
+
+Each kernel is compiled with every candidate, in several processes at once, and timed as it stands in a profile: the median over
+runs of the time on the GPU, summed over forward and backward where one choice serves both. A candidate that needs more shared
+memory than there is gets no time. Attention's tiles are chosen for each head dimension, all others for all sizes together, by the
+mean of time / fastest time. Printed are the three best of each, and the one in the table now. Some of attention's spill registers
+and are fast all the same; none that does may stand in the table (`compile_kernels.py`).
+
+The JSON file, schema "tiny-llama-tiles/1":
+
+    command, date, device, environment, dtype, batch_size, sequence_length, heads
+    rows    {"kernel", "size": of a row, or head dimension, "candidate": the fields of Spread or Blocks, "us": median or null}
+    chosen  {"kernel", "size": null where it serves all, "candidate", "relative": to the fastest, "in_table": bool}
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import operator
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels import blocks
+from kernels.blocks import Blocks, Spread
+from kernels.flash_attention import attention
+from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.rms_norm import add_rms_norm
+from kernels.rope import apply_rope
+from kernels.swiglu import swiglu
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from triton.runtime.errors import OutOfResources
+
+from common import cli
+from common import device as devices
+from common.analysis import tables
+from common.errors import UsageError
+from common.files import writable_folder, write_json
+from common.rope import rope_tables
+
+SCHEMA = "tiny-llama-tiles/1"
+FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
+    "forward": ("_flash_attention_forward",),
+    "queries": ("_flash_attention_backward_queries",),
+    "keys": ("_flash_attention_backward_keys",),
+    "norm_forward": ("_rms_norm_forward",),
+    "norm_backward": ("_rms_norm_backward",),
+    "swiglu": ("_swiglu_forward", "_swiglu_backward"),
+    "rope": ("_rope_forward",),
+    "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),
+}
+SIZES = {  # numbers of a row: hidden sizes; twice 5.5 and 4 times 512, 1024, ...; half a head; a vocabulary
+    "norm_forward": (512, 1024, 2048, 4096),
+    "norm_backward": (512, 1024, 2048, 4096),
+    "swiglu": (1408, 4096, 5632, 16384),
+    "rope": (32, 64),
+    "cross_entropy": (1000, 32000),
+}
+RUNS = 5
+Candidate = Blocks | Spread
+Case = tuple[str, int, torch.dtype, Candidate, int]  # kernel, size, ..., heads of attention
+
+
+def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
+    """Of attention: long in what a program owns, short in what it goes over; in float32 half of that and no pipeline."""
+    if kernel in blocks.SPREAD:
+        programs = (2, 4, 8, 16) if kernel == "norm_backward" else (1,)
+        return [Spread(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), programs)]
+    owned, passed, stages = ((32, 64, 128), (16, 32), (1,)) if dtype.itemsize == 4 else ((64, 128), (32, 64, 128), (1, 2, 3, 4))
+    sizes = [(n, m) if kernel == "keys" else (m, n) for m, n in itertools.product(owned, passed)]
+    return [Blocks(*size, warps, depth) for size, warps, depth in itertools.product(sizes, (4, 8), stages)]
+
+
+def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
+    """Where the choice stands in `kernels/blocks.py`: a dictionary and its key."""
+    if kernel in blocks.SPREAD:
+        return blocks.SPREAD[kernel], "hip" if blocks.family() == "hip" else "cuda"
+    return blocks.ATTENTION[blocks.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
+
+
+def step_of(kernel: str, size: int, dtype: torch.dtype, batch: int, heads: int, length: int) -> Callable[[], object]:
+    """Forward and backward of the kernel's operation; parts of fused products are strided, as in the model."""
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", dtype=dtype)
+
+    rest: tuple[Any, ...] = ()
+    if kernel.startswith("norm"):
+        function, inputs, rest = add_rms_norm, [*tensor(2, batch, length, size), tensor(size)], (1e-5,)
+    elif kernel == "swiglu":
+        function, inputs = swiglu, tensor(batch, length, 2 * size).split(size, dim=-1)
+    elif kernel == "cross_entropy":
+        function, inputs = linear_cross_entropy, [tensor(batch, length, 16), tensor(size, 16)]
+        rest = (torch.randint(size, (batch, length), device="cuda"),)
+    else:
+        head_dim = 2 * size if kernel == "rope" else size
+        inputs = [x.transpose(1, 2) for x in tensor(batch, length, 3, heads, head_dim).unbind(2)]
+        function = attention
+        if kernel == "rope":
+            function, inputs = apply_rope, inputs[:2]
+            rest = tuple(table.cuda() for table in rope_tables(head_dim, length, 1e4))
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*inputs, *rest)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    gradients = [torch.randn_like(output) for output in outputs]
+    return lambda: torch.autograd.grad(function(*inputs, *rest), inputs, gradients)
+
+
+def compile_one(case: Case) -> bool:
+    """Fills Triton's cache on disk; False if the tile does not fit."""
+    kernel, size, dtype, candidate, heads = case
+    table, key = table_of(kernel, size, dtype)
+    now, table[key] = table[key], candidate
+    try:
+        step_of(kernel, size, dtype, 1, heads, 256)()
+    except OutOfResources:
+        return False
+    finally:
+        table[key] = now
+    return True
+
+
+def gpu_time(case: Case, step: Callable[[], object]) -> float:
+    """Median microseconds of the kernel's functions on the GPU, in a forward and backward pass."""
+    kernel, size, dtype, candidate, _ = case
+    table, key = table_of(kernel, size, dtype)
+    now, table[key] = table[key], candidate
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
+        for _ in range(RUNS):
+            step()
+        torch.cuda.synchronize()
+    table[key] = now
+    times: dict[str, list[float]] = {name: [] for name in FUNCTIONS[kernel]}
+    for event in recorded.events():
+        if event.name in times:
+            times[event.name].append(event.device_time)
+    return sum(statistics.median(values) for values in times.values())
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The content of the JSON file."""
+    dtype = getattr(torch, options.dtype)
+    shape = options.batch_size, options.heads, options.seq_len
+    rows, chosen = [], []
+    subjects = [(kernel, size) for kernel in options.kernels for size in SIZES.get(kernel, options.head_dims)]
+    cases = [
+        (kernel, size, dtype, one, options.heads)
+        for kernel, size in subjects
+        for one in dict.fromkeys([*candidates(kernel, dtype), operator.getitem(*table_of(kernel, size, dtype))])
+    ]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        fits = dict(zip(cases, pool.map(compile_one, cases, chunksize=4), strict=True))
+    for kernel, size in subjects:
+        step = step_of(kernel, size, dtype, *shape)
+        for case in (case for case in cases if case[:2] == (kernel, size)):
+            us = gpu_time(case, step) if fits[case] else None
+            rows.append({"kernel": kernel, "size": size, "candidate": list(astuple(case[3])), "us": us})
+    for kernel in options.kernels:
+        for sizes in [SIZES[kernel]] if kernel in SIZES else [(size,) for size in options.head_dims]:
+            table, key = table_of(kernel, sizes[0], dtype)
+            chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], list(astuple(table[key])))
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": devices.describe(torch.device("cuda")), "environment": devices.environment(), "dtype": options.dtype,
+        "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
+        "rows": rows, "chosen": chosen,
+    }  # fmt: skip
+
+
+def ranked(rows: list[dict[str, Any]], in_table: list[int]) -> list[dict[str, Any]]:
+    """Of one choice: the three best candidates and the table's, by the mean over the sizes of time / fastest time."""
+    sizes = {row["size"] for row in rows}
+    fastest = {size: min(row["us"] for row in rows if row["size"] == size and row["us"]) for size in sizes}
+    relative: dict[tuple[int, ...], list[float]] = {}
+    for row in rows:
+        if row["us"]:
+            relative.setdefault(tuple(row["candidate"]), []).append(row["us"] / fastest[row["size"]])
+    order = sorted((statistics.mean(values), one) for one, values in relative.items() if len(values) == len(sizes))
+    return [
+        {"kernel": rows[0]["kernel"], "size": rows[0]["size"] if len(sizes) == 1 else None, "candidate": list(one),
+         "relative": mean, "in_table": list(one) == in_table}
+        for place, (mean, one) in enumerate(order) if place < 3 or list(one) == in_table
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--kernels", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS), metavar="NAME", help="default: all")
+    parser.add_argument("--head-dims", type=cli.positive, nargs="+", default=[64, 128], help="of attention (default: 64 128)")
+    parser.add_argument("--batch-size", type=cli.positive, default=4, help="default: 4")
+    parser.add_argument("--heads", type=cli.positive, default=16, help="default: 16")
+    parser.add_argument("--seq-len", type=cli.positive, default=4096, help="default: 4096")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--processes", type=cli.positive, default=8, help="that compile at once (default: 8)")
+    parser.add_argument("--output", type=Path, default=Path("tiles.json"), metavar="FILE", help="default: tiles.json")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise UsageError("tiles are chosen by their time on a GPU, and there is none")
+    writable_folder(options.output.parent, "--output")
+    measured = measure(options)
+    write_json(options.output, measured)
+    body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
+            for row in measured["chosen"]]  # fmt: skip
+    print(tables.text(["kernel", "size", "candidate", "x fastest", "in table"], body))
+
+
+if __name__ == "__main__":
+    cli.command(main)
