@@ -20,13 +20,14 @@ its gradients for all inputs, in two ways:
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
 
-From the second follow, or from the first on a CPU and where a contender cannot be recorded,
+From the second follow, or for all contenders from the first, on a CPU and where one of them cannot be recorded,
 
     GB/s       of norms, RoPE and SwiGLU: the numbers that forward and backward read and write at least (kernels/, each file),
                the same for all contenders
     TFLOP/s    of attention (two products forward and five backward, of the pairs that are not masked) and of the loss (three)
 
-and their share of what a large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy.
+and their share of what a large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy, and float32
+attention in TF32 products a product in float32. Bytes are those of one number format; under autocast see `kernels/costs.py`.
 
 The JSON file, schema "tiny-llama-kernel-benchmark/1":
 
@@ -195,7 +196,8 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
         options: device, seed, use_amp and amp_dtype as `common.cli` parses them.
     """
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
+    allow_tf32 = vars(options).get("allow_tf32", False)  # a flag of training alone
+    devices.prepare(device, options.seed, allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
     precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
     if reason := kernels.missing(device):
@@ -215,7 +217,7 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
         "schema": SCHEMA,
         "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": devices.describe(device), "environment": devices.environment(),
-        "precision": {"compute": precision.name, "tf32": False},
+        "precision": {"compute": precision.name, "tf32": allow_tf32},
         "ceilings": ceilings.measure(device, precision),
         "rows": rows,
     }  # fmt: skip
@@ -273,7 +275,7 @@ def main() -> None:
     parser = versions.parser(__doc__)
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
-    parser.add_argument("--peers", action="store_true", help="also time torch.compile, and Liger-Kernel and cuDNN where they are")
+    parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     options = parser.parse_args()
     run(versions.resolve(options), options.sizes, options.operations, options.peers)

@@ -53,7 +53,7 @@ TARGETS = {
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {  # by file: the length of a row, or the head dimension
     "rms_norm": ("D", 256, 4096),
-    "swiglu": ("F", 256, 4096),
+    "swiglu": ("F", 256, 4096, 5632),
     "linear_cross_entropy": ("V", 256, 4096),
     "rope": ("Dh", 16, 64, 80, 128),
     "flash_attention": ("Dh", 16, 64, 80, 128),
@@ -63,24 +63,27 @@ CASES = [(file, size) for file, (_, *sizes) in SIZES.items() for size in sizes]
 
 
 def launches(file: str, size: int, dtype: torch.dtype) -> list[Callable]:
-    """The operations of a file at a size, on small tensors: only their last dimension decides what is compiled."""
+    """The operations of a file at a size, on small tensors.
+
+    The size decides what is compiled, and whether the other lengths are multiples of 16, as here they are.
+    """
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype).requires_grad_()
 
     if file == "rms_norm":
-        weight, residual = torch.ones(size, requires_grad=True), torch.ones(2, size)
+        weight, residual = torch.ones(size, requires_grad=True), torch.ones(16, size)
         return [
-            lambda: rms_norm(tensor(2, size), weight, 1e-5),
-            lambda: add_rms_norm(tensor(2, size), residual, weight, 1e-5),
+            lambda: rms_norm(tensor(16, size), weight, 1e-5),
+            lambda: add_rms_norm(tensor(16, size), residual, weight, 1e-5),
         ]
     if file == "swiglu":
-        return [lambda: swiglu(tensor(2, size), tensor(2, size))]
+        return [lambda: swiglu(tensor(16, size), tensor(16, size))]
     if file == "linear_cross_entropy":
-        return [lambda: linear_cross_entropy(tensor(1, 2, 16), tensor(size, 16), torch.zeros(1, 2).long())]
+        return [lambda: linear_cross_entropy(tensor(1, 16, 16), tensor(size, 16), torch.zeros(1, 16).long())]
     if file == "rope":
-        return [lambda: apply_rope(tensor(1, 4, 4, size), tensor(1, 2, 4, size), *rope_tables(size, 4, 1e4))]
-    return [lambda: attention(tensor(1, 4, 4, size), tensor(1, 2, 4, size), tensor(1, 2, 4, size))]
+        return [lambda: apply_rope(tensor(1, 4, 64, size), tensor(1, 2, 64, size), *rope_tables(size, 64, 1e4))]
+    return [lambda: attention(tensor(1, 4, 64, size), *(tensor(1, 2, 64, size) for _ in range(2)))]
 
 
 def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
@@ -96,7 +99,10 @@ def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], str], None]) -> Iterator[None]:
-    """Within it a launch of a kernel compiles it for the target and hands it to `take`, with its options and ptxas's log."""
+    """Within it a launch of a kernel compiles it for the target and hands it to `take`, with its options and ptxas's log.
+
+    For a process of its own: afterwards Triton's driver is still none that can launch.
+    """
     target = TARGETS[name]
 
     def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:

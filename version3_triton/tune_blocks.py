@@ -59,7 +59,7 @@ FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
     "rope": ("_rope_forward",),
     "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),
 }
-SIZES = {  # numbers of a row: hidden sizes; twice 5.5 and 4 times 512, 1024, ...; half a head; a vocabulary
+SIZES = {  # numbers of a row: hidden sizes; 2.75 x 512, 4 x 1024, 2.75 x 2048, 4 x 4096; half a head; a vocabulary
     "norm_forward": (512, 1024, 2048, 4096),
     "norm_backward": (512, 1024, 2048, 4096),
     "swiglu": (1408, 4096, 5632, 16384),

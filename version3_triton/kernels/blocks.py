@@ -21,7 +21,8 @@ def autocast_dtype(x: Tensor, otherwise: torch.dtype) -> torch.dtype:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies float32: in three TF32 products on NVIDIA, nearly exact, or in one where PyTorch may take TF32."""
+    """How tl.dot multiplies float32. On NVIDIA in three TF32 products, which keep about 22 of a factor's 24 bits, or in one where
+    PyTorch may take TF32; on AMD in float32."""
     if dtype != torch.float32 or family() == "hip":
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
@@ -32,7 +33,7 @@ class Spread:
     """How a kernel that memory limits is spread over the GPU.
 
     numbers: of a tensor in a program's tile; a norm's tile has whole rows, so at least a row.
-    per_thread: of them a thread has, which gives the warps, of 32 threads.
+    per_thread: of them a thread in a warp of 32, which gives the warps; in AMD's warps of 64 threads it is half.
     programs: for each multiprocessor, of a kernel that loops over rows.
     """
 
@@ -61,11 +62,14 @@ class Tile:
 
 
 def tile(kernel: str, size: int, device: torch.device) -> Tile:
-    """Of a kernel of SPREAD on rows of `size` numbers (of `rope`: half a head)."""
+    """Of a kernel of SPREAD on rows of `size` numbers (of `rope`: half a head).
+
+    A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128. Otherwise the last has idle lanes.
+    """
     return _tile(SPREAD[kernel]["hip" if family() == "hip" else "cuda"], kernel, size, device)
 
 
-@functools.cache  # what Triton asks for each launch costs as much as the launch
+@functools.cache  # the power of two and the device's properties would cost the host time at every launch
 def _tile(spread: Spread, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
     if not kernel.startswith("norm"):
@@ -79,7 +83,7 @@ def _tile(spread: Spread, kernel: str, size: int, device: torch.device) -> Tile:
 
 
 def ceil_div(amount: int, part: int) -> int:
-    """How many parts cover the amount; triton.cdiv takes ten times as long outside of kernels."""
+    """How many parts cover the amount; triton.cdiv takes some microseconds outside of kernels."""
     return -(-amount // part)
 
 

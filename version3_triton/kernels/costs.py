@@ -1,9 +1,9 @@
 """What each Triton kernel of a training step moves and computes at least, by formula: to hold against measured times.
 
-Bytes: every number read once and written once, nothing read twice and nothing kept in a cache from kernel to kernel. Left out,
-because small: tables, the norms' weights, and what there is one of for each row or head. FLOPs are given where products are the
-work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward takes two such products, `queries` three and
-`keys` four.
+Bytes: every number read once and written once, nothing read twice and nothing kept in a cache from kernel to kernel. Left out:
+tables, the norms' weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where
+products are the work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward takes two such products, `queries`
+three and `keys` four.
 
 Under autocast the residual stream stays float32 and the rest is in 16 bits; e is the size of a number in the products.
 

@@ -15,9 +15,10 @@ in two launches without atomics: one owns blocks of queries (dq, and d for the n
 goes over all heads that share a key head, so grouped heads need neither copies of K and V nor sums afterwards. The price is that
 s and do v^T are computed twice: 7 products in place of 5, against bits that never change.
 
-Bytes: q, k, v and o once each way, 2 B S Dh (2 H + 2 K) in 16 bits, against 4 and more passes over B H S^2 numbers. FLOPs: the
-products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that backward. Scores and sums are float32;
-exponentials are to base 2, with log2(e) in the scale.
+Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels (`costs.py`), against 4 and more
+passes over B H S^2 numbers. FLOPs: the products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that
+backward. Scores and sums are float32, products of float32 as `blocks.dot_precision` says; exponentials are to base 2, with
+log2(e) in the scale.
 """
 
 import math
@@ -26,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from common.errors import UsageError
 from kernels.blocks import Blocks, attention_blocks, ceil_div, dot_precision
@@ -36,7 +38,10 @@ MAX_HEAD_DIM = 128
 
 @triton.jit
 def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[rows, BLOCK_D] of a head, zeros beyond Dh. Beyond the sequence the last row again: what comes of it is never used."""
+    """[rows, BLOCK_D] of a head, zeros beyond Dh. Beyond the sequence the last row again, so that loads need no mask there.
+
+    Such queries are not stored, or have p = 0 by a log-sum-exp of infinity; such keys fall to the causal mask.
+    """
     column = tl.arange(0, BLOCK_D)
     place = pointer + tl.minimum(rows, length - 1)[:, None] * row_stride + column[None, :]
     return tl.load(place) if DIM == BLOCK_D else tl.load(place, mask=(column < DIM)[None, :], other=0.0)
@@ -258,6 +263,7 @@ class _Attention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, do: Tensor):
         q, k, v, o, lse = ctx.saved_tensors
         do = do.transpose(1, 2).contiguous()  # nothing to do where o went straight into the output projection
@@ -286,6 +292,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Returns:
         [B, H, S, Dh], in memory [B, S, H, Dh].
+
+    B H is at most 65,535, the extent of a grid's second dimension on NVIDIA, and a head's last offset below 2^31.
 
     Raises:
         UsageError: Dh is larger.

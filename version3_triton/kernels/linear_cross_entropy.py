@@ -9,17 +9,19 @@ Tokens go in chunks. For a chunk the product gives its logits, one kernel turns 
 pass happens inside the forward: only dx and dW are kept, and scaled by the incoming gradient. This is Liger-Kernel's idea (Hsu et
 al. 2024, arXiv:2410.10989).
 
-Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers, this one N V / chunks.
-FLOPs are the same 6 N D V. Chunks are large enough for the products to run at full rate, and their sums are in a fixed order: dW
-is a float32 sum, which each chunk's product reads and writes once more, 8 V D bytes. So chunks cost time, and few are best.
+Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V / chunks,
+N D for dx, and dW in float32, 4 V D bytes from the forward to the backward pass, which writes its result beside it. FLOPs are the
+same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads and writes it once more: 8 V D bytes where cuBLAS
+adds (16 bits on NVIDIA), 16 V D in float32, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from kernels.blocks import autocast_dtype, tile
+from kernels.blocks import autocast_dtype, ceil_div, tile
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
 
@@ -55,11 +57,16 @@ def _linear_cross_entropy_loss_and_gradient(
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, summed in float32."""
+    """total + a @ b in float32; in 16 bits on AMD each product is rounded before it is added.
+
+    FLOP counters fail at `out_dtype`: they are for runs in float32, as this repository's are.
+    """
     if a.is_cuda and a.dtype != torch.float32 and not torch.version.hip:  # cuBLAS adds to a sum of another type itself
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    if a.dtype == torch.float16:  # a sum over tokens that are not yet divided by N can exceed float16
+        a, b = a.float(), b.float()
     product = (a @ b).float()
     return product if total is None else total.add_(product)
 
@@ -74,7 +81,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx = torch.empty_like(rows) if learn else None
         dweight = None
         blocks = tile("cross_entropy", vocabulary, x.device)
-        chunk = max(1, min(tokens, CHUNK_ELEMENTS // vocabulary))
+        chunks = ceil_div(tokens, max(1, CHUNK_ELEMENTS // vocabulary))
+        chunk = 16 * ceil_div(ceil_div(tokens, chunks), 16)  # alike, and every part aligned
         for start in range(0, tokens, chunk):
             part = slice(start, min(start + chunk, tokens))
             logits = rows[part] @ matrix.T
@@ -91,9 +99,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return losses.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dloss: Tensor):
         dx, dweight = ctx.saved_tensors
-        (x_dtype, weight_dtype), factor = ctx.dtypes, dloss / ctx.tokens  # 1 / N comes last: it would underflow in float16
+        factor = (dloss / ctx.tokens).reshape(1)  # 1 / N comes last: it would underflow in float16; a 0-d factor would be rounded
+        x_dtype, weight_dtype = ctx.dtypes
         gradients = torch.empty_like(dx, dtype=x_dtype), torch.empty_like(dweight, dtype=weight_dtype)
         for sum_, gradient in zip((dx, dweight), gradients, strict=True):
             torch.mul(sum_, factor, out=gradient)

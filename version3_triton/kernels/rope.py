@@ -6,14 +6,15 @@ A head's halves (a, b) at position s turn by the angles of `cos` and `sin` [S, D
     backward    the same with -sin: a rotation's transpose turns back
 
 Nothing is saved but the tables. Bytes: every number of q and k read once and written once, 4 B S Dh (H + K) in 16 bits; the eager
-version makes about eight passes, and as many launches for q as for k. Inputs may be strided, as the parts of a fused QKV product
-are; outputs are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], so that a gradient leaves in the layout that it came in.
+version makes ten passes, and as many launches for q as for k. Inputs may be strided, as the parts of a fused QKV product
+are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], as the products before and after want them.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.blocks import ceil_div, tile
 
@@ -76,6 +77,7 @@ class _Rope(torch.autograd.Function):
         return _turn(q, k, cos, sin, 1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor):
         return *_turn(dq, dk, *ctx.saved_tensors, -1), None, None
 

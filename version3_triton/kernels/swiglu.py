@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.blocks import ceil_div, tile
 
@@ -70,6 +71,7 @@ class _SwiGLU(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         gate, up = ctx.saved_tensors
         rows, size = gate.shape
