@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -49,14 +50,37 @@ def find_script(document: Path, script: str) -> Path | None:
     return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
 
 
+SHOW_HELP = """
+import contextlib, io, json, runpy, sys
+shown = {}
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    shown[script] = output.getvalue()
+print(json.dumps(shown))
+"""
+
+
+@functools.cache
+def helps(folder: Path) -> dict[str, str]:
+    """What each Python script of a folder says to --help; from one process, which imports PyTorch once."""
+    scripts = [str(path) for path in sorted(folder.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
+    scripts = [script for script in scripts if TRITON or Path(script).name not in WITH_TRITON]
+    environment = {"PYTHONPATH": f"{folder}:{PATHS}", "PATH": "/usr/bin:/bin"}
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW_HELP, *scripts], capture_output=True, text=True, check=True, env=environment
+    )
+    return json.loads(shown.stdout)
+
+
 @functools.cache
 def flags(script: Path) -> frozenset[str]:
-    program = "bash" if script.suffix == ".sh" else sys.executable
-    shown = subprocess.run(
-        [program, str(script), "--help"], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": PATHS, "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    known = frozenset(re.findall(r"--[\w-]+", shown.stdout))
+    if script.suffix == ".sh":
+        shown = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=True).stdout
+    else:
+        shown = helps(script.parent)[str(script)]
+    known = frozenset(re.findall(r"--[\w-]+", shown))
     return known | flags(V2 / "tiny_llama_v2.py") if script.name in HAND_ON else known
 
 
