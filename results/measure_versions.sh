@@ -23,7 +23,7 @@ name=$1
 parts=,$2,
 shift 2
 mkdir -p "$results/$name"
-out=$results/$name
+out=../results/$name # as seen from the version folders
 cd "$results/../version2_pytorch_fused"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -344,6 +344,24 @@ def test_the_tiles_for_hopper_are_near_the_fastest_that_was_measured():
     assert max(relative.values()) < 1.15, relative  # 1.12 are keys at 64: what is faster spills
 
 
+@runs_kernels
+@pytest.mark.parametrize(
+    "kernel, size, shapes",
+    [
+        ("keys", 16, [(1, 2, 8, 16)] * 3),
+        ("norm_backward", 32, [(1, 8, 32), (1, 8, 32), (32,)]),
+        ("swiglu", 24, [(1, 8, 24)] * 2),
+        ("rope", 4, [(1, 2, 8, 8)] * 2),
+        ("cross_entropy", 50, [(1, 8, 16), (50, 16)]),
+    ],
+    ids=["keys", "norm_backward", "swiglu", "rope", "cross_entropy"],
+)
+def test_what_is_timed_gives_all_gradients_at_the_size(kernel, size, shapes):
+    gradients = tune_blocks.step_of(kernel, size, torch.float32, batch=1, heads=2, length=8)()
+    assert [tuple(gradient.shape) for gradient in gradients] == shapes
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
+
+
 @pytest.mark.gpu
 def test_a_tile_that_does_not_fit_is_said_to():
     before = copy.deepcopy(blocks.ATTENTION)

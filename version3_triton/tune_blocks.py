@@ -29,24 +29,21 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import benchmark_kernels
+import kernels
 import torch
 from kernels import blocks
 from kernels.blocks import Blocks, Spread
-from kernels.flash_attention import attention
-from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.rms_norm import add_rms_norm
-from kernels.rope import apply_rope
-from kernels.swiglu import swiglu
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from triton.runtime.errors import OutOfResources
 
 from common import cli
 from common import device as devices
 from common.analysis import tables
+from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_folder, write_json
-from common.rope import rope_tables
+from common.precision import Precision
 
 SCHEMA = "tiny-llama-tiles/1"
 FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
@@ -59,6 +56,11 @@ FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
     "rope": ("_rope_forward",),
     "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),
 }
+OPERATIONS = {  # what they are part of
+    "forward": "attention", "queries": "attention", "keys": "attention",
+    "norm_forward": "add_rms_norm", "norm_backward": "add_rms_norm", "swiglu": "swiglu", "rope": "apply_rope",
+    "cross_entropy": "linear_cross_entropy",
+}  # fmt: skip
 SIZES = {  # numbers of a row: hidden sizes; 2.75 x 512, 4 x 1024, 2.75 x 2048, 4 x 4096; half a head; a vocabulary
     "norm_forward": (512, 1024, 2048, 4096),
     "norm_backward": (512, 1024, 2048, 4096),
@@ -89,31 +91,16 @@ def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any]
 
 
 def step_of(kernel: str, size: int, dtype: torch.dtype, batch: int, heads: int, length: int) -> Callable[[], object]:
-    """Forward and backward of the kernel's operation; parts of fused products are strided, as in the model."""
-
-    def tensor(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda", dtype=dtype)
-
-    rest: tuple[Any, ...] = ()
-    if kernel.startswith("norm"):
-        function, inputs, rest = add_rms_norm, [*tensor(2, batch, length, size), tensor(size)], (1e-5,)
-    elif kernel == "swiglu":
-        function, inputs = swiglu, tensor(batch, length, 2 * size).split(size, dim=-1)
-    elif kernel == "cross_entropy":
-        function, inputs = linear_cross_entropy, [tensor(batch, length, 16), tensor(size, 16)]
-        rest = (torch.randint(size, (batch, length), device="cuda"),)
-    else:
-        head_dim = 2 * size if kernel == "rope" else size
-        inputs = [x.transpose(1, 2) for x in tensor(batch, length, 3, heads, head_dim).unbind(2)]
-        function = attention
-        if kernel == "rope":
-            function, inputs = apply_rope, inputs[:2]
-            rest = tuple(table.cuda() for table in rope_tables(head_dim, length, 1e4))
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    outputs = function(*inputs, *rest)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    gradients = [torch.randn_like(output) for output in outputs]
-    return lambda: torch.autograd.grad(function(*inputs, *rest), inputs, gradients)
+    """Forward and backward of the kernel's operation, as `benchmark_kernels.py` times it."""
+    head_dim = 2 * size if kernel == "rope" else size
+    sizes = {
+        "add_rms_norm": {"hidden_size": size},
+        "swiglu": {"intermediate_size": size},
+        "linear_cross_entropy": {"vocab_size": size, "hidden_size": 16},
+    }.get(OPERATIONS[kernel], {"hidden_size": heads * head_dim, "num_attention_heads": heads})
+    precision = Precision(devices.select("auto"), None if dtype == torch.float32 else dtype)
+    work = benchmark_kernels.case(OPERATIONS[kernel], (ModelConfig(**sizes), batch, length), precision)
+    return work.step(getattr(kernels.choose(precision.device), OPERATIONS[kernel]))
 
 
 def compile_one(case: Case) -> bool:

@@ -255,9 +255,8 @@ def _shown(traffic: Traffic, as_table: Callable[..., str]) -> list[str]:
     """A heading, the first rows with short names and without the columns that are empty, and how to read them."""
     header, rows = table(traffic)
     rows = [[kernels.short_name(row[0]), *row[1:]] for row in rows[:TOP]]
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
     heading = f"longest {len(rows)} of {len(traffic.rows)}, all their calls{' in a step' if traffic.bytes_are == MINIMUM else ''}"
-    body = as_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows]).strip()
+    body = as_table(*tables.filled(header, rows)).strip()
     return ["", heading, "", body, *(["", READ] if traffic.ceilings else [])]
 
 

@@ -48,8 +48,7 @@ def text(measured: dict[str, Any]) -> str:
         ])  # fmt: skip
     header = ["operation", "B x S", "D", "contender", "host ms", "GPU ms", "GB/s", "TFLOP/s", "% of ceiling", "eager / it",
               "MiB"]  # fmt: skip
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in body)]
-    table = tables.text([header[i] for i in kept], [[row[i] for i in kept] for row in body])
+    table = tables.text(*tables.filled(header, body))
     device, precision = measured["device"]["name"], measured["precision"]["compute"]
     return f"forward and backward of each operation, {precision}, {device}\n{table}"
 
@@ -97,8 +96,7 @@ def documented(*paths: Path) -> str:
             ])  # fmt: skip
     header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in peers), "kernel's MiB",
               "eager's MiB"]  # fmt: skip
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
-    return tables.markdown([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    return tables.markdown(*tables.filled(header, rows))
 
 
 TABLES = {"kernel_benchmark": documented}

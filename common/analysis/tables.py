@@ -46,6 +46,12 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return lines.getvalue()
 
 
+def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[str], list[list[object]]]:
+    """Without the columns that hold None in every row."""
+    kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
 def letters(model: Mapping[str, object]) -> str:
     """A model's sizes (`model` of a run record) under their letters: "D 256, L 4, ..."."""
     names = {
