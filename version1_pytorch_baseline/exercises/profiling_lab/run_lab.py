@@ -84,12 +84,12 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device, pea
 
 
 def jax_version(device: torch.device) -> str | None:
-    """None where JAX is missing or computes on another kind of device."""
+    """None where JAX is missing or has no such device."""
     if importlib.util.find_spec("jax") is None:
         return None
     import jax
 
-    return jax.__version__ if jax.default_backend() == ("gpu" if devices.is_gpu(device) else "cpu") else None
+    return jax.__version__ if not devices.is_gpu(device) or jax.default_backend() == "gpu" else None
 
 
 def main() -> None:

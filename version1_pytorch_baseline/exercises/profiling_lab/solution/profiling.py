@@ -574,16 +574,16 @@ def _compile_problem(kind: str) -> str | None:
 
 
 def _jax_runs_on(device: torch.device) -> bool:
-    """Whether JAX is installed and computes on this kind of device."""
+    """Whether JAX is installed and has this kind of device; it always has a CPU."""
     if importlib.util.find_spec("jax") is None:
         return False
     import jax
 
-    return jax.default_backend() == ("gpu" if devices.is_gpu(device) else "cpu")
+    return not devices.is_gpu(device) or jax.default_backend() == "gpu"
 
 
 def _to_jax(tensor: Tensor) -> Any:
-    """A copy on JAX's default device."""
-    import jax.numpy
+    """A copy on JAX's device of the tensor's kind."""
+    import jax
 
-    return jax.numpy.asarray(tensor.cpu().numpy())
+    return jax.device_put(tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0])
