@@ -52,7 +52,7 @@ TARGETS = {
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {  # by file: the length of a row, or the head dimension
-    "rms_norm": ("D", 256, 4096),
+    "rms_norm": ("D", 256, 2048, 4096),
     "swiglu": ("F", 256, 4096, 5632),
     "linear_cross_entropy": ("V", 256, 4096),
     "rope": ("Dh", 16, 64, 80, 128),

@@ -51,7 +51,7 @@ FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
     "queries": ("_flash_attention_backward_queries",),
     "keys": ("_flash_attention_backward_keys",),
     "norm_forward": ("_rms_norm_forward",),
-    "norm_backward": ("_rms_norm_backward",),
+    "norm_backward": ("_rms_norm_backward", "_rms_norm_sum"),
     "swiglu": ("_swiglu_forward", "_swiglu_backward"),
     "rope": ("_rope_forward",),
     "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),
@@ -76,8 +76,8 @@ Case = tuple[str, int, torch.dtype, Candidate, int]  # kernel, size, ..., heads 
 def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
     """Of attention: long in what a program owns, short in what it goes over; in float32 half of that and no pipeline."""
     if kernel in blocks.SPREAD:
-        programs = (2, 4, 8, 16) if kernel == "norm_backward" else (1,)
-        return [Spread(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), programs)]
+        loops = ((2, 4, 8), (1, 2)) if kernel == "norm_backward" else ((1,), (1,))
+        return [Spread(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), *loops)]
     owned, passed, stages = ((32, 64, 128), (16, 32), (1,)) if dtype.itemsize == 4 else ((64, 128), (32, 64, 128), (1, 2, 3, 4))
     sizes = [(n, m) if kernel == "keys" else (m, n) for m, n in itertools.product(owned, passed)]
     return [Blocks(*size, warps, depth) for size, warps, depth in itertools.product(sizes, (4, 8), stages)]
@@ -86,7 +86,7 @@ def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
 def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
     """Where the choice stands in `kernels/blocks.py`: a dictionary and its key."""
     if kernel in blocks.SPREAD:
-        return blocks.SPREAD[kernel], "hip" if blocks.family() == "hip" else "cuda"
+        return blocks.SPREAD[kernel], blocks.family()
     return blocks.ATTENTION[blocks.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
 
 

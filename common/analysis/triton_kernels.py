@@ -11,10 +11,10 @@ of a copy's bandwidth, data came from a cache. "% of kernels" is of the time of 
 
 
 class Cost(Protocol):
-    """All launches of a kernel in one step; `flops` is None where memory is the limit."""
+    """All launches of a kernel in one step; `bytes` is None where no formula says, `flops` where memory is the limit."""
 
     operation: str
-    bytes: int
+    bytes: int | None
     flops: int | None
 
 
@@ -33,10 +33,10 @@ def table(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost]) -> tup
     whole, rows = sum(us.values()), []
     for key in sorted(us.keys() & costs.keys(), key=lambda key: -us[key]):
         cost, seconds = costs[key], us[key] / steps / 1e6
-        moved, computed = cost.bytes / seconds, cost.flops / seconds if cost.flops else None
+        moved, computed = (amount and amount / seconds for amount in (cost.bytes, cost.flops))
         rows.append([
             key[0].strip("_"), key[1], cost.operation, calls[key] / steps, seconds * 1e6, 100 * us[key] / whole,
-            cost.bytes / 1e6, moved / 1e9, 100 * moved / ceilings["bytes_per_second"],
+            cost.bytes and cost.bytes / 1e6, moved and moved / 1e9, moved and 100 * moved / ceilings["bytes_per_second"],
             computed and computed / 1e12, computed and 100 * computed / ceilings["flops_per_second"],
         ])  # fmt: skip
     header = ["kernel", "phase", "operation", "launches", "us", "% of kernels", "MB", "GB/s", "% of copy", "TFLOP/s", "% of GEMM"]

@@ -1,8 +1,8 @@
 """How many numbers each program of a kernel takes, and with how many warps: the one place for it.
 
 `compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
-memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "cuda" and, in 16 bits, under
-"sm_90", was the fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json). No other GPU was there to time.
+memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the
+fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json). No other GPU was there to time.
 """
 
 import functools
@@ -35,19 +35,25 @@ class Spread:
     numbers: of a tensor in a program's tile; a norm's tile has whole rows, so at least a row.
     per_thread: of them a thread in a warp of 32, which gives the warps; in AMD's warps of 64 threads it is half.
     programs: for each multiprocessor, of a kernel that loops over rows.
+    rows: of a tile at least, where 16 warps can hold them.
     """
 
     numbers: int
     per_thread: int
     programs: int = 1
+    rows: int = 1
 
 
-SPREAD = {  # by kernel, for NVIDIA and for AMD
-    "norm_forward": {"cuda": Spread(2048, 32), "hip": Spread(2048, 16)},
-    "norm_backward": {"cuda": Spread(4096, 32, programs=8), "hip": Spread(2048, 16, programs=4)},
-    "swiglu": {"cuda": Spread(4096, 8), "hip": Spread(4096, 16)},
-    "rope": {"cuda": Spread(2048, 4), "hip": Spread(1024, 8)},
-    "cross_entropy": {"cuda": Spread(4096, 16), "hip": Spread(4096, 16)},
+SPREAD = {  # by kernel and family of GPUs
+    "norm_forward": {"sm_90": Spread(2048, 32), "sm_80": Spread(2048, 32), "hip": Spread(2048, 16)},
+    "norm_backward": {
+        "sm_90": Spread(4096, 32, programs=4, rows=2),
+        "sm_80": Spread(2048, 16, programs=4),
+        "hip": Spread(2048, 16, programs=4),
+    },
+    "swiglu": {"sm_90": Spread(4096, 8), "sm_80": Spread(4096, 8), "hip": Spread(4096, 16)},
+    "rope": {"sm_90": Spread(2048, 4), "sm_80": Spread(2048, 4), "hip": Spread(1024, 8)},
+    "cross_entropy": {"sm_90": Spread(4096, 16), "sm_80": Spread(4096, 16), "hip": Spread(4096, 16)},
 }
 
 
@@ -61,12 +67,15 @@ class Tile:
     programs: int = 1
 
 
+NORM_SUM = Tile(64, 16, 4)  # parts of dw and its columns, on all GPUs
+
+
 def tile(kernel: str, size: int, device: torch.device) -> Tile:
     """Of a kernel of SPREAD on rows of `size` numbers (of `rope`: half a head).
 
     A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128. Otherwise the last has idle lanes.
     """
-    return _tile(SPREAD[kernel]["hip" if family() == "hip" else "cuda"], kernel, size, device)
+    return _tile(SPREAD[kernel][family()], kernel, size, device)
 
 
 @functools.cache  # the power of two and the device's properties would cost the host time at every launch
@@ -76,7 +85,8 @@ def _tile(spread: Spread, kernel: str, size: int, device: torch.device) -> Tile:
         columns = min(columns, spread.numbers)
     if kernel == "swiglu" and size % 128 == 0:
         columns = math.gcd(size, columns)  # no lanes that have nothing to do: 5632 = 11 x 512
-    rows = 1 if kernel == "cross_entropy" else max(1, spread.numbers // columns)
+    least = max(1, min(spread.rows, 16 * 32 * spread.per_thread // columns))
+    rows = 1 if kernel == "cross_entropy" else max(least, spread.numbers // columns)
     warps = min(16, max(1, rows * columns // (32 * spread.per_thread)))
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return Tile(rows, columns, warps, spread.programs * multiprocessors)

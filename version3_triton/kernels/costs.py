@@ -3,7 +3,7 @@
 Bytes: every number read once and written once, nothing read twice and nothing kept in a cache from kernel to kernel. Left out:
 tables, the norms' weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where
 products are the work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward takes two such products, `queries`
-three and `keys` four.
+three and `keys` four. The sum of a norm's parts has no formula: how many there are depends on the GPU.
 
 Under autocast the residual stream stays float32 and the rest is in 16 bits; e is the size of a number in the products.
 
@@ -28,10 +28,10 @@ from common.config import ModelConfig
 
 
 class Cost(NamedTuple):
-    """All launches of a kernel in one training step; `flops` is None where they don't matter."""
+    """All launches of a kernel in one training step; `bytes` is None where no formula says, `flops` where they don't matter."""
 
     operation: str
-    bytes: int
+    bytes: int | None
     flops: int | None = None
 
 
@@ -55,6 +55,7 @@ def training_step(config: ModelConfig, batch_size: int, length: int, size: int) 
         ("_rms_norm_backward", "backward"): Cost(
             "norm", norm * (8 + size + 2 * layers * (16 if size == 4 else 12 + 2 * size) - 4)
         ),
+        ("_rms_norm_sum", "backward"): Cost("norm", None),
         ("_rope_forward", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
         ("_rope_forward", "backward"): Cost("rope", head * 2 * (heads + kv_heads)),
         ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * product),

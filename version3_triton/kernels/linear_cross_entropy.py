@@ -10,9 +10,9 @@ pass happens inside the forward: only dx and dW are kept, and scaled by the inco
 al. 2024, arXiv:2410.10989).
 
 Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V / chunks,
-N D for dx, and dW in float32, 4 V D bytes from the forward to the backward pass, which writes its result beside it. FLOPs are the
-same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads and writes it once more: 8 V D bytes where cuBLAS
-adds (16 bits on NVIDIA), 16 V D in float32, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
+N D for dx, and V D for dW from the forward to the backward pass, which writes its result beside it; a dW of several chunks is in
+float32. FLOPs are the same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads and writes it once more: 8 V D
+bytes where cuBLAS adds (16 bits on NVIDIA), 16 V D in float32, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
 """
 
 import torch
@@ -92,7 +92,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )  # fmt: skip
             if learn:
                 torch.mm(logits, matrix, out=dx[part])
-                dweight = _add_product(dweight, logits.T, rows[part])
+                if chunk >= tokens and dtype != torch.float16:  # nothing to add to, and nothing that can overflow
+                    dweight = logits.T @ rows
+                else:
+                    dweight = _add_product(dweight, logits.T, rows[part])
         if learn:
             ctx.save_for_backward(dx.view(x.shape), dweight)
             ctx.dtypes, ctx.tokens = (x.dtype, weight.dtype), tokens

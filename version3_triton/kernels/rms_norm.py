@@ -12,9 +12,9 @@ Bytes for N = B S rows, 4 a number in float32 (`common.rmsnorm` runs an operatio
     rms_norm        forward 2 N D, eager 7 N D        backward 3 N D, eager 23 N D
     add_rms_norm    forward 4 N D, eager 10 N D       backward 4 N D, eager 26 N D
 
-Left out are dw's parts, 8 D for each program: little only where there are many more rows than programs, 8 a multiprocessor.
+Left out are dw's parts, 8 D for each program: little where there are many more rows than programs, 4 a multiprocessor.
 Saved: x, and r for each row; n is computed again. Each program keeps its part of dw in registers over all its rows and writes it
-once; the parts are added in a fixed order, so the same input gives the same bits.
+once; a second kernel adds the parts in a fixed order, so the same input gives the same bits.
 """
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.errors import UsageError
-from kernels.blocks import autocast_dtype, ceil_div, tile
+from kernels.blocks import NORM_SUM, autocast_dtype, ceil_div, tile
 
 MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 may not
 
@@ -53,7 +53,7 @@ def _rms_norm_forward(
 
 @triton.jit
 def _rms_norm_backward(
-        x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, dadd_ptr, dweight_ptr, rows, size, programs,
+        x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, dadd_ptr, by_part_ptr, rows, size, programs,
         SUM: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -76,7 +76,18 @@ def _rms_norm_backward(
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         if ADD:  # the same gradient in the other addend's number format
             tl.store(dadd_ptr + place, dx.to(dadd_ptr.dtype.element_ty), mask=inside)
-    tl.store(dweight_ptr + program.to(tl.int64) * size + column, dweight, mask=column < size)
+    tl.store(by_part_ptr + program.to(tl.int64) * size + column, dweight, mask=column < size)
+
+
+@triton.jit
+def _rms_norm_sum(by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, parts, ROWS):
+        part = start + tl.arange(0, ROWS)
+        inside = (part < parts)[:, None] & (column < size)[None, :]
+        total += tl.load(by_part_ptr + part[:, None] * size + column[None, :], mask=inside, other=0.0)
+    tl.store(dweight_ptr + column, tl.sum(total, axis=0).to(dweight_ptr.dtype.element_ty), mask=column < size)
 
 
 class _AddRMSNorm(torch.autograd.Function):
@@ -113,13 +124,16 @@ class _AddRMSNorm(torch.autograd.Function):
         dadd = torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
         blocks = tile("norm_backward", size, total.device)
         parts = min(blocks.programs, ceil_div(rstd.numel(), blocks.rows))
-        dweight = torch.empty(parts, size, dtype=torch.float32, device=total.device)
+        dweight, by_part = torch.empty_like(weight), torch.empty(parts, size, dtype=torch.float32, device=total.device)
         _rms_norm_backward[parts,](
-            total, weight, rstd, dy.contiguous(), None if dsum is None else dsum.contiguous(), dx, dadd, dweight,
+            total, weight, rstd, dy.contiguous(), None if dsum is None else dsum.contiguous(), dx, dadd, by_part,
             rstd.numel(), size, parts,
             SUM=dsum is not None, ADD=dadd is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         )  # fmt: skip
-        return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight.sum(0).to(weight.dtype), None, None
+        _rms_norm_sum[ceil_div(size, NORM_SUM.columns),](
+            by_part, dweight, parts, size, ROWS=NORM_SUM.rows, BLOCK=NORM_SUM.columns, num_warps=NORM_SUM.warps
+        )
+        return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

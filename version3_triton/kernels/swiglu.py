@@ -5,7 +5,8 @@
 
 Numbers moved per element: forward 3 (eager 5: silu, then the product), backward 5 (eager 9, TECHNICAL_APPENDICES.md B.1). Saved
 are g and u, as the products gave them; s and silu(g) are computed again, which costs nothing where memory is the limit. Inputs
-may have strided rows, as the halves of a fused product have.
+may have strided rows, as the halves of a fused product have. Programs go along the rows, so that those that run at the same
+time read and write neighbouring memory.
 """
 
 import torch
@@ -22,8 +23,9 @@ def _swiglu_forward(
         gate_ptr, up_ptr, y_ptr, rows, size, gate_stride, up_stride,
         ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    parts = tl.cdiv(size, BLOCK)
+    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
     gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -36,8 +38,9 @@ def _swiglu_backward(
         gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, rows, size, gate_stride, up_stride,
         ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    parts = tl.cdiv(size, BLOCK)
+    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
     place = row[:, None] * size + column[None, :]
     gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -56,8 +59,8 @@ def _rows(x: Tensor) -> Tensor:
 
 def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
     blocks = tile("swiglu", size, device)
-    grid = ceil_div(rows, blocks.rows), ceil_div(size, blocks.columns)
-    kernel[grid](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
+    programs = ceil_div(rows, blocks.rows) * ceil_div(size, blocks.columns)
+    kernel[programs,](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
 
 
 class _SwiGLU(torch.autograd.Function):
