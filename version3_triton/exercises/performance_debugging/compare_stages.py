@@ -129,7 +129,7 @@ def grown(stage: Stage, v3: Stage) -> str:
         return ""
     more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
     name = max(more, key=more.__getitem__)
-    return f"; most of it in {kernels.short_name(name)} ({stage.shares[name]:.0%} of the profile)"
+    return f"; what grew most is {kernels.short_name(name)} ({stage.shares[name]:.0%} of the profile)"
 
 
 def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:

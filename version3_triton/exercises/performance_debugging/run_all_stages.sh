@@ -7,8 +7,9 @@
 #     --results-dir DIR   where results go (default: ./results)
 #     --stages LIST       which to run; the others keep their results (default: "0 1 2 3 4 5 6"; 0 is Version 1)
 #
-# Every other argument goes to every run, after those for the device: on a GPU the preset medium in bfloat16, on a CPU a small
-# model and a long sequence. All runs must be alike to be compared. The exit code is 0, or that of the first run that failed.
+# Every other argument goes to every run, after those for the device: on a GPU the preset medium with fewer and wider layers and a
+# larger batch, so that launches are not its limit, in bfloat16; on a CPU a small model and a long sequence. All runs must be alike
+# to be compared. The exit code is 0, or that of the first run that failed.
 #
 # Results:
 #
@@ -52,7 +53,8 @@ device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else
 case " ${arguments[*]-} " in *" --device cpu "*) device=cpu ;; esac
 size=(--num-kv-heads 2) # which is stage 2's default, and must be everyone's
 if [ "$device" = cuda ]; then
-    size+=(--preset medium --use-amp --num-steps 60)
+    size+=(--preset medium --num-layers 4 --hidden-dim 2048 --num-heads 16 --intermediate-dim 5632 --batch-size 32
+        --use-amp --num-steps 60)
 else
     size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 512 --num-steps 40)
 fi

@@ -4,7 +4,7 @@
 take a fraction of what your harness calls a step, and that sum is on my slide now. What does the harness count that is not
 training?"
 
-    python v3_stage3_fake_timing.py --preset medium --use-amp --num-steps 20
+    python v3_stage3_fake_timing.py --preset medium --batch-size 64 --use-amp --num-steps 20
 """
 
 import sys
