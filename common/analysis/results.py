@@ -12,6 +12,8 @@
 `results/measure_versions.sh` writes those, and sequence_memory.json.
 
     sequence_memory.json    from `analyze_sequence_memory.py` (schema tiny-llama-sequence-memory/1)
+    curve_v*.json           200 steps of `tiny` in fp32, in each version's folder: `--num-steps 200 --metrics-out FILE`
+    stages/                 of the performance-debugging exercise's run_all_stages.sh; its compare_stages.py reads it
     trial_*.json            Version 1 with one setting changed; LOG.md has the commands
 """
 
@@ -137,6 +139,22 @@ def trials(folder: Path) -> str:
     return tables.markdown(["learning rate", "standard deviation of the weights", "loss (last 20 steps)", "device"], rows)
 
 
+def curves(folder: Path) -> str:
+    """How far the losses of the other versions come away from Version 1's (curve_v*.json)."""
+    runs = {path.stem.removeprefix("curve_"): read_json(path, RUN_SCHEMA) for path in sorted(folder.glob("curve_v*.json"))}
+    if len(runs) < 2 or "v1" not in runs:
+        raise UsageError(
+            f"{folder} needs curve_v1.json and that of another version: runs with --num-steps 200 --metrics-out FILE"
+        )
+    expected = runs.pop("v1")["loss"]["all"]
+    far = {
+        f"{COMPARED[name]}, {_device(run)}": [abs(a - b) for a, b in zip(run["loss"]["all"], expected, strict=True)]
+        for name, run in runs.items()
+    }
+    rows = [[step, *(f"{max(each[:step]):.1e}" for each in far.values())] for step in range(20, len(expected) + 1, 20)]
+    return tables.markdown(["largest difference up to step", *far], rows)
+
+
 def fusions(folder: Path) -> str:
     """The combinations of fusions at tiny in fp32."""
     return tables.markdown(*ablation.combination_table(read_json(folder / "v2_ablation_tiny_fp32.json", ablation.SCHEMA)))
@@ -166,6 +184,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "suite_scaling": _suite(benchmark.scaling_table),
     "suite_accuracy": _suite(benchmark.accuracy_table),
     "ablation": fusions,
+    "curves": curves,
     "trials": trials,
     "comparison": comparison,
     "training": training,
