@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, V1, runs_kernels
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import rmsnorm, rope
 
@@ -109,7 +110,7 @@ def test_rope(heads, kv_heads, length, head_dim, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (2, 9, 77), (3, 2048), (40, 130)])
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 9, 77), (3, 2048), (40, 130)])
 def test_swiglu(shape, dtype):
     def halves(operation):
         return lambda both: operation(*both.chunk(2, dim=-1))
@@ -138,28 +139,66 @@ def test_attention_of_strided_views_and_a_strided_gradient():
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
+def losses(targets: Tensor) -> tuple[Callable, Callable]:
+    """The kernel and PyTorch's operations as functions of x and weight, in their type: the loss is float32 in every precision."""
+    return tuple(
+        lambda x, weight, operation=operation: operation(x, weight, targets).to(x.dtype)
+        for operation in (linear_cross_entropy, tiny_llama_v1.linear_cross_entropy)
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, vocabulary", [((1, 1), 2), ((3, 17), 101), ((2, 64), 1000)])
 def test_linear_cross_entropy(tokens, vocabulary, dtype):
     targets = torch.randint(vocabulary, tokens, device=DEVICE)
-    x, weight = torch.randn(*tokens, 24), torch.randn(vocabulary, 24)
-    inputs = [x.to(DEVICE, dtype), weight.to(DEVICE, dtype)]
-
-    def widened(operation):
-        return lambda x, w: operation(x, w, targets).to(x.dtype)  # the loss is float32 in every precision
-
-    check(widened(linear_cross_entropy), widened(tiny_llama_v1.linear_cross_entropy), inputs, dtype)
+    check(*losses(targets), [torch.randn(*tokens, 24), torch.randn(vocabulary, 24)], dtype)
 
 
-def test_linear_cross_entropy_in_chunks_is_the_same(monkeypatch):
-    import kernels.linear_cross_entropy as module
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_cross_entropy_in_chunks(monkeypatch, dtype):
+    monkeypatch.setattr(sys.modules["kernels.linear_cross_entropy"], "CHUNK_ELEMENTS", 101 * 13)  # 13 tokens, rounded to 16
+    targets = torch.randint(101, (2, 50), device=DEVICE)
+    check(*losses(targets), [torch.randn(2, 50, 24), torch.randn(101, 24)], dtype)
 
-    x, weight, targets = torch.randn(2, 50, 24), torch.randn(101, 24), torch.randint(101, (2, 50))
-    inputs = [tensor.to(DEVICE) for tensor in (x, weight, targets)]
-    whole = results(linear_cross_entropy, inputs)
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 101 * 13)  # 13 tokens, rounded to 16 a chunk; 4 in the last
-    for first, second in zip(whole, results(linear_cross_entropy, inputs), strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+
+def test_chunks_take_turns_in_the_same_memory(monkeypatch):
+    class Places(TorchDispatchMode):
+        """Where tensors of a chunk's logits, [16, 101], begin."""
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            out = function(*arguments, **(options or {}))
+            if isinstance(out, Tensor) and out.shape == (16, 101):
+                found.add(out.data_ptr())
+            return out
+
+    monkeypatch.setattr(sys.modules["kernels.linear_cross_entropy"], "CHUNK_ELEMENTS", 101 * 16)
+    x, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((1, 64, 24), (101, 24)))
+    found: set[int] = set()
+    with Places():
+        linear_cross_entropy(x, weight, torch.zeros(1, 64, dtype=torch.long, device=DEVICE))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("tokens", [1024, 2048], ids=["a chunk", "two chunks"])
+def test_a_sum_over_tokens_may_exceed_float16(monkeypatch, tokens):
+    """Autocast must not round it on its way: 124 for each of 1,024 tokens is 126,976, float16 ends at 65,504."""
+    monkeypatch.setattr(sys.modules["kernels.linear_cross_entropy"], "CHUNK_ELEMENTS", 1024 * 32)
+    x = torch.full((1, tokens, 16), 128.0, device=DEVICE)
+    weight = torch.zeros(32, 16, device=DEVICE, requires_grad=True)
+    with torch.autocast(DEVICE, torch.float16):
+        linear_cross_entropy(x, weight, torch.zeros(1, tokens, dtype=torch.long, device=DEVICE)).backward()
+    expected = torch.full((32, 16), 128 / 32, device=DEVICE)
+    expected[0] -= 128
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-3, atol=0)
+
+
+def test_parts_of_tensors():
+    """Strided targets, hidden states and norm weights."""
+    x, weight, targets = torch.randn(3, 5, 16), torch.randn(31, 16), torch.randint(31, (3, 5))
+    inputs = x[:, -1:].to(DEVICE), weight.to(DEVICE), targets.to(DEVICE)[:, -1:]
+    torch.testing.assert_close(linear_cross_entropy(*inputs), tiny_llama_v1.linear_cross_entropy(*inputs))
+    strided = torch.randn(16, 2, device=DEVICE)[:, 0]
+    torch.testing.assert_close(rms_norm(inputs[0], strided, 1e-5), rmsnorm.rms_norm(inputs[0], strided, 1e-5))
 
 
 def test_large_logits_and_a_small_loss_scale():
@@ -177,10 +216,20 @@ def test_large_logits_and_a_small_loss_scale():
 
 
 def test_what_the_kernels_do_not_take():
+    def tensors(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(shape, device=DEVICE) for shape in shapes)
+
     with pytest.raises(ValueError, match="head dimensions to 128, not 160"):
-        attention(*(torch.randn(1, 1, 4, 160, device=DEVICE) for _ in range(3)))
+        attention(*tensors((1, 1, 4, 160), (1, 1, 4, 160), (1, 1, 4, 160)))
+    for k in ((1, 3, 8, 16), (1, 2, 7, 16), (1, 2, 8, 32), (2, 2, 8, 16)):
+        with pytest.raises(ValueError, match=r"q \[1, 4, 8, 16\] takes k and v alike but for fewer heads"):
+            attention(*tensors((1, 4, 8, 16), k, k))
     with pytest.raises(ValueError, match="at most 65536 numbers, not 70000"):
-        rms_norm(torch.randn(1, 70000, device=DEVICE), torch.ones(70000, device=DEVICE), 1e-5)
+        rms_norm(*tensors((1, 70000), (70000,)), 1e-5)
+    with pytest.raises(ValueError, match="tables hold 4 positions, not 5"):
+        apply_rope(*tensors((1, 2, 5, 8), (1, 2, 5, 8), (4, 8), (4, 8)))
+    with pytest.raises(ValueError, match=r"of one shape, not \[4, 8\] and \[1, 8\]"):
+        swiglu(*tensors((4, 8), (1, 8)))
 
 
 def test_gradients_of_gradients_are_refused():

@@ -261,7 +261,7 @@ def gpu_profile() -> dict:
             kernel | {"name": "_rope_forward", "device_us": 20.0},
             kernel | {"name": "_rope_forward", "device_us": 40.0, "phase": "backward"},
             kernel | {"name": "_flash_attention_forward", "device_us": 100.0},
-            kernel | {"name": "_rms_norm_sum", "device_us": 4.0, "phase": "backward"},
+            kernel | {"name": "_rms_norm_dweight", "device_us": 4.0, "phase": "backward"},
             kernel | {"name": "sm90_gemm", "device_us": 236.0},
         ],
     }  # fmt: skip
@@ -270,7 +270,7 @@ def gpu_profile() -> dict:
 def test_kernels_of_a_profile_against_the_ceilings():
     profile = gpu_profile()
     header, rows = triton_kernels.table(profile, costs.training_step(ModelConfig(), 8, 128, 2))
-    assert [row[0] for row in rows] == ["flash_attention_forward", "rope_forward", "rope_forward", "rms_norm_sum"]
+    assert [row[0] for row in rows] == ["flash_attention_forward", "rope_forward", "rope_forward", "rms_norm_dweight"]
     assert [row[1:4] for row in rows[1:3]] == [["backward", "rope", 4.0], ["forward", "rope", 4.0]]
     assert rows[3][4:] == [2.0, 1.0, *[None] * 5]
     attention, _, forward, _ = (dict(zip(header, row, strict=True)) for row in rows)

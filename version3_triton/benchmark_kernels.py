@@ -10,7 +10,7 @@
     eager      PyTorch's operations in its place, from kernels/reference.py
     compiled   the same under torch.compile                                          (with --peers, as the following)
     liger      Liger-Kernel's, where it is installed and has one (`liger.py`)
-    flash      of attention in 16 bits: the FlashAttention that PyTorch has, whatever it takes by itself
+    flash      of attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes by itself
     cudnn      of attention in 16 bits on NVIDIA: cuDNN's
 
 Inputs are random, all in the number format of the run, and laid out as in the model: parts of a fused product are strided. Liger
@@ -20,7 +20,7 @@ its gradients for all inputs, in two ways:
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
 
-From the second follow, or for all contenders from the first, on a CPU and where one of them cannot be recorded,
+From the second follow, or from the first on a CPU and for what cannot be recorded,
 
     GB/s       of norms, RoPE and SwiGLU: the numbers that forward and backward read and write at least (kernels/, each file),
                the same for all contenders
@@ -68,7 +68,7 @@ from common.rope import rope_tables
 from common.timing import benchmark, summarize
 
 DEFAULT_OUT = Path("metrics_kernels.json")
-ROUNDS, ITERATIONS = 3, 20
+ROUNDS, ITERATIONS = 3, 10
 Shape = tuple[ModelConfig, int, int]  # model, B, S
 
 
@@ -164,10 +164,19 @@ def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, C
     return found
 
 
+def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
+    """Milliseconds of each call by name, the contenders one after the other in each of ROUNDS rounds."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            times[name] += benchmark(step, device, warmup=3, iterations=ITERATIONS)
+    return times
+
+
 def time_case(work: Case, functions: dict[str, Callable], device: torch.device) -> dict[str, dict[str, Any]]:
     """Milliseconds, and on a GPU the peak memory of one pass, by contender."""
     steps = {name: work.step(function, separate=name == "liger") for name, function in functions.items()}
-    times = {"host_ms": {name: benchmark(step, device, warmup=3, iterations=ITERATIONS) for name, step in steps.items()}}
+    times: dict[str, dict[str, list[float]]] = {"host_ms": in_turns(steps, device)}
     peaks = dict.fromkeys(steps)
     if devices.is_gpu(device):
         for name, step in steps.items():
@@ -177,11 +186,7 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
             step()
             peaks[name] = devices.peak_memory(device)["peak_mib"] - before
         waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()  # reads a number back to the host
-        replays = {name: devices.record(step) for name, step in steps.items() if name not in waiting}
-        times["gpu_ms"] = {name: [] for name in replays}
-        for _ in range(ROUNDS):
-            for name, replay in replays.items():
-                times["gpu_ms"][name] += benchmark(replay, device, warmup=3, iterations=ITERATIONS)
+        times["gpu_ms"] = in_turns({name: devices.record(step) for name, step in steps.items() if name not in waiting}, device)
     return {
         name: {key: summarize(times[key][name]) if name in times.get(key, ()) else None for key in ("host_ms", "gpu_ms")}
         | {"peak_mib": peaks[name]}

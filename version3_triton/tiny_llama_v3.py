@@ -4,7 +4,7 @@ Changes from Version 2:
 
 - norms, RoPE, attention, SwiGLU and the loss are kernels (`kernels/`, a file each); matrix products stay with the BLAS;
 - a residual addition and the norm after it are one kernel, so a layer hands on what it adds without adding it;
-- the loss never holds the logits of all tokens;
+- the loss computes its gradient in place of the logits, and takes tokens in chunks where there are more than 2^27 logits;
 - QKV and gate-up fusion are always on; `--disable-triton-X` gives an operation back to PyTorch, to see its share.
 
 Where there is no GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.

@@ -51,7 +51,7 @@ FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
     "queries": ("_flash_attention_backward_queries",),
     "keys": ("_flash_attention_backward_keys",),
     "norm_forward": ("_rms_norm_forward",),
-    "norm_backward": ("_rms_norm_backward", "_rms_norm_sum"),
+    "norm_backward": ("_rms_norm_backward", "_rms_norm_dweight"),
     "swiglu": ("_swiglu_forward", "_swiglu_backward"),
     "rope": ("_rope_forward",),
     "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),

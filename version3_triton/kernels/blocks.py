@@ -2,7 +2,8 @@
 
 `compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
 memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the
-fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json). No other GPU was there to time.
+fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there to time: what is under
+"sm_80" and "hip" is what compiles without spills.
 """
 
 import functools
@@ -67,7 +68,7 @@ class Tile:
     programs: int = 1
 
 
-NORM_SUM = Tile(64, 16, 4)  # parts of dw and its columns, on all GPUs
+NORM_DWEIGHT = Tile(64, 16, 4)  # parts of a norm's dw, and its columns; on all GPUs
 
 
 def tile(kernel: str, size: int, device: torch.device) -> Tile:

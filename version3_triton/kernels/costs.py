@@ -13,6 +13,7 @@ Under autocast the residual stream stays float32 and the rest is in 16 bits; e i
                    backward            D (8 + e)                                             1
                    and addition        D (12 + 2 e); in fp32 16 D, both gradients are one    2 L - 1
                    the last of those   D (8 + 2 e); in fp32 12 D, its sum goes nowhere       1
+                   dweight             no formula                                            2 L + 1
     rope           forward, backward   2 Dh (H + K) e                                        L each
     swiglu         forward             3 F e                                                 L
                    backward            5 F e                                                 L
@@ -55,7 +56,7 @@ def training_step(config: ModelConfig, batch_size: int, length: int, size: int) 
         ("_rms_norm_backward", "backward"): Cost(
             "norm", norm * (8 + size + 2 * layers * (16 if size == 4 else 12 + 2 * size) - 4)
         ),
-        ("_rms_norm_sum", "backward"): Cost("norm", None),
+        ("_rms_norm_dweight", "backward"): Cost("norm", None),
         ("_rope_forward", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
         ("_rope_forward", "backward"): Cost("rope", head * 2 * (heads + kv_heads)),
         ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * product),

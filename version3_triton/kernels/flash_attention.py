@@ -296,8 +296,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B H is at most 65,535, the extent of a grid's second dimension on NVIDIA, and a head's last offset below 2^31.
 
     Raises:
-        UsageError: Dh is larger.
+        UsageError: Dh is larger, or k and v don't fit q.
     """
-    if q.shape[-1] > MAX_HEAD_DIM:
-        raise UsageError(f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {q.shape[-1]}: switch it off")
+    (batch, heads, length, head_dim), kv_heads = q.shape, k.shape[1]
+    if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
+        raise UsageError(f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}")
+    if head_dim > MAX_HEAD_DIM:
+        raise UsageError(f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off")
     return _Attention.apply(q, k, v)

@@ -4,15 +4,15 @@ With z = x W^T for a token (x [D], W [V, D]), target t, N tokens, p = softmax(z)
 
     loss = mean (log sum_v exp z_v - z_t)        dz = (p - onehot(t)) / N        dx = dz W        dW = sum dz^T x
 
-Tokens go in chunks. For a chunk the product gives its logits, one kernel turns each row into its loss and, in place, its dz
-(online softmax: one pass for maximum and sum, one to write), and two products give dx and the chunk's part of dW. So the backward
-pass happens inside the forward: only dx and dW are kept, and scaled by the incoming gradient. This is Liger-Kernel's idea (Hsu et
-al. 2024, arXiv:2410.10989).
+Tokens go in chunks. For a chunk the product gives its logits, one kernel turns each row into its loss and, in place, N dz
+(online softmax: one pass for maximum and sum, one to write), and two products give N dx and the chunk's part of N dW. So the
+backward pass happens inside the forward: only these are kept, and scaled by the incoming gradient over N. This is Liger-Kernel's
+idea (Hsu et al. 2024, arXiv:2410.10989).
 
 Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V / chunks,
 N D for dx, and V D for dW from the forward to the backward pass, which writes its result beside it; a dW of several chunks is in
 float32. FLOPs are the same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads and writes it once more: 8 V D
-bytes where cuBLAS adds (16 bits on NVIDIA), 16 V D in float32, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
+bytes where the BLAS adds, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
 """
 
 import torch
@@ -57,7 +57,7 @@ def _linear_cross_entropy_loss_and_gradient(
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b in float32; in 16 bits on AMD each product is rounded before it is added.
+    """total + a @ b in float32; in bfloat16 on AMD each product is rounded before it is added.
 
     FLOP counters fail at `out_dtype`: they are for runs in float32, as this repository's are.
     """
@@ -65,17 +65,19 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    if a.dtype == torch.float16:  # a sum over tokens that are not yet divided by N can exceed float16
-        a, b = a.float(), b.float()
-    product = (a @ b).float()
-    return product if total is None else total.add_(product)
+    with torch.autocast(a.device.type, enabled=False):  # which would make float16 of it again
+        if a.dtype == torch.float16:  # a sum over tokens that are not yet divided by N can exceed float16
+            a, b = a.float(), b.float()
+        if total is None:
+            return (a @ b).float()
+        return torch.addmm(total, a, b, out=total) if a.dtype == torch.float32 else total.add_(a @ b)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learn: bool) -> Tensor:
         tokens, (vocabulary, hidden) = targets.numel(), weight.shape
-        rows, targets, matrix = x.reshape(tokens, hidden).to(dtype), targets.reshape(tokens), weight.to(dtype)
+        rows, matrix, targets = x.reshape(tokens, hidden).to(dtype), weight.to(dtype), targets.reshape(tokens).contiguous()
         losses = torch.empty(tokens, dtype=torch.float32, device=x.device)
         learn = learn and any(ctx.needs_input_grad)
         dx = torch.empty_like(rows) if learn else None
@@ -83,9 +85,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         blocks = tile("cross_entropy", vocabulary, x.device)
         chunks = ceil_div(tokens, max(1, CHUNK_ELEMENTS // vocabulary))
         chunk = 16 * ceil_div(ceil_div(tokens, chunks), 16)  # alike, and every part aligned
+        buffer = rows.new_empty(min(chunk, tokens), vocabulary)
         for start in range(0, tokens, chunk):
             part = slice(start, min(start + chunk, tokens))
-            logits = rows[part] @ matrix.T
+            logits = torch.mm(rows[part], matrix.T, out=buffer[: part.stop - start])
             _linear_cross_entropy_loss_and_gradient[logits.shape[0],](
                 logits, targets[part], losses[part], vocabulary, logits.stride(0),
                 GRADIENT=learn, BLOCK=blocks.columns, num_warps=blocks.warps,

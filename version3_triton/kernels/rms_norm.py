@@ -7,12 +7,12 @@ Rows x of D numbers, weight w [D], r = 1 / sqrt(mean(x^2) + eps), n = x r:
 
 `add_rms_norm` takes x = a + b, gives x and y, and adds x's own gradient to dx, which is then that of a and of b.
 
-Bytes for N = B S rows, 4 a number in float32 (`common.rmsnorm` runs an operation at a time):
+Numbers moved for N = B S rows (eager: `common.rmsnorm`, an operation at a time):
 
     rms_norm        forward 2 N D, eager 7 N D        backward 3 N D, eager 23 N D
     add_rms_norm    forward 4 N D, eager 10 N D       backward 4 N D, eager 26 N D
 
-Left out are dw's parts, 8 D for each program: little where there are many more rows than programs, 4 a multiprocessor.
+Left out are dw's parts, 2 D float32 for each program: little where there are many more rows than programs, 4 a multiprocessor.
 Saved: x, and r for each row; n is computed again. Each program keeps its part of dw in registers over all its rows and writes it
 once; a second kernel adds the parts in a fixed order, so the same input gives the same bits.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.errors import UsageError
-from kernels.blocks import NORM_SUM, autocast_dtype, ceil_div, tile
+from kernels.blocks import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
 
 MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 may not
 
@@ -80,7 +80,7 @@ def _rms_norm_backward(
 
 
 @triton.jit
-def _rms_norm_sum(by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm_dweight(by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, parts, ROWS):
@@ -98,7 +98,7 @@ class _AddRMSNorm(torch.autograd.Function):
         size = x.shape[-1]
         if size > MAX_SIZE:
             raise UsageError(f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off")
-        x, add = x.contiguous(), None if add is None else add.contiguous()
+        x, add, weight = x.contiguous(), None if add is None else add.contiguous(), weight.contiguous()
         rows = x.numel() // size
         total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
         y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -130,8 +130,8 @@ class _AddRMSNorm(torch.autograd.Function):
             rstd.numel(), size, parts,
             SUM=dsum is not None, ADD=dadd is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         )  # fmt: skip
-        _rms_norm_sum[ceil_div(size, NORM_SUM.columns),](
-            by_part, dweight, parts, size, ROWS=NORM_SUM.rows, BLOCK=NORM_SUM.columns, num_warps=NORM_SUM.warps
+        _rms_norm_dweight[ceil_div(size, NORM_DWEIGHT.columns),](
+            by_part, dweight, parts, size, ROWS=NORM_DWEIGHT.rows, BLOCK=NORM_DWEIGHT.columns, num_warps=NORM_DWEIGHT.warps
         )
         return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
 

@@ -5,9 +5,10 @@ A head's halves (a, b) at position s turn by the angles of `cos` and `sin` [S, D
     forward     a' = a cos - b sin        b' = b cos + a sin
     backward    the same with -sin: a rotation's transpose turns back
 
-Nothing is saved but the tables. Bytes: every number of q and k read once and written once, 4 B S Dh (H + K) in 16 bits; the eager
-version makes ten passes, and as many launches for q as for k. Inputs may be strided, as the parts of a fused QKV product
-are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], as the products before and after want them.
+Nothing is saved but the tables. Every number of q and k is read once and written once, 2 N Dh (H + K) each way for N = B S; the
+eager version moves five times as many, in five operators for q and five for k. Inputs may be strided, as the parts of a fused QKV
+product are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], as the products before and after
+want them.
 """
 
 import torch
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from common.errors import UsageError
 from kernels.blocks import ceil_div, tile
 
 
@@ -92,5 +94,10 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
     Returns:
         Rotated q and k, shapes and types unchanged.
+
+    Raises:
+        UsageError: S is longer than the tables.
     """
+    if q.shape[2] > cos.shape[0]:
+        raise UsageError(f"the rotary tables hold {cos.shape[0]} positions, not {q.shape[2]}")
     return _Rope.apply(q, k, cos, sin)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from common.errors import UsageError
 from kernels.blocks import ceil_div, tile
 
 
@@ -54,7 +55,7 @@ def _swiglu_backward(
 
 def _rows(x: Tensor) -> Tensor:
     """[..., F] -> [rows, F] with unit stride in F; a copy only where no such view exists."""
-    return (x if x.stride(-1) == 1 else x.contiguous()).flatten(0, -2)
+    return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
@@ -87,5 +88,11 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, computed in float32; all [..., F] in one type."""
+    """silu(gate) * up, computed in float32; all [..., F] in one type.
+
+    Raises:
+        UsageError: the shapes differ.
+    """
+    if gate.shape != up.shape:
+        raise UsageError(f"the SwiGLU kernel takes gate and up of one shape, not {[*gate.shape]} and {[*up.shape]}")
     return _SwiGLU.apply(gate, up)

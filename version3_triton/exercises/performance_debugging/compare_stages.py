@@ -13,7 +13,8 @@ parameters that ever got a gradient. "What is wrong" follows these rules:
     learning    the last loss is more than 0.1 above Version 1's, on the same data from the same start
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
     speed       the steps are slower, or faster, than stage 5's by 1.1 or more, and the ranges from 20th to 80th percentile of the
-                two do not meet. For slower ones the row of the profile is named that grew most: share of the profile x step
+                two do not meet. For slower ones the three rows of the profile that grew most are named (runs with a fix have
+                no profile): ms of share of the profile x step
 """
 
 import csv
@@ -124,12 +125,13 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
 
 
 def grown(stage: Stage, v3: Stage) -> str:
-    """The row of the profile whose time in a step grew most against stage 5's."""
+    """The three rows of the profile whose time in a step grew most against stage 5's."""
     if not stage.shares or not v3.shares:
         return ""
     more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
-    name = max(more, key=more.__getitem__)
-    return f"; what grew most is {kernels.short_name(name)} ({stage.shares[name]:.0%} of the profile)"
+    most = sorted(more, key=more.__getitem__, reverse=True)[:3]
+    named = (f"{more[name]:+.1f} {kernels.short_name(name, 40)}" for name in most if more[name] > 0)
+    return f"; of {stage.step - v3.step:+.1f} ms: {', '.join(named)}"
 
 
 def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:

@@ -50,7 +50,7 @@ mkdir -p "$folder"
 trap 'exit 130' INT # a run ends in good order on Ctrl-C, and without this the next would begin
 
 device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
-case " ${arguments[*]-} " in *" --device cpu "*) device=cpu ;; esac
+case " ${arguments[*]-} " in *" --device cpu "* | *" --device=cpu "*) device=cpu ;; esac
 size=(--num-kv-heads 2) # which is stage 2's default, and must be everyone's
 if [ "$device" = cuda ]; then
     size+=(--preset medium --num-layers 4 --hidden-dim 2048 --num-heads 16 --intermediate-dim 5632 --batch-size 32
@@ -58,7 +58,7 @@ if [ "$device" = cuda ]; then
 else
     size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 512 --num-steps 40)
 fi
-arguments=("${size[@]}" --time-phases ${arguments[@]+"${arguments[@]}"}) # to bash before 4.4 an empty array is an unset variable
+arguments=("${size[@]}" --time-phases --measure-peak ${arguments[@]+"${arguments[@]}"}) # to bash before 4.4 an empty array is an unset variable
 echo "every run: ${arguments[*]}" >&2
 
 code=0

@@ -1,8 +1,8 @@
 """Stage 1: "The loss is broken."
 
 "I moved Version 3 into our code base and tidied it up a little. It runs, every parameter gets a gradient, nothing is NaN, and the
-loss falls. But it starts in the hundreds, where Version 1 starts near 7 on the same text, and it needs a long time to get down to
-that. The kernels pass their tests. Is it the learning rate?"
+loss falls. But it starts in the hundreds (a wider model in the thousands), where Version 1 starts near 7 on the same text, and it
+needs a long time to get down to that. The kernels pass their tests. Is it the learning rate?"
 
     python v3_stage1_broken_loss.py --num-steps 50
     python v3_stage1_broken_loss.py --diagnose

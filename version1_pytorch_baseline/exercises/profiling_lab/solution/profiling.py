@@ -123,11 +123,11 @@ def profile_attention_components(
 ) -> list[ProfileResult]:
     """Attention in five parts, each timed alone, in the order of COMPONENTS.
 
-        qkv_projection      x [B, S, D] @ W [D, 3 D], then split into q, k, v [B, H, S, dk], contiguous
+        qkv_projection      x [B, S, D] @ W^T, W [3 D, D], then split into q, k, v [B, H, S, dk], contiguous
         score_computation   q k^T / sqrt(dk) [B, H, S, S]
         softmax             over the last dimension
         weighted_sum        weights @ v [B, H, S, dk]
-        output_projection   heads merged to [B, S, D], @ W [D, D]
+        output_projection   heads merged to [B, S, D], @ W^T, W [D, D]
 
     FLOPs and bytes are those of `component_work`, memory is that of `added_memory`.
 
@@ -248,7 +248,7 @@ def _recommendation(results: Sequence[ProfileResult]) -> str:
     if core >= 0.5:
         change, share = f"make {', '.join(CORE)} one kernel (optimization level 1 or 3)", core
     else:
-        change, share = "compute the two projections in 16 bits, where the device has units for it", 1 - core
+        change, share = "compute the two projections in a cheaper format, or launch less (torch.compile)", 1 - core
     return f"{change}. That touches {100 * share:.1f} % of the time: at most {1 / (1 - share):.2f} times as fast."
 
 

@@ -106,11 +106,11 @@ def profile_attention_components(
 ) -> list[ProfileResult]:
     """Attention in five parts, each timed alone, in the order of COMPONENTS.
 
-        qkv_projection      x [B, S, D] @ W [D, 3 D], then split into q, k, v [B, H, S, dk], contiguous
+        qkv_projection      x [B, S, D] @ W^T, W [3 D, D], then split into q, k, v [B, H, S, dk], contiguous
         score_computation   q k^T / sqrt(dk) [B, H, S, S]
         softmax             over the last dimension
         weighted_sum        weights @ v [B, H, S, dk]
-        output_projection   heads merged to [B, S, D], @ W [D, D]
+        output_projection   heads merged to [B, S, D], @ W^T, W [D, D]
 
     FLOPs and bytes are those of `component_work`, memory is that of `added_memory`.
 
