@@ -72,8 +72,7 @@ def benchmark_function(
     Raises:
         ValueError: `args` is no tuple or list, iterations is not positive, or warmup is negative.
     """
-    if not isinstance(args, tuple | list):
-        raise UsageError(f"args must be a tuple, such as (x,), not a {type(args).__name__}")
+    _check_arguments(args)
 
     def call() -> None:
         result = fn(*args)
@@ -82,6 +81,11 @@ def benchmark_function(
 
     device = devices.select("auto" if sync else "cpu")
     return summarize(benchmark(call, device, warmup, iterations))["median"] / 1e3
+
+
+def _check_arguments(args: object) -> None:
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args must be a tuple, such as (x,), not a {type(args).__name__}")
 
 
 # -------------------------------------------------------------------------------------------------------------- problem 2: memory
@@ -99,8 +103,9 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
         resident set, with the interpreter, libraries and whatever the C library has not given back.
 
     Raises:
-        ValueError: the device is not there.
+        ValueError: `args` is no tuple or list, or the device is not there.
     """
+    _check_arguments(args)
     where = _device(device)
     devices.synchronize(where)
     devices.reset_peak_memory(where)

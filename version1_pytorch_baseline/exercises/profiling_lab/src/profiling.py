@@ -93,7 +93,7 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
         resident set, with the interpreter, libraries and whatever the C library has not given back.
 
     Raises:
-        ValueError: the device is not there.
+        ValueError: `args` is no tuple or list, or the device is not there.
     """
     raise NotImplementedError("measure_memory_usage: problem 2 in README.md")
 

@@ -106,6 +106,11 @@ def test_memory_on_a_cpu():
     assert memory["resident_peak_mb"] > 64
 
 
+def test_memory_of_a_call_with_a_bare_tensor_is_refused():
+    with pytest.raises(ValueError, match="args"):
+        measure_memory_usage(torch.add, torch.ones(2), device="cpu")
+
+
 @pytest.mark.gpu
 def test_memory_on_a_gpu():
     held = torch.ones(32, MIB // 4, device="cuda")  # 32 MB
