@@ -53,6 +53,12 @@ needs_interpreter = pytest.mark.skipif(INTERPRETER_FAILS, reason=WHY)
 runs_kernels = pytest.mark.skipif(INTERPRETER_FAILS and not torch.cuda.is_available(), reason=WHY)
 
 
+def cells(table: str) -> list[list[str]]:
+    """Header and rows of a Markdown table."""
+    lines = [line for line in table.splitlines() if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def pytest_collection_finish() -> None:
     """All test modules are imported. A script that a test starts interprets kernels only if the test sets the variable."""
     if os.environ.pop("TRITON_INTERPRET", None) and "triton" in sys.modules:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, cells
 
 from common.analysis import results
 from common.errors import UsageError
@@ -21,12 +21,6 @@ def write(path: Path, **changes: object) -> None:
     if "ms" in changes:
         run["step_ms"]["median"] = changes.pop("ms")
     path.write_text(json.dumps(run | changes))
-
-
-def cells(table: str) -> list[list[str]]:
-    """Header and rows of a Markdown table."""
-    lines = [line for line in table.splitlines() if line.startswith("|") and "---" not in line]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_curves_show_how_far_the_others_have_come(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY, V1, runs_kernels
+from conftest import ROOT, TINY, V1, cells, runs_kernels
 
 V3 = ROOT / "version3_triton"
 sys.path[:0] = [str(V1), str(V3)]
@@ -151,12 +151,6 @@ ON_A_GPU = [
     row("linear_cross_entropy", "eager", host=9.0, gpu=8.0, amount=4e11),
     row("linear_cross_entropy", "liger", host=4.0, gpu=None, amount=4e11),
 ]  # fmt: skip
-
-
-def cells(table: str) -> list[list[str]]:
-    """Of a table in Markdown, without the line of dashes."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return [line for line in lines if not line[0].startswith("---")]
 
 
 def test_contenders_are_held_against_each_other_by_one_clock():
@@ -336,10 +330,9 @@ def test_the_tiles_for_hopper_are_near_the_fastest_that_was_measured():
     measured = read_json(ROOT / "results/h100/tiles.json", tune_blocks.SCHEMA)
     times: dict[tuple[str, int], dict[tuple[int, ...], float]] = {}
     for row in measured["rows"]:
+        candidate = (*row["candidate"], 1)[:4]  # a Spread of this file has no `rows`
         if row["us"]:
-            times.setdefault((row["kernel"], row["size"]), {})[(*row["candidate"], 1)[:4]] = row[
-                "us"
-            ]  # a Spread without its rows
+            times.setdefault((row["kernel"], row["size"]), {})[candidate] = row["us"]
     spread = blocks.SPREAD.keys() - {"norm_backward"}  # timed here without the sum of its parts, which decides how many there are
     chosen = {(kernel, size): blocks.SPREAD[kernel]["sm_90"] for kernel in spread for size in tune_blocks.SIZES[kernel]}
     for size in (64, 128):

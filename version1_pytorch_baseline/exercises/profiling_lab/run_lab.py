@@ -66,7 +66,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device, pea
         return [asdict(result) | {"bound": bound} for result, bound in zip(results, bounds, strict=True)]
 
     def components() -> dict[str, Any]:
-        jax = classed(profiling.profile_attention_components_jax(*sizes)) if jax_version(device) else None
+        jax = classed(profiling.profile_attention_components_jax(*sizes)) if profiling._jax_runs_on(device) else None
         return {"pytorch": classed(profiling.profile_attention_components(*sizes)), "jax": jax}
 
     def over_lengths(compare: Callable) -> list[dict[str, Any]]:
@@ -81,15 +81,6 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device, pea
         "fixes": lambda: experiments.fixes(version1),
         "layer": lambda: experiments.layer(version1),
     }
-
-
-def jax_version(device: torch.device) -> str | None:
-    """None where JAX is missing or has no such device."""
-    if importlib.util.find_spec("jax") is None:
-        return None
-    import jax
-
-    return jax.__version__ if not devices.is_gpu(device) or jax.default_backend() == "gpu" else None
 
 
 def main() -> None:
@@ -123,7 +114,8 @@ def main() -> None:
     result = {
         "schema": profiling_lab.SCHEMA, "command": shlex.join(sys.argv),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": devices.describe(device), "environment": devices.environment(), "jax": jax_version(device),
+        "device": devices.describe(device), "environment": devices.environment(),
+        "jax": importlib.metadata.version("jax") if profiling._jax_runs_on(device) else None,
         "precision": precision.name, "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks,
         **dict.fromkeys(profiling_lab.ROWS),
     }  # fmt: skip

@@ -58,7 +58,8 @@ if [ "$device" = cuda ]; then
 else
     size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 512 --num-steps 40)
 fi
-arguments=("${size[@]}" --time-phases --measure-peak ${arguments[@]+"${arguments[@]}"}) # to bash before 4.4 an empty array is an unset variable
+size+=(--time-phases --measure-peak)
+arguments=("${size[@]}" ${arguments[@]+"${arguments[@]}"}) # to bash before 4.4 an empty array is an unset variable
 echo "every run: ${arguments[*]}" >&2
 
 code=0
