@@ -47,8 +47,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def record(work: Callable[[], object]) -> Callable[[], None]:
-    """A function's work on the GPU, recorded as a graph (CUDA or HIP); a call of the result does it again, without the host.
+def record(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """A function's work on the GPU, `times` over, recorded as a graph (CUDA or HIP); a call of the result does it again, without
+    the host.
 
     The function must not wait for the GPU, and what it reads and writes stays where it was when it was recorded.
     """
@@ -60,7 +61,8 @@ def record(work: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        for _ in range(times):
+            work()
     return graph.replay
 
 

@@ -18,7 +18,8 @@ gets them contiguous, as the separate products of the models that it patches giv
 its gradients for all inputs, in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
-    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
+    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU. A replay is
+               as many passes as last a millisecond (at most 100): its own launch would count as much as one small pass
 
 From the second follow, or from the first on a CPU and for what cannot be recorded,
 
@@ -40,6 +41,7 @@ A sweep of sizes also draws the share of the ceiling over the sequence length, i
 """
 
 import importlib.util
+import math
 import shlex
 import sys
 import time
@@ -69,6 +71,7 @@ from common.timing import benchmark, summarize
 
 DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 10
+REPLAY_MS, MOST_PASSES = 1.0, 100
 Shape = tuple[ModelConfig, int, int]  # model, B, S
 
 
@@ -173,6 +176,14 @@ def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list
     return times
 
 
+def replayed(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
+    """Milliseconds of a pass by name, as GPU work alone: each replay's over its passes, of which all contenders have as many."""
+    quickest = min(min(benchmark(devices.record(step), device, warmup=1, iterations=3)) for step in steps.values())
+    passes = min(MOST_PASSES, math.ceil(REPLAY_MS / quickest))
+    times = in_turns({name: devices.record(step, passes) for name, step in steps.items()}, device)
+    return {name: [one / passes for one in values] for name, values in times.items()}
+
+
 def time_case(work: Case, functions: dict[str, Callable], device: torch.device) -> dict[str, dict[str, Any]]:
     """Milliseconds, and on a GPU the peak memory of one pass, by contender."""
     steps = {name: work.step(function, separate=name == "liger") for name, function in functions.items()}
@@ -186,7 +197,7 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
             step()
             peaks[name] = devices.peak_memory(device)["peak_mib"] - before
         waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()  # reads a number back to the host
-        times["gpu_ms"] = in_turns({name: devices.record(step) for name, step in steps.items() if name not in waiting}, device)
+        times["gpu_ms"] = replayed({name: step for name, step in steps.items() if name not in waiting}, device)
     return {
         name: {key: summarize(times[key][name]) if name in times.get(key, ()) else None for key in ("host_ms", "gpu_ms")}
         | {"peak_mib": peaks[name]}
