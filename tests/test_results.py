@@ -67,6 +67,9 @@ def test_a_run_is_a_row(tmp_path):
     found = dict(zip(header, row, strict=True))
     assert (found["ms/step"], found["M parameters"], found["MFU %"]) == ("12.5", "2.5", "")
     assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
+    write(tmp_path / "v1_tiny.json", mfu={"utilization": 0.25, "peak_flops_per_second": 4e12, "peak_source": "data sheet"})
+    header, row = cells(results.training(tmp_path))
+    assert row[header.index("MFU %")] == "25 of the data sheet"
 
 
 @pytest.mark.parametrize("table, script", [("training", "v1"), ("phases", "v1"), ("spans", "v1"), ("comparison", "versions")])

@@ -19,7 +19,7 @@ its gradients for all inputs, in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU. A replay is
-               as many passes as last a millisecond (at most 100): its own launch would count as much as one small pass
+               many passes (1 ms over the time of a replay of one, at most 100): its launch lasts as long as a small pass
 
 From the second follow, or from the first on a CPU and for what cannot be recorded,
 

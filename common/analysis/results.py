@@ -58,7 +58,7 @@ def training(*folders: Path) -> str:
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
             step["median"], f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}", run["tokens_per_second"],
             f"{tables.figure(run['memory']['peak_mib'])} ({run['memory']['kind']})", run["flops_per_second"] / 1e12,
-            100 * run["mfu"]["utilization"] if run["mfu"] else None,
+            f"{tables.figure(100 * run['mfu']['utilization'])} of the {run['mfu']['peak_source']}" if run["mfu"] else None,
             f"{run['loss']['all'][0]:.2f} to {sum(last) / len(last):.2f} in {len(run['loss']['all'])} steps",
         ])  # fmt: skip
     header = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB",
