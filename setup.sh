@@ -28,6 +28,8 @@ fail() {
     exit 2
 }
 
+case $mode in "" | --plan) ;; *) fail "setup.sh takes --plan or nothing, not $mode" ;; esac
+
 torch_of() { # "VERSION FOLDER" of the torch that Python $1 imports; nothing if it has none
     "$1" -c '
 import importlib.util, os, sys

@@ -11,14 +11,15 @@ def measure(device: torch.device, precision: Precision) -> dict[str, float | str
     """Times a large square GEMM in the run's precision, a large copy, and an addition of two single numbers.
 
     Returns:
-        flops_per_second: 2 n^3 / time of an n x n x n product (n = 8192 on a GPU, 1024 or in 16 bits 512 on a CPU).
+        flops_per_second: 2 n^3 / time of an n x n x n product (n = 8192 on a GPU, 1024 or in 16 bits 512 on a CPU), of a
+            matrix with one that is stored transposed, as a linear layer's weight is: the fast order where 16 bits are emulated.
         bytes_per_second: bytes read plus bytes written, over the time of a copy far larger than any cache.
         operation_seconds: time per small operation when many follow each other: what it costs to launch one.
         precision: of the product.
     """
     size = 8192 if devices.is_gpu(device) else 1024 if precision.name == "fp32" else 512  # some CPUs emulate 16 bits
     a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
-    gemm = summarize(benchmark(lambda: a @ b, device, warmup=3, iterations=10))["median"] / 1e3
+    gemm = summarize(benchmark(lambda: a @ b.T, device, warmup=3, iterations=10))["median"] / 1e3
 
     source = torch.randn(2**28 if devices.is_gpu(device) else 2**25, device=device)  # 1 GiB or 128 MiB
     target = torch.empty_like(source)

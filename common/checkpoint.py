@@ -7,6 +7,7 @@ from torch import Tensor
 
 from common.config import ModelConfig
 from common.data import Dataset
+from common.errors import RunError
 from common.files import write_json
 
 
@@ -16,11 +17,18 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
     Args:
         folder: exists.
         state: under Version 1's names; the tied `lm_head.weight` is left out, as transformers does.
+
+    Raises:
+        RunError: the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {f"model.{name}": value.detach().cpu().contiguous() for name, value in state.items() if name != "lm_head.weight"}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise RunError(f"cannot write {folder / 'model.safetensors'}: {error}") from error
     llama = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True,
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,

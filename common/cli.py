@@ -1,6 +1,7 @@
 """The command line that all versions share, and how a command ends."""
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -189,6 +190,13 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
         raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
     return arguments
+
+
+def require(module: str) -> None:
+    """Ends a script that cannot be imported without the module in one line, with exit code 2; before the script's imports."""
+    if not importlib.util.find_spec(module):
+        print(f"error: {module} is not installed here, and this script needs it", file=sys.stderr)
+        sys.exit(2)
 
 
 def command(main: Callable[[], int | None]) -> None:

@@ -15,7 +15,7 @@ import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
-    NonNegativeInt,
+    Field,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -91,10 +91,10 @@ class TrainingConfig(StrictModel):
     """What one training run does with the model."""
 
     batch_size: PositiveInt = 8  # B
-    sequence_length: PositiveInt = 128  # S
+    sequence_length: int = Field(128, ge=2)  # S; a single token attends to itself alone, and q and k learn nothing
     num_steps: PositiveInt = 300
     learning_rate: PositiveFloat = 1.5e-3
-    seed: NonNegativeInt = 0
+    seed: int = Field(0, ge=0, lt=2**63)
 
 
 class Config(StrictModel):
@@ -133,7 +133,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and dates that do not exist
         raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
         raise UsageError(f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines")

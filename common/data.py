@@ -1,7 +1,8 @@
 """Training data: real text by default, and a synthetic source whose best possible loss is known.
 
 - `stdlib`: the source of this interpreter's standard library without its tests (about 10 MB of Python that every
-  machine has), as tokens of a byte-level BPE trained on it. It differs between Python versions, and so do the losses.
+  machine has), as tokens of a byte-level BPE trained on it. It differs between Python versions, and by the paths in its
+  build's configuration even between installations of one; so do the losses.
 - `synthetic`: a seeded Markov chain. Every state has the same few successor probabilities, so its entropy per token,
   the loss that no model can beat, is exactly that of those probabilities.
 - a file: any UTF-8 text, through a BPE trained on it.
@@ -141,9 +142,9 @@ class Batches:
 
 def cache_folder() -> Path:
     """A folder of ours that can be written to: in the user's cache, else in the temporary folder."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tiny_llama"  # "~" stays without a home
     shared = Path(tempfile.gettempdir()) / f"tiny_llama-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
-    for folder in (user, shared):
+    for folder in (shared,) if user.parts[0] == "~" else (user, shared):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):

@@ -26,8 +26,21 @@ def writable_folder(folder: Path, flag: str) -> Path:
     return folder
 
 
+def writable_file(path: Path, flag: str) -> Path:
+    """Checks, before any work is done, that `path` can be written: its folder, and that it is no folder or device.
+
+    Raises:
+        UsageError: names `flag` and the reason.
+    """
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UsageError(f"{flag}: {path} is not a file: name one that can be written")
+    writable_folder(path.parent, flag)
+    return path
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that `path` never holds half a file."""
+    """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one."""
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

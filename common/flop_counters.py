@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from common.errors import RunError
+
 
 def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[str, dict[str, int]]:
     """FLOPs of forward and backward by counter, for one batch; DeepSpeed's per-module report goes to the file `report`.
@@ -52,7 +54,9 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
     try:
         with contextlib.redirect_stdout(sys.stderr):
             from deepspeed.profiling.flops_profiler import FlopsProfiler
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "deepspeed":
+            raise RunError(f"DeepSpeed is installed, but not {error.name}, which it needs: pip install {error.name}") from error
         return None
     with contextlib.redirect_stdout(sys.stderr):
         profiler = FlopsProfiler(_Loss(model))

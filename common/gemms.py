@@ -164,7 +164,7 @@ def measure(
     Raises:
         RunError: the operands of a product do not fit in memory.
     """
-    grid = [(batch_size, length) for batch_size in batch_sizes for length in sequence_lengths]
+    grid = list(dict.fromkeys((batch_size, length) for batch_size in batch_sizes for length in sequence_lengths))
     wanted = {
         "gemms": [(point, product) for point in grid for product in products(config, *point)],
         "fused": [(point, product) for point in grid for product in fused_products(config, *point)],

@@ -6,8 +6,8 @@ import re
 # "fp32" is without TF32. A name that is not listed gets no percentage of peak; --measure-peak measures one.
 PEAKS: dict[str, dict[str, float]] = {
     r"H100 80GB HBM3|H100 SXM": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 3.35e12},
-    r"H200": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 4.8e12},
-    r"A100.*80GB": {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12, "bandwidth": 2.0e12},
+    r"NVIDIA H200$|H200 SXM": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 4.8e12},
+    r"A100-SXM.*80GB": {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12, "bandwidth": 2.039e12},
     r"MI300X": {"fp32": 163.4e12, "tf32": 653.7e12, "fp16": 1307.4e12, "bf16": 1307.4e12, "bandwidth": 5.3e12},
     r"MI300A": {"fp32": 122.6e12, "tf32": 490.3e12, "fp16": 980.6e12, "bf16": 980.6e12, "bandwidth": 5.3e12},
 }
@@ -15,4 +15,6 @@ PEAKS: dict[str, dict[str, float]] = {
 
 def datasheet(name: str) -> dict[str, float] | None:
     """The vendor's peaks for a device's name (FLOP/s by precision, `bandwidth` in bytes/s), or None if it is not listed."""
+    if " MIG " in name:  # a slice of the device
+        return None
     return next((peaks for pattern, peaks in PEAKS.items() if re.search(pattern, name)), None)

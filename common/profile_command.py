@@ -6,6 +6,7 @@ from types import ModuleType
 
 from common import cli, run
 from common.analysis import bottlenecks, profile_report
+from common.errors import UsageError
 
 
 def main(version: ModuleType, description: str | None) -> None:
@@ -21,7 +22,10 @@ def main(version: ModuleType, description: str | None) -> None:
 
 def _show(options: Namespace) -> int:
     paths = options.analyze_existing
-    print("\n\n".join(profile_report.text(profile_report.read(path), options.sort_by) for path in paths))
+    profiles = [profile_report.read(path) for path in paths]
+    if options.sort_by and "memory" in options.sort_by and any(profile["memory_peak_bytes"] is None for profile in profiles):
+        raise UsageError(f"--sort-by {options.sort_by}: a profile holds no memory: it was made without --profile-memory")
+    print("\n\n".join(profile_report.text(profile, options.sort_by) for profile in profiles))
     if options.generate_report:
         _report(paths, options.sort_by)
     return 0

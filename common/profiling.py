@@ -37,11 +37,12 @@ class Profiler:
 
     def __init__(self, options: Namespace, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
-        self.stamp = f"{time.strftime('%Y%m%dT%H%M%S')}_{os.getpid()}"
+        self.stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
         self.trace_path = self.folder / f"trace_{self.stamp}.json"
         self.profile_path = self.folder / f"profile_{self.stamp}.json"
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
+        self.running = False
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
         activities = [torch.profiler.ProfilerActivity.CPU]
         if devices.is_gpu(device):
@@ -60,6 +61,7 @@ class Profiler:
     def start(self) -> None:
         """Before the first step."""
         self.profile.start()
+        self.running = True
         spans.recording = self.slow_steps(1) > 0
 
     def step(self, finished: int) -> None:
@@ -68,8 +70,10 @@ class Profiler:
         spans.recording = self.slow_steps(finished + 1) > 0
 
     def stop(self) -> None:
-        spans.recording = False
-        self.profile.stop()
+        """After the last step, or where a signal ends the run; a second call does nothing."""
+        if self.running:
+            spans.recording = self.running = False
+            self.profile.stop()
 
     def slow_steps(self, finished: int) -> int:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""

@@ -125,6 +125,12 @@ def summary(record: dict[str, Any]) -> str:
             f"  FLOPs        {record['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
             f"{record['flops_per_second'] / 1e12:.3f} TFLOP/s; {share}",
         ]
-    for phase, figures in record.get("phases_ms", {}).items():
-        lines.append(f"  {phase:<12} {figures['median']:.2f} ms (p20 {figures['p20']:.2f}, p80 {figures['p80']:.2f})")
     return "\n".join(lines)
+
+
+def phases(record: dict[str, Any]) -> str:
+    """Times of the phases, for a person; one a line."""
+    return "\n".join(
+        f"  {phase:<12} {figures['median']:.2f} ms (p20 {figures['p20']:.2f}, p80 {figures['p80']:.2f})"
+        for phase, figures in record["phases_ms"].items()
+    )

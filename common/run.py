@@ -24,7 +24,7 @@ from common import ceilings, checkpoint, cli, data, flop_counters, record, setup
 from common import device as devices
 from common.analysis import flops_report
 from common.errors import RunError
-from common.files import writable_folder, write_json
+from common.files import writable_file, writable_folder, write_json
 from common.precision import AMP_DTYPES, Precision
 from common.profiling import Profiler
 from common.timing import Clock, phase_times, summarize
@@ -53,15 +53,16 @@ def train(version: ModuleType, options: Namespace) -> int:
         UsageError: the options do not fit this machine or data.
         RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
     """
+    device = devices.select(options.device)
     metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
-    writable_folder(metrics_path.parent, "--metrics-out")
+    writable_file(metrics_path, "--metrics-out")
     if options.save_model:
         writable_folder(options.save_model, "--save-model")
-    device = devices.select(options.device)
     devices.prepare(device, options.seed, options.allow_tf32)
     precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
-    dataset = data.load(options.data, options.model.vocab_size, options.seed)
-    batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
+    with out_of_memory_explained(options):
+        dataset = data.load(options.data, options.model.vocab_size, options.seed)
+        batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
     profiler = Profiler(options, device) if options.enable_pytorch_profiler else None
     if options.validate_setup:
         setup_check.before(device, dataset)
@@ -76,18 +77,20 @@ def train(version: ModuleType, options: Namespace) -> int:
         peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
     outcome = loop(version, model, optimizer, batches, precision, options, profiler)
     result = record.build(version, options, model, device, precision, dataset, outcome, profiler, peaks)
-    if options.save_model and not outcome.failure:
-        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
-    if options.time_phases and outcome.status == "completed":
-        times = phase_times(lambda i: version.train_step(model, optimizer, batches[i], precision), device)
-        result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
-
     print(record.summary(result))
     keep(metrics_path, result)
+    print(f"  metrics      {metrics_path}")
     if outcome.failure:
         raise RunError(outcome.failure)
     if options.save_model:
+        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
         print(f"  checkpoint   {options.save_model}")
+    if options.time_phases and outcome.status == "completed":
+        with out_of_memory_explained(options):
+            times = phase_times(lambda i: version.train_step(model, optimizer, batches[i], precision), device)
+        result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
+        print(record.phases(result))
+        keep(metrics_path, result)
     if counted:
         for path in flops_report.write(flops_report.FOLDER, counted, result):
             print(f"  flops        {path}")
@@ -179,14 +182,16 @@ def loop(version, model, optimizer, batches, precision, options, profiler) -> Ou
                     clock.mark()
                     losses[step] = version.train_step(model, optimizer, batch, precision)
                     clock.mark()
-                    finished = step + 1
-                    if profiler:
+                    finished, stopping = step + 1, bool(received)
+                    if profiler and stopping:
+                        profiler.stop()  # before what follows could count as a further step
+                    elif profiler:
                         profiler.step(finished)
-                    if received or finished % options.log_every == 0 or finished == options.num_steps:
+                    if stopping or finished % options.log_every == 0 or finished == options.num_steps:
                         since = len(outcome.losses)
                         catch_up()
                         log(since)
-                    if received:
+                    if stopping:
                         break
         except RunError as error:
             outcome.failure = str(error)
@@ -199,20 +204,25 @@ def loop(version, model, optimizer, batches, precision, options, profiler) -> Ou
 
 @contextmanager
 def signals_noted() -> Iterator[list[int]]:
-    """Within it, the first SIGINT or SIGTERM is only noted in the list; a second one does what it always did."""
+    """Within it, the first SIGINT or SIGTERM is only noted in the list; a second one does what it always did.
+
+    A handler that was not installed from Python, as rocprofv3's is, can't be put back: then a signal ends the process.
+    """
     received: list[int] = []
+
+    def put_back() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: object) -> None:
         received.append(number)
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        put_back()
 
     before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        put_back()
 
 
 @contextmanager
@@ -235,4 +245,3 @@ def keep(path: Path, result: dict) -> None:
     except OSError as error:
         print(json.dumps(result))
         raise RunError(f"cannot write {path}: {error.strerror}; the record was printed instead") from error
-    print(f"  metrics      {path}")

@@ -42,6 +42,8 @@ def load(path: Path) -> ModuleType:
     sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise UsageError(f"{path} cannot be imported: {error}") from error
     finally:
         sys.path.remove(str(folder))
         _taken_out(beside)
@@ -102,7 +104,8 @@ def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
     chosen, unknown = own.parse_known_args(flags)
     if unknown:
         raise UsageError(
-            f"neither this script nor {Path(version.__file__).name} has a flag {unknown[0]} (--help lists the flags)"
+            f"this script takes no {unknown[0]}: it takes its own flags (--help) and the switches that only "
+            f"{Path(version.__file__).name} has"
         )
     return Namespace(**vars(options) | vars(chosen))
 

@@ -20,7 +20,7 @@ for run in "$@"; do
     python tiny_llama_v1.py --preset "$preset" --num-steps "$steps" --measure-peak --time-phases \
         --metrics-out "../results/$(basename "$out")/v1_$preset.json"
     profiles=$(mktemp -d)
-    python tiny_llama_v1.py --preset "$preset" --num-steps 10 --enable-pytorch-profiler \
+    python tiny_llama_v1.py --preset "$preset" --num-steps 30 --enable-pytorch-profiler \
         --profile-dir "$profiles" --metrics-out "$profiles/run.json"
     cp "$profiles"/profile_*.json "$out/v1_${preset}_profile.json"
     rm -r "$profiles"

@@ -194,6 +194,21 @@ def test_targets_concern_the_calls_that_the_model_makes(profile):
     assert found["mixed precision"]["calls"] == 3 * (1 + 9 * layers)
 
 
+def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(profile):
+    """Then q is [.., S, S] too; only operators that the scores have count as flash attention's."""
+    content, length = json.loads(profile.read_text()), CONFIG.head_dim
+    heads = [BATCH, CONFIG.num_attention_heads, length, length]
+    content["run"]["training"]["sequence_length"] = length
+    row = next(row for row in content["operators"] if row["name"] == "aten::mul" and row["span"] == "attention")
+    row |= {"phase": "forward", "input_shapes": json.dumps([heads, [length, length]]), "input_types": json.dumps([FLOAT, FLOAT])}
+    softmax = {"name": "aten::_softmax", "input_shapes": json.dumps([heads, [], []]), "input_types": json.dumps([FLOAT, "", ""])}
+    content["operators"] = [row, row | softmax]
+    profile.write_text(json.dumps(content))
+    found = by_name(bottlenecks.read_step(profile))
+    assert found["flash attention"]["operators"] == ["aten::_softmax"]
+    assert found["elementwise fusion"]["operators"] == ["aten::mul"]
+
+
 def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile):
     content = json.loads(profile.read_text())
     content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads
@@ -271,6 +286,15 @@ def test_what_is_not_a_profile_is_named_and_nothing_is_written(analyze, tmp_path
     with pytest.raises(UsageError, match=message) as error:
         analyze(name)
     assert name in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "bottleneck_analysis").exists()
+
+
+def test_a_profile_of_another_version_is_refused(analyze, profile, tmp_path):
+    content = json.loads(profile.read_text())
+    content["run"]["version"] = "v2"
+    profile.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="is of v2: the targets are parts of Version 1"):
+        analyze(profile)
     assert not (tmp_path / "bottleneck_analysis").exists()
 
 

@@ -13,6 +13,13 @@ import pytest
 import torch
 from conftest import PATHS, TINY, V1
 
+sys.path[:0] = [str(V1)]
+import tiny_llama_v1  # noqa: E402
+
+from common import cli, run  # noqa: E402
+from common.errors import RunError  # noqa: E402
+from common.files import write_json  # noqa: E402
+
 SCRIPT = V1 / "tiny_llama_v1.py"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4")
 
@@ -141,11 +148,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(run_script, tmp_p
 
 def test_an_error_in_the_middle_keeps_the_steps_before_it(monkeypatch, tmp_path, capsys):
     """Out of memory at step 8, when nothing has been printed since step 5."""
-    sys.path.insert(0, str(V1))
-    import tiny_llama_v1
-
-    from common import run
-
     real, calls = tiny_llama_v1.train_step, []
 
     def failing(*arguments):
@@ -197,6 +199,85 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path, kind):
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
     assert record["status"] == "interrupted" and 1 <= len(record["loss"]["all"]) < 100000
     assert "interrupted" in rest
+
+
+def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(monkeypatch, tmp_path):
+    """A signal in the second of three profiled steps: two steps are in the profile, with as many products each."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--num-steps", "8", "--profile-steps", "3", "--enable-pytorch-profiler", "--profile-dir", "profiles"]
+    options = cli.parse(run.parser(tiny_llama_v1).parse_args([*TINY, "--data", "synthetic", *flags]))
+    real, done = tiny_llama_v1.train_step, []
+
+    def step(*arguments):
+        done.append(real(*arguments))
+        if len(done) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done[-1]
+
+    monkeypatch.setattr(tiny_llama_v1, "train_step", step)
+    assert run.train(tiny_llama_v1, options) == 128 + signal.SIGTERM
+    [path] = (tmp_path / "profiles").glob("profile_*.json")
+    profile = json.loads(path.read_text())
+    products = sum(row["calls"] for row in profile["operators"] if row["name"] == "aten::mm")
+    layers = options.model.num_layers
+    assert profile["profiled_steps"] == 2 and products == 2 * 3 * (7 * layers + 1)
+
+
+def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--num-steps", "8", "--profile-steps", "3", "--profile-memory", "--profile-dir", "profiles"]
+    options = cli.parse(run.parser(tiny_llama_v1).parse_args([*TINY, "--data", "synthetic", *flags]))
+    real, done = tiny_llama_v1.train_step, []
+
+    def step(*arguments):
+        done.append(real(*arguments))
+        if len(done) == 5:  # the profiler's warm-up
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done[-1]
+
+    monkeypatch.setattr(tiny_llama_v1, "train_step", step)
+    assert run.train(tiny_llama_v1, options) == 128 + signal.SIGTERM
+    assert not list((tmp_path / "profiles").glob("profile_*"))
+
+
+def test_handlers_that_were_there_before_python_are_no_obstacle(monkeypatch):
+    """rocprofv3 installs its own in C; of those Python says None, and cannot put them back."""
+    real = signal.signal
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(run.signal, "signal", lambda kind, handler: real(kind, handler) and None)
+    try:
+        with run.signals_noted() as received:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        for kind, handler in before.items():
+            real(kind, handler)
+
+
+def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = cli.parse(run.parser(tiny_llama_v1).parse_args([*QUICK, "--save-model", "model", "--time-phases"]))
+    monkeypatch.setattr(run, "phase_times", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    with pytest.raises(RunError, match="out of memory: lower"):
+        run.train(tiny_llama_v1, options)
+    assert len(json.loads((tmp_path / "metrics_v1.json").read_text())["loss"]["all"]) == 4
+    (tmp_path / "model/model.safetensors").unlink()
+    (tmp_path / "model/model.safetensors").mkdir()
+    with pytest.raises(RunError, match="cannot write model/model.safetensors"):
+        run.train(tiny_llama_v1, options)
+
+
+@pytest.mark.parametrize("name", ["", ".", "folder", "/dev/null"])
+def test_a_record_goes_into_a_file_and_nothing_else(run_script, tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    done = run_script(SCRIPT, *QUICK, "--metrics-out", name, check=2)
+    assert "--metrics-out" in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_a_link_to_a_record_stays_one(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "record.json")
+    write_json(tmp_path / "link.json", {"a": 1})
+    assert (tmp_path / "link.json").is_symlink() and json.loads((tmp_path / "record.json").read_text()) == {"a": 1}
 
 
 def test_a_full_disk_loses_no_measurement(tmp_path):

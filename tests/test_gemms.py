@@ -165,7 +165,7 @@ def test_the_report_compares_fused_with_separate_products(tmp_path):
 
 def test_the_script_measures_and_reports(run_script, tmp_path):
     (tmp_path / "model.yaml").write_text(SMALL)
-    arguments = ("--model-config", "model.yaml", "--batch-sizes", "2", "--sequence-lengths", "8", "--device", "cpu")
+    arguments = ("--model-config", "model.yaml", "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
     done = run_script(SCRIPT, *arguments, "--output-dir", "out")
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"

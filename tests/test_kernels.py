@@ -382,7 +382,8 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     new = put(tmp_path / "host/3_kernel_trace.csv", NEW)
     put(tmp_path / ".venv/lib/5_kernel_trace.csv", NEW, age=-60)
     found = kernels.load(tmp_path)
-    assert found.path == new and any("1 older of rocprofv3-kernel-trace, 1 of rocpd" in note for note in found.notes)
+    assert found.path == new and any("1 other of rocprofv3-kernel-trace (each" in note for note in found.notes)
+    assert any("own), 1 of rocpd" in note for note in found.notes)
     os.utime(old)
     assert kernels.load(tmp_path).path == old
 

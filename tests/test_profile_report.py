@@ -88,7 +88,7 @@ def test_a_gpu_gets_its_kernels(gpu_profile):
     markdown = profile_report.markdown(gpu_profile, profile_report.read(gpu_profile))
     gemm = next(row for row in table(markdown, "Kernels (per step") if row[0] == "`gemm`")
     assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
-    assert "3 kernels a step" in markdown and "idle" in markdown and "Time on the GPU" in markdown
+    assert "3 kernels, copies and fills a step" in markdown and "idle" in markdown and "Time on the GPU" in markdown
 
 
 def test_names_of_kernels_are_code_not_html():

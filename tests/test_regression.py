@@ -73,6 +73,13 @@ def test_the_largest_difference_of_the_loss_curves_counts(tmp_path):
     assert not compare(tmp_path, record(), other, tolerance=0.1).failures
 
 
+def test_a_loss_that_is_no_number_is_a_failure(tmp_path):
+    losses = [2.0] * 10
+    losses[5] = float("nan")
+    verdict = compare(tmp_path, record(loss__all=[2.0] * 10), record(loss__all=losses))
+    assert "nan" in verdict.text and any("the loss curves differ by nan" in failure for failure in verdict.failures)
+
+
 @pytest.mark.parametrize("change", [{"training__seed": 1}, {"data__sha256": "cd" * 32}, {"training__learning_rate": 1e-2}])
 def test_losses_of_other_data_are_not_compared(tmp_path, change):
     verdict = compare(tmp_path, record(), record(**FAST, **change, loss__all=[1.0, 1.0, 1.0]))

@@ -61,6 +61,12 @@ def test_a_comparison_is_with_version_1_of_the_same_preset_and_precision(tmp_pat
     ]
 
 
+def test_a_comparison_lacks_version_1(tmp_path):
+    write(tmp_path / "compare_tiny_fp32_v2.json")
+    with pytest.raises(UsageError, match=r"lacks compare_tiny_fp32_v1\.json"):
+        results.comparison(tmp_path)
+
+
 def test_a_run_is_a_row(tmp_path):
     write(tmp_path / "v1_tiny.json", loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10, ms=12.5, parameters=2_500_000, mfu=None)
     header, row = cells(results.training(tmp_path))

@@ -148,6 +148,11 @@ def test_amd_gpu_without_torch_is_refused(clone):
     assert clone.plan(TORCH_BUILD="rocm7.2") == "installs torch 2.13.0+rocm7.2"
 
 
+def test_an_argument_that_there_is_not_changes_nothing(clone):
+    done = clone.run("sh", "setup.sh", "--paln", check=2)
+    assert done.stderr == "error: setup.sh takes --plan or nothing, not --paln\n" and not (clone.folder / ".venv").exists()
+
+
 def test_nvidia_gpu_gets_the_build_of_pypi(clone):
     clone.without_torch(answers=True)
     clone.tool("nvidia-smi")

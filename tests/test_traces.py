@@ -119,6 +119,28 @@ def test_the_engines_own_time_stays_in_the_nodes_span(gpu):
     assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
 
 
+def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path):
+    """As autocast does: cat in cat, with the same shapes; the inner one does the work."""
+
+    def operator(name: str, start: int, duration: int, shapes: list) -> dict:
+        arguments = {"Input Dims": shapes, "Input type": ["TensorList", "Scalar"]}
+        return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": arguments}
+
+    shapes = [[[2, 3], [2, 3]], []]
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100}
+    events = [
+        step,
+        operator("aten::cat", 10, 30, shapes),
+        operator("aten::cat", 15, 20, shapes),
+        operator("aten::cat", 50, 5, []),
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    rows = list(traces.load(tmp_path / "trace.json").operators.itertuples())
+    assert [(row.name, row.cpu_us, row.self_cpu_us) for row in rows] == [
+        ("redispatch", 10, 10), ("aten::cat", 20, 20), ("aten::cat", 5, 5),
+    ]  # fmt: skip
+
+
 def test_after_the_backward_nothing_counts_as_forward(gpu):
     last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
     assert (last.span, last.phase, last.step) == ("other", "other", 0)

@@ -228,8 +228,42 @@ def test_what_the_kernels_do_not_take():
         rms_norm(*tensors((1, 70000), (70000,)), 1e-5)
     with pytest.raises(ValueError, match="tables hold 4 positions, not 5"):
         apply_rope(*tensors((1, 2, 5, 8), (1, 2, 5, 8), (4, 8), (4, 8)))
-    with pytest.raises(ValueError, match=r"of one shape, not \[4, 8\] and \[1, 8\]"):
+    for shapes in (((1, 2, 5, 8), (1, 2, 3, 8), (9, 8), (9, 8)), ((1, 2, 5, 8), (1, 2, 5, 8), (9, 16), (9, 16))):
+        with pytest.raises(ValueError, match="RoPE takes q and k alike"):
+            apply_rope(*tensors(*shapes))
+    with pytest.raises(ValueError, match=r"one shape and type, not \[4, 8\] torch.float32 and \[1, 8\]"):
         swiglu(*tensors((4, 8), (1, 8)))
+    gate, up = tensors((4, 8), (4, 8))
+    with pytest.raises(ValueError, match=r"not \[4, 8\] torch.float16 and \[4, 8\] torch.float32"):
+        swiglu(gate.half(), up)
+    q, k, v = tensors((1, 2, 4, 16), (1, 2, 4, 16), (1, 2, 4, 16))
+    for wrong in ((q.half(), k, v), (q.double(), k.double(), v.double())):
+        with pytest.raises(ValueError, match="in one type of 16 or 32 bits"):
+            attention(*wrong)
+    with pytest.raises(ValueError, match=r"a weight \[D\], not \[\[2, 8\], \[4\]\]"):
+        rms_norm(*tensors((2, 8), (4,)), 1e-5)
+    with pytest.raises(ValueError, match=r"in the same shape"):
+        add_rms_norm(*tensors((2, 3, 8), (1, 3, 8), (8,)), 1e-5)
+    with pytest.raises(ValueError, match="there are none"):
+        linear_cross_entropy(*tensors((2, 0, 8), (5, 8)), torch.zeros(2, 0, dtype=torch.long, device=DEVICE))
+
+
+def test_a_norm_whose_outputs_get_no_gradient():
+    """What follows may hand back None for its input."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient: Tensor) -> None:
+            return None
+
+    x, weight = torch.randn(2, 8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE, requires_grad=True)
+    for outputs in ([rms_norm(x, weight, 1e-5)], add_rms_norm(x, x.detach(), weight, 1e-5)):
+        (sum(Nothing.apply(output).sum() for output in outputs) + 0 * weight.sum()).backward()
+    assert x.grad is None and not weight.grad.any()
 
 
 def test_gradients_of_gradients_are_refused():

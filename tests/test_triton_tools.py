@@ -1,6 +1,7 @@
 """Version 3's tools: the benchmark of the kernels, its tables and figure, the choice of tiles, Liger-Kernel, recorded work."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import statistics
@@ -104,6 +105,36 @@ def test_a_sweep_keeps_the_head_dimension_and_the_ratios():
     assert (wide.num_attention_heads, wide.num_key_value_heads) == (64, 32)
     with pytest.raises(UsageError, match="in steps of 128, not 192"):
         benchmark_kernels.scaled(base, 192)
+
+
+def test_a_benchmark_of_nothing_or_into_its_own_figure_is_refused(one_round):
+    off = [f"--disable-triton-{name}" for name in kernels.SWITCHES]
+    with pytest.raises(UsageError, match="every operation is switched off"):
+        benchmark_kernels.of_version(tiny_llama_v3, options(*off))
+    with pytest.raises(UsageError, match=r"the figure goes to x\.png"):
+        benchmark_kernels.run(options("--metrics-out", "x.png"), sizes=[(64, 4)])
+    assert not list(one_round.iterdir())
+
+
+@pytest.mark.skipif(not kernels.INTERPRETED, reason="is about the interpreter")
+def test_the_interpreter_is_not_trusted_with_bfloat16():
+    for flags in (("--use-amp",), ("--use-amp", "--amp-dtype", "bfloat16")):
+        with pytest.raises(UsageError, match="computes bfloat16 wrong"):
+            tiny_llama_v3.make_model(options(*flags, "--device", "cpu"))
+        with pytest.raises(UsageError, match="computes bfloat16 wrong"):
+            benchmark_kernels.run(options(*flags, "--device", "cpu"))
+    tiny_llama_v3.make_model(options("--use-amp", "--amp-dtype", "float16", "--device", "cpu"))
+
+
+def test_flops_are_the_kernels_where_the_kernel_runs_and_nowhere_else():
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    counted = {}
+    for name, attention in (("kernel", flash_attention.attention), ("reference", kernels.REFERENCE.attention), ("other", max)):
+        operations = dataclasses.replace(kernels.REFERENCE, attention=attention)
+        counted[name] = tiny_llama_v3.TinyLlama(SMALL, operations).kernel_flops(ids)
+    product = 2 * 32 * 16 * SMALL.hidden_size * SMALL.num_layers
+    nothing = {"forward": 0, "backward": 0}
+    assert counted == {"kernel": {"forward": 2 * product, "backward": 7 * product}, "reference": nothing, "other": nothing}
 
 
 @pytest.mark.parametrize("value", ["512", "0x16"])

@@ -252,7 +252,8 @@ def gpu_profile() -> dict:
     return {
         "run": {
             "version": "v3", "device": {"name": "a GPU"}, "precision": {"compute": "bf16"}, "model": ModelConfig().model_dump(),
-            "training": {"batch_size": 8, "sequence_length": 128}, "step_ms": {"median": 1.0, "count": 9},
+            "training": {"batch_size": 8, "sequence_length": 128},
+            "step_ms": {"all": [1.0] * 9, "profiled": 0, "median": 1.0, "count": 9},
             "ceilings": {"bytes_per_second": 1e12, "flops_per_second": 1e14},
         },
         "schema": "tiny-llama-profile/1", "profiled_steps": 2, "step_us": [1000.0, 1000.0], "attention_only": False,

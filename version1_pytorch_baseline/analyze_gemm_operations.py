@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("gemm_analysis"), metavar="DIR", help="default: gemm_analysis")
     options = parser.parse_args()
 
-    model = config.resolve(file=options.model_config).model
+    model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
     device = devices.select(options.device)
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))

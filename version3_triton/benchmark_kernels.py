@@ -64,7 +64,7 @@ from common.analysis import plots
 from common.analysis.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_folder, write_json
+from common.files import writable_file, write_json
 from common.precision import AMP_DTYPES, Precision
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
@@ -219,6 +219,7 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
     if reason := kernels.missing(device):
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:
+        kernels.refuse_wrong(device, precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
     rows = []
     for shape in shapes:
@@ -271,7 +272,11 @@ def run(
         sizes: hidden size and sequence length of each shape; empty for the model's own.
     """
     path = options.metrics_out or DEFAULT_OUT
-    writable_folder(path.parent, "--metrics-out")
+    if not operations:
+        raise UsageError("every operation is switched off: nothing is left to time")
+    if sizes and path.suffix == ".png":
+        raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
+    writable_file(path, "--metrics-out")
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
     measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers)
     write_json(path, measured)

@@ -4,7 +4,9 @@
     python compile_kernels.py --targets gfx942 --dtypes bf16
     python compile_kernels.py --output ../results/compiled/kernels.json
 
-The kernels are launched as in training, forward and backward, with a driver in place of the GPU's that compiles and does not run.
+The kernels are launched as in training, in 16 bits under autocast, forward and backward, with a driver in place of the GPU's that
+compiles and does not run. What spills and is not among the sizes: norms of rows much wider than 4,096, and with `--allow-tf32`
+the keys' kernel in float32 (16 bytes on sm_90 at head dimension 80).
 
     registers        a thread's; on AMD its vector registers, accumulation registers included
     spills           what did not fit into registers and lives in memory, which is slow: on AMD how many registers, vector and
@@ -23,7 +25,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from common import cli
+
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
+cli.require("triton")
 
 import torch
 import triton
@@ -37,10 +42,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from common import cli
 from common.analysis import tables
 from common.analysis.compiled import SCHEMA
-from common.files import writable_folder, write_json
+from common.files import writable_file, write_json
 from common.rope import rope_tables
 
 TARGETS = {
@@ -52,11 +56,11 @@ TARGETS = {
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {  # by file: the length of a row, or the head dimension
-    "rms_norm": ("D", 256, 2048, 4096),
+    "rms_norm": ("D", 256, 512, 1024, 2048, 4096),
     "swiglu": ("F", 256, 4096, 5632),
-    "linear_cross_entropy": ("V", 256, 4096),
+    "linear_cross_entropy": ("V", 256, 1000, 4096, 32000),
     "rope": ("Dh", 16, 64, 80, 128),
-    "flash_attention": ("Dh", 16, 64, 80, 128),
+    "flash_attention": ("Dh", 16, 32, 64, 80, 128),
 }
 LOGS: dict[str, str] = {}  # of ptxas, by a kernel's hash: within a process a kernel is compiled once
 CASES = [(file, size) for file, (_, *sizes) in SIZES.items() for size in sizes]
@@ -74,7 +78,7 @@ def launches(file: str, size: int, dtype: torch.dtype) -> list[Callable]:
     if file == "rms_norm":
         weight, residual = torch.ones(size, requires_grad=True), torch.ones(16, size)
         return [
-            lambda: rms_norm(tensor(16, size), weight, 1e-5),
+            lambda: rms_norm(torch.zeros(16, size, requires_grad=True), weight, 1e-5),  # the embedding
             lambda: add_rms_norm(tensor(16, size), residual, weight, 1e-5),
             lambda: add_rms_norm(tensor(16, size), residual, weight, 1e-5)[1],  # the last norm, whose sum goes nowhere
         ]
@@ -153,7 +157,8 @@ def compile_all(name: str, dtypes: Collection[str] = DTYPES, cases: Collection[t
             for file, size in cases:
                 where |= {"dtype": dtype, "file": file, "size": f"{SIZES[file][0]} = {size}"}
                 for call in launches(file, size, DTYPES[dtype]):
-                    outputs = call()
+                    with torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "fp32"):
+                        outputs = call()
                     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
                     torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
     return list(found.values())
@@ -166,7 +171,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the rows, with the version of triton")
     options = parser.parse_args()
     if options.output:
-        writable_folder(options.output.parent, "--output")
+        writable_file(options.output, "--output")
     rows = [row for name in options.targets for row in compile_all(name, options.dtypes)]
     if options.output:
         content = {"schema": SCHEMA, "triton": triton.__version__, "command": shlex.join(sys.argv), "rows": rows}

@@ -26,6 +26,7 @@ from torch import Tensor
 from common import cli, run
 from common import device as devices
 from common.config import ModelConfig
+from common.precision import AMP_DTYPES
 from common.rope import rope_tables
 from common.spans import span
 
@@ -164,7 +165,7 @@ class TinyLlama(nn.Module):
 
         As counters do for other fused attention, for all S x S pairs of query and key, of which the kernels leave half out.
         """
-        if self.operations.attention is kernels.REFERENCE.attention:
+        if "flash_attention" not in vars(kernels) or self.operations.attention is not kernels.flash_attention.attention:
             return {"forward": 0, "backward": 0}
         product = 2 * input_ids.numel() * input_ids.shape[1] * self.embed_tokens.embedding_dim * len(self.layers)
         return {"forward": 2 * product, "backward": 7 * product}
@@ -194,6 +195,8 @@ def make_model(options: Namespace) -> nn.Module:
     reason = kernels.missing(device)
     if reason:
         print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
+    elif vars(options).get("use_amp"):
+        kernels.refuse_wrong(device, AMP_DTYPES[options.amp_dtype])
     return TinyLlama(options.model, kernels.choose(device, switched_off(options)))
 
 

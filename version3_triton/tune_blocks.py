@@ -29,6 +29,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from common import cli
+
+cli.require("triton")
+
 import benchmark_kernels
 import kernels
 import torch
@@ -37,12 +41,11 @@ from kernels.blocks import Blocks, Spread
 from torch.profiler import ProfilerActivity, profile
 from triton.runtime.errors import OutOfResources
 
-from common import cli
 from common import device as devices
 from common.analysis import tables
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_folder, write_json
+from common.files import writable_file, write_json
 from common.precision import Precision
 
 SCHEMA = "tiny-llama-tiles/1"
@@ -196,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise UsageError("tiles are chosen by their time on a GPU, and there is none")
-    writable_folder(options.output.parent, "--output")
+    writable_file(options.output, "--output")
     measured = measure(options)
     write_json(options.output, measured)
     body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]

@@ -14,7 +14,7 @@ from common.config import PRESETS, ModelConfig
 from common.peaks import datasheet
 
 MIB, MB, MICRO = 2**20, 1e6, 1e6
-DEVICES = ("H100 SXM", "H200", "A100-SXM4-80GB", "MI300X", "MI300A")  # names that `common.peaks` knows
+DEVICES = ("H100 SXM", "H200 SXM", "A100-SXM4-80GB", "MI300X", "MI300A")  # names that `common.peaks` knows
 
 # One forward pass: where, what, and the shape of what comes out, in the letters of `common.config`.
 FORWARD_PASS = (

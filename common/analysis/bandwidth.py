@@ -158,6 +158,9 @@ def read(path: Path) -> Traffic:
         if isinstance(rows, str):
             notes.append(f"{file} does not say how many bytes were moved: it lacks {rows}")
             continue
+        if not rows:
+            notes.append(f"{file} has no launch with both a duration and bytes")
+            continue
         notes += [*found.notes, COMPUTING]
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
@@ -174,7 +177,9 @@ def _ceilings(path: Path, profile: dict[str, Any] | None) -> dict[str, Any] | No
         return profile["run"]["ceilings"] | {"source": "a large copy in the profiled run"}
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
-            return {"bytes_per_second": kernels.read_rocprof_ceilings(file)["bytes_per_second"]["hbm"], "source": str(file)}
+            measured = kernels.read_rocprof_ceilings(file)["bytes_per_second"]
+            if "hbm" in measured:
+                return {"bytes_per_second": measured["hbm"], "source": str(file)}
     return None
 
 
@@ -223,11 +228,12 @@ def _against_bandwidth(traffic: Traffic, total: float, seconds: float) -> list[t
         (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
         ("far", "most time above the bound: " + ", ".join(f"{names(row.name)} {1e6 * above[row]:,.0f} us" for row in far)),
     ]
-    if traffic.profile:
+    if traffic.profile and not traffic.profile["attention_only"]:
         moved = sum(row.bytes for row in from_profile(traffic.profile)[0])
-        step = traffic.profile["run"]["step_ms"]["median"] / 1e3
+        timed = traffic.profile["run"]["step_ms"]
+        step, how = timed["median"] / 1e3, "under" if timed["profiled"] >= len(timed["all"]) else "without"
         share = f"{_ms(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / step:.3g} % of its {_ms(step)}"
-        result.append(("a step", f"moves {_mb(moved)} at least, by its operators' shapes: {share} (median without the profiler)"))
+        result.append(("a step", f"moves {_mb(moved)} at least, by its operators' shapes: {share} (median {how} the profiler)"))
     return result
 
 

@@ -31,6 +31,8 @@ PARTS = {
     "attention": "attention", "mlp": "feed-forward", "norm": "norms", "residual": "residuals", "embed": "embedding",
     "loss": "head and loss", "optimizer": "optimizer", "other": "gradient accumulation, other",
 }  # fmt: skip
+# Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
+ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
 READ_PARTS = """Self times, so they add up. The backward pass counts for the part whose forward made it necessary (gradients that
 meet at a residual are added in the norm before it). The last row is what no operator covers."""
 READ_LAUNCHES = """The GPU gets {:.0f} launches a step; each starts {:.1f} us after its call on average, and it is busy {:.0f} %
@@ -108,7 +110,8 @@ def targets(step: Step) -> list[dict[str, Any]]:
     model, training, precision = run["model"], run["training"], run["precision"]["compute"]
     length, tokens = training["sequence_length"], training["batch_size"] * training["sequence_length"]
     hidden, layers, ffn = model["hidden_size"], model["num_layers"], model["intermediate_size"]
-    kv = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
+    head_dim = hidden // model["num_attention_heads"]
+    kv = head_dim * model["num_key_value_heads"]
     element = 4 if precision == "fp32" else 2
     vector = element * tokens * hidden  # bytes of a [B, S, D]
     working, found = [row for row in step.rows if row.works], []
@@ -136,7 +139,8 @@ def targets(step: Step) -> list[dict[str, Any]]:
         return 1.0 if whole else 3 / 4 if kv == hidden else 1 / 2
 
     def quadratic(row: operators.Row) -> bool:  # [.., S, S], and the copies of K and V for grouped queries, of 5 dimensions
-        return row.name == "aten::bmm" or any(shape[-2:] == [length, length] or len(shape) == 5 for shape in shapes(row))
+        scores = [length, length] if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES else None
+        return row.name == "aten::bmm" or any(shape[-2:] == scores or len(shape) == 5 for shape in shapes(row))
 
     attention = [row for row in working if row.span == "attention" and row.name != "aten::mm"]
     projections = [row for row in working if row.span == "attention" and row.name == "aten::mm"]
@@ -270,10 +274,12 @@ def analyze(profile_data: Path, output_report: Path) -> str:
         output_report: a bare name goes into ./bottleneck_analysis/.
 
     Raises:
-        UsageError: there is no such profile, or a folder cannot be written to.
+        UsageError: there is no such profile, it is not Version 1's, or a folder cannot be written to.
     """
     path = find(profile_data)
     step = read_step(path)
+    if step.profile["run"]["version"] != "v1":
+        raise UsageError(f"{path} is of {step.profile['run']['version']}: the targets are parts of Version 1, which others fuse")
     ranked = targets(step)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report

@@ -27,7 +27,7 @@ from common.analysis.bottlenecks import Step
 from common.analysis.pages import Section, Table
 from common.analysis.version_comparison import origin
 from common.errors import UsageError
-from common.files import read_json, writable_folder, write_text
+from common.files import read_json, writable_file, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def write(inputs: Inputs, output: Path) -> str:
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
     paths = [_profile(folder, script) for folder, script in zip((inputs.baseline, inputs.fused), SCRIPTS, strict=True)]
-    writable_folder(output.parent, "--output")
+    writable_file(output, "--output")
     reduction = kernel_reduction.compare(*paths)  # refuses runs that cannot be compared
     steps = [bottlenecks.read_step(path) for path in paths]
     lengths = sequence_memory.read(inputs.sequences) if inputs.sequences else []

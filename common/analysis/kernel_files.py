@@ -92,7 +92,7 @@ def load(path: Path) -> Kernels:
             raise UsageError(f"{folder} holds no kernels: looked in it and below for {WANTED}")
         source, files = next(iter(found.items()))
         path = files[0]
-        others = [f"{len(files) - 1} older of {source}"] if files[1:] else []
+        others = [f"{len(files) - 1} other of {source} (each process has its own)"] if files[1:] else []
         others += [f"{len(more)} of {name}" for name, more in list(found.items())[1:]]
         notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
     else:

@@ -5,6 +5,7 @@ The table is the same whichever profiler saw the kernels (`kernel_table`), and `
 """
 
 import re
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from common.analysis.kernel_files_pytorch import COMPILED, OPERATORS
 from common.analysis.kernel_files_rocm import read_rocprof_ceilings
 from common.analysis.kernel_table import COLUMNS, ONE_BY_ONE, Kernels
 from common.errors import UsageError
-from common.files import writable_folder, write_text
+from common.files import writable_file, write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -131,7 +132,7 @@ def _busy(kernels: Kernels) -> str:
     line = f"{share:.1f} % of {found.window_ns / 1e6:,.3f} ms from the first start to the last end; gaps: {len(found.idle_ns):,}"
     if not len(found.idle_ns):
         return line
-    median, longest = sorted(found.idle_ns)[len(found.idle_ns) // 2], max(found.idle_ns)
+    median, longest = statistics.median(found.idle_ns), max(found.idle_ns)
     return f"{line}, median {median / 1e3:,.1f} us, longest {longest / 1e3:,.1f} us"
 
 
@@ -157,6 +158,6 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
         return result
     if csv_out.is_dir():
         raise UsageError(f"--csv-out: {csv_out} is a folder: name a file in it")
-    writable_folder(csv_out.parent, "--csv-out")
+    writable_file(csv_out, "--csv-out")
     write_text(csv_out, tables.csv_text(Row._fields, rows))
     return f"{result}\n\n{csv_out}"

@@ -1,8 +1,9 @@
 """What a call of an ATen operator has to compute and to move, from the shapes and types that a trace records.
 
 Bytes are the minimum: every input read once, every output written once, nothing kept in a cache from call to call and
-nothing read twice. FLOPs count a multiplication and an addition as two; functions (exp, rsqrt, division) count one.
-Only for matrix products do FLOPs matter: everything else moves memory long before it computes.
+nothing read twice. Two things are not in the shapes: a tensor that was expanded counts in full, though its memory is smaller,
+and of a sum only what is read counts. FLOPs count a multiplication and an addition as two; functions (exp, rsqrt, division)
+count one. Only for matrix products do FLOPs matter: everything else moves memory long before it computes.
 
 Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls `aten::mm`, and only
 `mm` has a cost; operators that call others, make views or allocate cost (0, 0). They still take time: overhead. On a GPU
@@ -28,7 +29,7 @@ ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short int": 2,
     "bool": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
-LIST_ELEMENT_BYTES = 4  # a trace records no types of the tensors in a list: taken as fp32
+LIST_ELEMENT_BYTES = 4  # an optimizer's: a trace records no types of the tensors in a list
 
 # Operators whose output has the shape that their inputs broadcast to, and the FLOPs for each element of it.
 ELEMENTWISE = dict.fromkeys(
@@ -64,16 +65,18 @@ WORK_IN_OTHERS = frozenset((
 ))  # fmt: skip
 COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")  # of torch.compile: no work
 COMPOSITE_ON_CPU = ("aten::mean",)  # there it calls `sum` and `div_`; on a GPU it is a kernel of its own
-_OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine")  # nodes of PyTorch's own operators
+# nodes of PyTorch's own operators, and two names from `traces.py`
+_OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
-def cost(name: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
+def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) -> tuple[int, int] | None:
     """FLOPs and minimum bytes of one call.
 
     Args:
         name: as in the trace, such as `aten::mm`.
         shapes: of each argument; [] for numbers and scalar tensors, a list of shapes for a list of tensors.
         types: of each argument, such as `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty.
+        element: bytes of a number in the run's precision, for `cat`, whose list of tensors has no types in a trace.
 
     Returns:
         (0, 0) for operators without work of their own; None for what is not known.
@@ -96,7 +99,7 @@ def cost(name: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] |
     if operator.startswith("_foreach_"):
         return _foreach(operator.removeprefix("_foreach_"), shapes, types)
     if operator == "cat":
-        return (0, 2 * sum(map(math.prod, shapes[0])) * LIST_ELEMENT_BYTES) if shapes[0] else None
+        return (0, 2 * sum(map(math.prod, shapes[0])) * element) if shapes[0] else None
     if operator.removesuffix("_") in WRAPS_NUMBERS and types[1] == "Scalar":
         return 0, 0
     tensors = [(shape, ELEMENT_BYTES[kind]) for shape, kind in zip(shapes, types, strict=True) if kind in ELEMENT_BYTES]
@@ -247,12 +250,13 @@ class Row(NamedTuple):
 def rows(profile: dict[str, Any]) -> list[Row]:
     """The operators of a profile (schema tiny-llama-profile/1) that took time, the longest first."""
     steps, ceilings, on_gpu = profile["profiled_steps"], profile["run"]["ceilings"], bool(profile["kernels"])
+    element = 4 if profile["run"]["precision"]["compute"] == "fp32" else 2
     result = []
     for record in profile["operators"]:
         us, calls = record["self_device_us" if on_gpu else "self_cpu_us"] / steps, record["calls"] / steps
         if us <= 0:
             continue
-        known = cost(record["name"], json.loads(record["input_shapes"]), json.loads(record["input_types"]))
+        known = cost(record["name"], json.loads(record["input_shapes"]), json.loads(record["input_types"]), element)
         if record["name"] in COMPOSITE_ON_CPU and not on_gpu:
             known = (0, 0)
         kind, percent = "not classed" if known else "unknown", None

@@ -139,20 +139,22 @@ def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
 
 def conditions(profile: dict[str, Any]) -> str:
     """What ran on what, and how long a step took with and without the profiler."""
-    run, steps = profile["run"], profile["profiled_steps"]
+    run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
+    clean = f"unprofiled: median {timed['median']:.2f} ms, {timed['count']} steps"
     wall = sum(profile["step_us"]) / steps / 1e3
     return (
         f"{run['version']}, {run['device']['name']}, {run['precision']['compute']}, batch {run['training']['batch_size']}, "
         f"sequence {run['training']['sequence_length']}: {steps} profiled steps of {wall:.2f} ms "
-        f"(unprofiled: median {run['step_ms']['median']:.2f} ms, {run['step_ms']['count']} steps)"
+        f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
     )
 
 
 def launches(profile: dict[str, Any]) -> str:
-    """How many kernels a step launches, and how long each waits."""
+    """How often a step launches, and how long that waits."""
     launch = profile["launch"]
     count = launch["count"] / profile["profiled_steps"]
-    return f"{count:.0f} kernels a step, each {launch['mean_delay_us']:.1f} us after its launch call (mean)"
+    what = "kernels, copies and fills a step" + (" (the whole step)" if profile["attention_only"] else "")
+    return f"{count:.0f} {what}, each {launch['mean_delay_us']:.1f} us after its launch call (mean)"
 
 
 def _where(profile: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from common.analysis import pages, plots, roofline, tables
 from common.analysis.pages import Section, Table
 from common.errors import UsageError
-from common.files import read_json, writable_folder, write_text
+from common.files import read_json, writable_file, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -233,5 +233,5 @@ def write_page(results: Path, output: Path) -> None:
         UsageError: `results` is not of schema tiny-llama-profiling-lab/1, or `output` cannot be written.
     """
     result = read_json(results, SCHEMA)
-    writable_folder(output.parent, "--output")
+    writable_file(output, "--output")
     write_text(output, page(result))

@@ -13,6 +13,8 @@ code: same device, model, batch, sequence length, number format and PyTorch, bot
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from common.analysis import tables
 from common.analysis.profile_report import RUN_SCHEMA
 from common.analysis.scaling import identity
@@ -52,7 +54,7 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
     loss, steps = loss_difference(before, after)
     failures = []
     if not speedup >= min_speedup:
-        failures.append(f"the speed-up {speedup:.3g} is below {min_speedup:g}")
+        failures.append(f"the speed-up {speedup:.6g} is below {min_speedup:g}")
     if not differing and not loss <= loss_tolerance:
         failures.append(f"the loss curves differ by {loss:.2g}, more than {loss_tolerance:g}")
 
@@ -100,9 +102,9 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, int]:
-    """The largest difference in nats over the steps that both have, and how many these are."""
+    """The largest difference in nats over the steps that both have, NaN if one is, and how many these are."""
     pairs = list(zip(before["loss"]["all"], after["loss"]["all"], strict=False))
-    return max(abs(ours - theirs) for ours, theirs in pairs), len(pairs)
+    return float(np.max([abs(ours - theirs) for ours, theirs in pairs])), len(pairs)
 
 
 def rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[list[object]]:

@@ -116,6 +116,8 @@ def comparison(folder: Path) -> str:
         for precision in ("fp32", "bf16"):
             paths = {what: folder / f"compare_{preset}_{precision}_{what}.json" for what in COMPARED}
             runs = {what: read_json(path, RUN_SCHEMA) for what, path in paths.items() if path.exists()}
+            if runs and "v1" not in runs:
+                raise UsageError(f"{folder} lacks {paths['v1'].name}, with which the others are compared")
             for what, run in runs.items():
                 step, first = run["step_ms"], runs["v1"]["step_ms"]["median"]
                 spread = f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}"

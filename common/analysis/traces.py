@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # the name under which the engine's own time around a node is listed
+REDISPATCH = "redispatch"  # and that of a call that calls the same operator again: autocast, or a number made a tensor
 KINDS = {"cpu_op": "operator", "user_annotation": "annotation", "cuda_runtime": "launch", "cuda_driver": "launch"}
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.001 us
@@ -57,7 +58,8 @@ class Trace:
         operators: a row per operator call: name, span, phase, step (index into `steps`, or -1), start_us, cpu_us,
             self_cpu_us, device_us (kernels launched in it and below), self_device_us (launched in it directly),
             input_shapes and input_types (JSON), allocated_bytes (net, in it directly; 0 without memory events).
-            The time that the autograd engine spends around its nodes has rows named `autograd engine`.
+            The time that the autograd engine spends around its nodes has rows named `autograd engine`; a call that
+            only calls the same operator again has `redispatch`.
         kernels: a row per kernel, copy or fill on the device: name, category, start_us, duration_us, stream, span,
             phase, step, launch_delay_us (from the start of the launching call; NaN if that is not in the trace).
         memory: a row per allocation (bytes > 0) or release (bytes < 0): time_us, bytes, address, device (`cpu` or `gpu`),
@@ -114,6 +116,7 @@ class _Event:
     device_us: float = 0.0
     self_device_us: float = 0.0
     allocated_bytes: int = 0
+    repeated: bool = False  # by an operator of the same name and shapes, which does the work
 
     @property
     def end(self) -> float:
@@ -186,9 +189,14 @@ def _attribute(host: list[_Event]) -> None:
                 span_of_node[number] = event.span
             if event.operator:
                 event.operator.children_us += event.duration
+                event.operator.repeated = event.operator.repeated or _is_same_call(event.operator, event)
             stack.append(event)
         elif event.kind == "memory" and event.operator:
             event.operator.allocated_bytes += event.args["Bytes"]
+
+
+def _is_same_call(outer: _Event, inner: _Event) -> bool:
+    return outer.name == inner.name and outer.args.get("Input Dims") == inner.args.get("Input Dims")
 
 
 def _is_residual(event: _Event) -> bool:
@@ -242,6 +250,8 @@ def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Tr
             name, cpu_us, self_cpu_us, device_us = event.name, event.duration, event.duration - event.children_us, event.device_us
             if name.startswith(AUTOGRAD_NODE):  # no operator: only what it adds itself
                 name, cpu_us, device_us = AUTOGRAD_ENGINE, self_cpu_us, event.self_device_us
+            elif event.repeated:
+                name, cpu_us, device_us = REDISPATCH, self_cpu_us, event.self_device_us
             shapes, types = (json.dumps(event.args.get(key, [])) for key in ("Input Dims", "Input type"))
             operators.append(
                 (name, event.span, event.phase, event.step, event.start, cpu_us, self_cpu_us, device_us,

@@ -49,5 +49,6 @@ def text(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by
     if not rows:
         return f"no Triton kernel ran in this profile\n{profile_report.text(profile, sort_by)}"
     total = sum(row[4] for row in rows), sum(row[5] for row in rows)
-    summary = f"Triton kernels: {total[0]:,.0f} us a step, {total[1]:.1f} % of the time of all kernels"
+    whole = "attention's kernels, which alone were kept" if profile["attention_only"] else "all kernels"
+    summary = f"Triton kernels: {total[0]:,.0f} us a step, {total[1]:.1f} % of the time of {whole}"
     return "\n".join([profile_report.conditions(profile), summary, "", tables.text(header, rows), "", READ])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from common.analysis import code_comparison, kernel_reduction, profile_report, regression, tables
 from common.analysis.profile_report import RUN_SCHEMA
 from common.errors import UsageError
-from common.files import read_json, writable_folder, write_text
+from common.files import read_json, writable_file, write_text
 
 Table = Callable[[list[str], list[list[object]]], str]
 
@@ -59,7 +59,7 @@ def analyze(baseline: Path, other: Path, output: Path | None) -> str:
     if before.name == after.name:
         raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {before.script.name}: give the folders of two versions")
     if output:
-        writable_folder(output.parent, "--output")
+        writable_file(output, "--output")
     ours, theirs = measured(before), measured(after)
     runs = choose(ours, theirs, run_differences)
     profiles = choose(*([one for one in each if one.profile] for each in (ours, theirs)), profile_differences)

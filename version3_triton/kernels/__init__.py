@@ -12,6 +12,7 @@ import torch
 
 import common.rmsnorm
 import common.rope
+from common.errors import UsageError
 from kernels import reference
 
 if importlib.util.find_spec("triton"):  # here and not in `choose`: common.versions hides this package once a version is loaded
@@ -50,6 +51,12 @@ def missing(device: torch.device) -> str | None:
     if device.type != "cuda" and not INTERPRETED:
         return "they need a GPU (or TRITON_INTERPRET=1, which interprets them on a CPU)"
     return None
+
+
+def refuse_wrong(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises UsageError where the kernels would compute wrong numbers."""
+    if INTERPRETED and device.type == "cpu" and dtype == torch.bfloat16:
+        raise UsageError("Triton's interpreter computes bfloat16 wrong: take --amp-dtype float16, or float32")
 
 
 def choose(device: torch.device, without: Collection[str] = ()) -> Operations:

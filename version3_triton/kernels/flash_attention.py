@@ -296,11 +296,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B H is at most 65,535, the extent of a grid's second dimension on NVIDIA, and a head's last offset below 2^31.
 
     Raises:
-        UsageError: Dh is larger, or k and v don't fit q.
+        UsageError: Dh is larger, or k and v don't fit q in shape or type.
     """
     (batch, heads, length, head_dim), kv_heads = q.shape, k.shape[1]
     if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
         raise UsageError(f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}")
+    if not q.dtype == k.dtype == v.dtype or q.dtype.itemsize not in (2, 4):
+        raise UsageError(f"attention takes q, k and v in one type of 16 or 32 bits, not {q.dtype}, {k.dtype} and {v.dtype}")
     if head_dim > MAX_HEAD_DIM:
         raise UsageError(f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off")
     return _Attention.apply(q, k, v)

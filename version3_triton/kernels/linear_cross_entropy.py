@@ -9,10 +9,10 @@ Tokens go in chunks. For a chunk the product gives its logits, one kernel turns 
 backward pass happens inside the forward: only these are kept, and scaled by the incoming gradient over N. This is Liger-Kernel's
 idea (Hsu et al. 2024, arXiv:2410.10989).
 
-Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V / chunks,
-N D for dx, and V D for dW from the forward to the backward pass, which writes its result beside it; a dW of several chunks is in
-float32. FLOPs are the same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads and writes it once more: 8 V D
-bytes where the BLAS adds, 20 V D in 16 bits on AMD. So chunks cost time, and few are best.
+Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V /
+chunks, N D for dx, and V D for dW from the forward to the backward pass, which writes its result beside it; a dW of several
+chunks, or in float16, is in float32. FLOPs are the same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads
+and writes it once more: 8 V D bytes where the BLAS adds, 12 V D in bfloat16 on AMD. So chunks cost time, and few are best.
 """
 
 import torch
@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from common.errors import UsageError
 from kernels.blocks import autocast_dtype, ceil_div, tile
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
@@ -123,6 +124,11 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         x: [B, S, D], the last hidden states.
         weight: [V, D].
         targets: [B, S], the tokens that follow, each in 0 .. V - 1.
+
+    Raises:
+        UsageError: there are no tokens.
     """
+    if not targets.numel():
+        raise UsageError("the loss is a mean over tokens, and there are none")
     dtype = autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype))
     return _LinearCrossEntropy.apply(x, weight, targets, dtype, torch.is_grad_enabled())

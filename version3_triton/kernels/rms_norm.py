@@ -98,6 +98,9 @@ class _AddRMSNorm(torch.autograd.Function):
         size = x.shape[-1]
         if size > MAX_SIZE:
             raise UsageError(f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off")
+        if weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
+            shapes = [[*each.shape] for each in (x, add, weight) if each is not None]
+            raise UsageError(f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], not {shapes}")
         x, add, weight = x.contiguous(), None if add is None else add.contiguous(), weight.contiguous()
         rows = x.numel() // size
         total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
@@ -118,8 +121,9 @@ class _AddRMSNorm(torch.autograd.Function):
         total, weight, rstd = ctx.saved_tensors
         (x_dtype, add_dtype), size = ctx.dtypes, total.shape[-1]
         dsum, dy = gradients if add_dtype else (None, *gradients)
-        if dy is None:  # the norm was not used
-            return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
+        if dy is None:  # the norm was not used, and if dsum is None nothing was
+            both = (dsum.to(x_dtype), dsum.to(add_dtype)) if dsum is not None else (None, None)
+            return *both, None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
         dadd = torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
         blocks = tile("norm_backward", size, total.device)
@@ -148,7 +152,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., D] in the type of `weight * x`; under autocast in autocast's type, which the next product wants.
 
     Raises:
-        UsageError: D is larger.
+        UsageError: D is larger, or the shapes differ.
     """
     (y,) = _AddRMSNorm.apply(x, None, weight, eps, autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
     return y

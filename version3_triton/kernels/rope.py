@@ -96,8 +96,11 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
         Rotated q and k, shapes and types unchanged.
 
     Raises:
-        UsageError: S is longer than the tables.
+        UsageError: S is longer than the tables, or shapes differ.
     """
+    if q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1] or cos.shape != sin.shape:
+        shapes = [[*each.shape] for each in (q, k, cos, sin)]
+        raise UsageError(f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}")
     if q.shape[2] > cos.shape[0]:
         raise UsageError(f"the rotary tables hold {cos.shape[0]} positions, not {q.shape[2]}")
     return _Rope.apply(q, k, cos, sin)

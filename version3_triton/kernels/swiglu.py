@@ -91,8 +91,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, computed in float32; all [..., F] in one type.
 
     Raises:
-        UsageError: the shapes differ.
+        UsageError: shapes or types differ.
     """
-    if gate.shape != up.shape:
-        raise UsageError(f"the SwiGLU kernel takes gate and up of one shape, not {[*gate.shape]} and {[*up.shape]}")
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        what = [f"{[*each.shape]} {each.dtype}" for each in (gate, up)]
+        raise UsageError(f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}")
     return _SwiGLU.apply(gate, up)

@@ -42,7 +42,7 @@ from common import device as devices
 from common.analysis import profiling_lab, tables
 from common.config import PRESETS
 from common.errors import UsageError
-from common.files import writable_folder, write_json
+from common.files import writable_file, write_json
 from common.precision import Precision
 
 LAB = Path(__file__).resolve().parent
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.d_model % options.num_heads:
         raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {options.num_heads}")
-    writable_folder(options.output.parent, "--output")
+    writable_file(options.output, "--output")
 
     device = devices.select(options.device)
     devices.prepare(device, seed=0)

@@ -27,7 +27,7 @@ from common import cli
 from common.analysis import kernels, regression, tables
 from common.analysis.profile_report import RUN_SCHEMA
 from common.errors import UsageError
-from common.files import read_json, writable_folder, write_text
+from common.files import read_json, writable_file, write_text
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
 V1, V3 = 0, 5  # numbers of the stages that are Version 1 and Version 3
@@ -166,7 +166,7 @@ def main() -> None:
     stages = read(options.results_dir)
     print(report(stages, tables.text))
     if options.output:
-        writable_folder(options.output.parent, "--output")
+        writable_file(options.output, "--output")
         write_text(options.output, f"# Stages compared\n\n{report(stages, tables.markdown)}\n")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from common import data
 from common import device as devices
 from common.analysis import tables
+from common.precision import AMP_DTYPES, Precision
 
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for
 
@@ -27,8 +28,9 @@ def report(stage: SimpleNamespace, options: Namespace) -> str:
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
     inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
     model = stage.make_model(options).to(device)
-    rows = statistics(model, inputs)
-    with torch.no_grad():
+    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    with torch.no_grad(), precision.autocast():
+        rows = statistics(model, inputs)
         loss = model.loss(inputs, targets).item()
     uniform = math.log(options.model.vocab_size)
     heading = f"before training: loss {loss:.3f}, a uniform guess costs ln V = {uniform:.3f}"

@@ -6,7 +6,7 @@ about its figures on this device, in a sentence, or None.
 
 The record of a run (schema tiny-llama-run/1) gets a section more:
 
-    "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 20.5, "caveat": null}
+    "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 
     parameters      tensors that the model trains
     updated         those that the optimizer keeps moments for: AdamW makes them when a parameter first gets a gradient
