@@ -289,7 +289,7 @@ def test_not_even_one_sample_fits(run_script, tmp_path):
         (["--max-batch-size", "0"], "not a positive whole number"),
         (["--max-step-seconds", "0.5"], "not a positive whole number"),
         (["--output-dir", "/proc/nowhere"], "--output-dir: cannot write"),
-        (["--batch-size", "8"], "has a flag --batch-size"),
+        (["--batch-size", "8"], "takes no --batch-size"),
         (["--torch-compile-mode", "default"], "needs --enable-torch-compile"),
         (["--seq-len", "-1"], "sequence_length"),
     ],
