@@ -244,3 +244,21 @@ def test_output_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--output-dir: cannot write in .*file"):
         bandwidth.analyze(H100, tmp_path / "file", draw_roofline=False)
+
+
+def test_facts_of_two_kernels():
+    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
+    rows = [bandwidth.Row("slow", 1, 4.0, 1e8, 2e9), bandwidth.Row("fast", 1, 1.0, 1.9e8, 1e8, 5e6)]
+    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS | {"source": "a copy"}, [], None)
+    found = dict(bandwidth.facts(traffic))
+    assert found["in all"] == "290 MB in 5,000 ms of kernels, all that was recorded"
+    assert found["at least"] == "1,450 ms at that bandwidth, 29 % of that time"
+    assert found["near (80 %)"] == "1 of 2, the longest fast"
+    assert bandwidth.table(traffic)[1][1][-1] == 5  # MB through the L2 cache
+
+
+def test_launches_that_took_no_time_are_told_and_left_out(tmp_path):
+    path = write_pmc(tmp_path, DEVICES["gfx942"])
+    path.write_text(path.read_text().replace("1000,3000", "1000,1000").replace("9000,12000", "9000,9000"))
+    with pytest.raises(UsageError, match="has no launch with both a duration and bytes"):
+        bandwidth.read(tmp_path)

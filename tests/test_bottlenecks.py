@@ -209,6 +209,44 @@ def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(pr
     assert found["elementwise fusion"]["operators"] == ["aten::mul"]
 
 
+def test_the_fused_forms_move_and_compute_what_they_must(trace, tmp_path):
+    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32."""
+    floors = {}
+    for what, ceiling in {"neither": {}, "bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}.items():
+        alone = {"flops_per_second": 1e18, "bytes_per_second": 1e18, "operation_seconds": 0.0} | ceiling
+        write_profile(tmp_path / "profile_1.json", trace, ceilings=CEILINGS | alone)
+        found = by_name(bottlenecks.read_step(tmp_path / "profile_1.json"))
+        floors[what] = {name: target["floor_us"] for name, target in found.items() if target["floor_us"] is not None}
+    t, d, f, layers = TOKENS, CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_layers
+    kv, pairs = CONFIG.head_dim * CONFIG.num_key_value_heads, BATCH * LENGTH * (LENGTH + 1) // 2
+
+    def products(width: int) -> tuple[int, int]:
+        return 3 * layers * 4 * (t * d + d * width + t * width), 3 * layers * 2 * t * d * width
+
+    (qkv_bytes, qkv), (gate_up_bytes, gate_up) = products(d + 2 * kv), products(2 * f)
+    expected = {
+        "QKV fusion": (qkv_bytes, qkv),
+        "SwiGLU fusion": (gate_up_bytes + layers * 4 * t * f * 8, gate_up),
+        "flash attention": (3 * layers * 4 * t * 2 * (d + kv), 14 * layers * pairs * d),
+        "elementwise fusion": (2 * layers * 4 * t * 2 * (d + kv) + 4 * t * d * (5 + 16 * layers), 0),
+    }
+    for name, (moved, computed) in expected.items():
+        grown = [(floors[what][name] - floors["neither"][name]) * 1e6 for what in ("bytes", "flops")]
+        assert grown[0] == pytest.approx(moved, rel=1e-3), name
+        assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
+
+
+def test_the_overhead_that_calls_get_adds_up_to_the_step(profile):
+    step = bottlenecks.read_step(profile)
+    working = [row for row in step.rows if row.works]
+    spans = {row.span for row in working}
+    elsewhere = sum(row.us for row in step.rows if row.span not in spans)
+    assert sum(row.us + row.calls * step.overhead(row.span) for row in working) + elsewhere == pytest.approx(step.us)
+    ranked = bottlenecks.targets(step)
+    for target, row in zip(ranked, bottlenecks.target_table(ranked)[1], strict=True):
+        assert target["share"] is None or row[5] == pytest.approx(100 * target["share"])
+
+
 def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile):
     content = json.loads(profile.read_text())
     content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads

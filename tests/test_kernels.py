@@ -11,6 +11,7 @@ from conftest import ROOT
 from small_traces import BATCH, CONFIG, LENGTH, STEPS, event, gpu_trace, record_cpu_trace, write_profile
 
 from common.analysis import flops, kernels, operators, traces
+from common.analysis.kernel_kinds import kind
 from common.errors import UsageError
 
 SCRIPT = ROOT / "version2_pytorch_fused" / "analyze_kernel_launches.py"
@@ -507,6 +508,25 @@ def facts(output):
     """The lines before the table, by their first words."""
     lines = output.split("\n\n")[0].splitlines()
     return {line[:15].strip(): line[15:].strip() for line in lines}
+
+
+def test_a_row_has_mean_least_and_most_of_its_calls():
+    found = kernels.load(FIXTURES / "new_kernel_trace.csv")
+    lines = [line.split() for line in kernels.text(found, kernels.summary(found), 5).splitlines()]
+    assert ["scale<float>", "2", "5", "2.5", "1", "4", "27.8"] in lines  # calls, us: total, mean, min, max; %
+
+
+def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
+    launches = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
+    write_database(tmp_path / "results.db", launches)
+    found = kernels.load(tmp_path / "results.db")
+    assert "gaps: 2, median 2.0 us, longest 3.0 us" in kernels.text(found, kernels.summary(found), 5)
+
+
+def test_version_3s_kernels_have_their_kinds():
+    names = ("_rope_forward", "_swiglu_backward", "_rms_norm_backward", "_flash_attention_forward")
+    assert [kind(name) for name in names] == ["elementwise", "elementwise", "reductions", "attention"]
+    assert kind("_linear_cross_entropy_loss_and_gradient") == "reductions"
 
 
 def test_script_reports_a_kernel_trace(tmp_path, run_script):

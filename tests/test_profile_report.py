@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT, TINY, V1
-from small_traces import gpu_trace, record_cpu_trace, write_profile
+from small_traces import BATCH, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
 
 from common import profile_command, run
 from common.analysis import profile_report
@@ -158,3 +158,18 @@ def test_a_run_that_was_stopped_gets_no_report_of_an_older_profile(monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         profile_command.main(torch, "any module will do: it is not run")
     assert ended.value.code == 130 and not (tmp_path / "report.md").exists()
+
+
+def test_figures_of_an_operator_are_a_steps(gpu_profile, cpu_profile):
+    profile = json.loads(gpu_profile.read_text()) | {"memory_peak_bytes": 1}
+    header, rows, _ = profile_report.operator_rows(profile)
+    product = dict(zip(header, next(row for row in rows if row[0] == "aten::mm"), strict=True))
+    own = sum(operator["self_device_us"] for operator in profile["operators"])
+    assert (product["calls"], product["self_device ms"]) == (3 / 2, 129 / 2 / 1e3)  # three calls in two steps
+    assert product["share %"] == pytest.approx(100 * 129 / own)
+    assert "2 profiled steps of 0.09 ms" in profile_report.conditions(profile)  # (125 + 60) / 2 us
+    header, rows, _ = profile_report.operator_rows(json.loads(cpu_profile.read_text()))
+    softmax = dict(zip(header, next(row for row in rows if row[0] == "aten::_softmax"), strict=True))
+    assert softmax["calls"] == CONFIG.num_layers
+    weights = CONFIG.num_layers * BATCH * CONFIG.num_attention_heads * LENGTH**2 * 4
+    assert softmax["MiB allocated"] * 2**20 == pytest.approx(weights)

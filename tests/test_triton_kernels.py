@@ -24,6 +24,7 @@ if DEVICE == "cpu" and not triton.knobs.runtime.interpret:
 sys.path[:0] = [str(V1), str(ROOT / "version3_triton")]
 
 import tiny_llama_v1  # noqa: E402
+from kernels.blocks import Blocks, Tile  # noqa: E402
 from kernels.flash_attention import attention  # noqa: E402
 from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from kernels.rms_norm import add_rms_norm, rms_norm  # noqa: E402
@@ -282,3 +283,21 @@ def test_gradients_of_gradients_are_refused():
         (gradient,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
+
+
+@pytest.mark.parametrize("parts", [4, 70])
+def test_a_norm_has_more_tiles_than_programs_and_more_parts_than_the_sum_takes_at_once(monkeypatch, parts):
+    monkeypatch.setattr(sys.modules["kernels.rms_norm"], "tile", lambda kernel, size, device: Tile(8, 32, 1, parts))
+    check(
+        lambda x, w: rms_norm(x, w, 1e-5),
+        lambda x, w: rmsnorm.rms_norm(x, w, 1e-5),
+        [torch.randn(700, 24), torch.randn(24)],
+        torch.float32,
+    )
+
+
+@pytest.mark.parametrize("m, n", [(32, 16), (16, 32)])
+def test_attention_in_tiles_that_are_not_square(monkeypatch, m, n):
+    monkeypatch.setattr(sys.modules["kernels.flash_attention"], "attention_blocks", lambda *_: Blocks(m, n, 4, 1))
+    inputs = [torch.randn(1, heads, 70, 16) for heads in (2, 1, 1)]
+    check(attention, tiny_llama_v1.attention, inputs, torch.float32)

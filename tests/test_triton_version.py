@@ -349,3 +349,24 @@ def test_the_same_seed_gives_the_same_bits():
         torch.manual_seed(1)
         curves.append(losses(tiny_llama_v3, third, batch, Precision(DEVICE, torch.bfloat16), 5))
     assert curves[0] == curves[1]
+
+
+def test_costs_under_autocast_by_hand():
+    """Bytes by costs.py's table at e = 2: the residual stream is float32; FLOPs of the pairs that are not masked."""
+    config, e, tokens = ModelConfig(num_key_value_heads=4), 2, 8 * 128
+    layers, d, h, k, dh, f, v = 4, 256, 8, 4, 32, 512, 1000
+    product = 2 * d * 8 * 128 * 129 // 2 * layers
+    rotated = tokens * layers * 2 * dh * (h + k) * e
+    found = {key: (cost.bytes, cost.flops) for key, cost in costs.training_step(config, 8, 128, e).items()}
+    assert found == {
+        ("_rms_norm_forward", "forward"): (tokens * d * (4 + e + 2 * layers * (8 + 2 * e)), None),
+        ("_rms_norm_backward", "backward"): (tokens * d * (8 + e + (2 * layers - 1) * (12 + 2 * e) + 8 + 2 * e), None),
+        ("_rms_norm_dweight", "backward"): (None, None),
+        ("_rope_forward", "forward"): (rotated, None), ("_rope_forward", "backward"): (rotated, None),
+        ("_flash_attention_forward", "forward"): (tokens * layers * dh * (2 * h + 2 * k) * e, 2 * product),
+        ("_flash_attention_backward_queries", "backward"): (tokens * layers * dh * (4 * h + 2 * k) * e, 3 * product),
+        ("_flash_attention_backward_keys", "backward"): (tokens * layers * dh * (2 * h + 4 * k) * e, 4 * product),
+        ("_swiglu_forward", "forward"): (tokens * layers * 3 * f * e, None),
+        ("_swiglu_backward", "backward"): (tokens * layers * 5 * f * e, None),
+        ("_linear_cross_entropy_loss_and_gradient", "forward"): (tokens * 2 * v * e, None),
+    }  # fmt: skip
