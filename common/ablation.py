@@ -41,12 +41,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from common import cli, record, versions
 from common import device as devices
-from common import record, versions
 from common.analysis import kernels
 from common.analysis.ablation import FUSIONS, SCHEMA
 from common.errors import UsageError
-from common.precision import AMP_DTYPES, Precision
+from common.precision import Precision
 from common.profiling import Profiler
 from common.run import out_of_memory_explained
 from common.timing import benchmark, summarize
@@ -85,15 +85,6 @@ def flags_for(fusions: Fusions) -> list[str]:
     return [f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}" for name, on in zip(FUSIONS, fusions, strict=True)]
 
 
-def compile_problem(device: torch.device) -> str | None:
-    """Why torch.compile does not work here (no C++ compiler, no Triton), in one line; None if it does."""
-    try:
-        torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
-    except Exception as error:  # whatever the reason, the other combinations can be measured, and the reason is shown
-        return f"torch.compile does not work here: {str(error).strip().splitlines()[0]}"
-    return None
-
-
 def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -> dict[str, Any]:
     """Measures the combinations, printing a line per round.
 
@@ -113,9 +104,9 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     batch = versions.random_batch(options, device)
-    left_out = compile_problem(device)
+    left_out = devices.compile_problem(device)
     if left_out:
         print(f"left out: {left_out}", flush=True)
     else:

@@ -47,11 +47,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from common import cli, versions
 from common import device as devices
-from common import versions
 from common.analysis.batch_search import FITS, OUT, OVER, SCHEMA
 from common.errors import RunError, UsageError
-from common.precision import AMP_DTYPES, Precision
+from common.precision import Precision
 from common.record import settings
 from common.timing import benchmark, summarize
 
@@ -350,7 +350,7 @@ def train(version: ModuleType, options: Namespace, flags: list[str]) -> dict[str
     devices.prepare(device, options.seed)
     described = devices.describe(device)
     devices.limit_memory(device, described["memory_mib"])
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     chosen, batch = versions.switched(version, options, *flags), versions.random_batch(options, device)
     model = version.make_model(chosen).to(device)
     optimizer = version.make_optimizer(model, chosen)

@@ -44,14 +44,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from common import data, peers, validate, versions
+from common import cli, data, peers, validate, versions
 from common import device as devices
 from common.analysis.benchmark import METRICS, SCHEMA
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
-from common.precision import AMP_DTYPES, SHORT, Precision
+from common.precision import SHORT, Precision
 from common.run import signals_noted, warm_up
 from common.timing import benchmark, summarize
 
@@ -153,7 +154,7 @@ def conditions(models: list[Model], shapes: list[Namespace]) -> dict[str, Any]:
         "device": None, "environment": None,  # until a process has told
         "packages": {package: importlib.metadata.version(package) for package in sorted(packages)},
         "model": options.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
-        "precision": {"compute": SHORT[AMP_DTYPES[options.amp_dtype]] if options.use_amp else "fp32"},
+        "precision": {"compute": SHORT[cli.amp_dtype(options) or torch.float32]},
         "seed": options.seed, "models": [model.name for model in models], "metrics": options.metrics,
         "batch_sizes": sorted(options.batch_sizes), "sequence_lengths": sorted(options.seq_lengths),
         "steps": options.num_steps, "repeats": options.repeats, "accuracy_steps": options.accuracy_steps,
@@ -212,7 +213,7 @@ def built(model: Model, options: Namespace) -> tuple[Callable[[validate.Batch], 
     """The training step of a fresh model, a function of the batch, and its precision."""
     version, device = model.load(), devices.select(options.device)
     settings = versions.switched(version, options, *model.flags)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     module = version.make_model(settings).to(device)
     warm_up(module, versions.random_batch(options, device), precision, passes=1)  # checks that it trains

@@ -15,7 +15,7 @@ def measure(device: torch.device, precision: Precision) -> dict[str, float | str
             matrix with one that is stored transposed, as a linear layer's weight is: the fast order where 16 bits are emulated.
         bytes_per_second: bytes read plus bytes written, over the time of a copy far larger than any cache.
         operation_seconds: time per small operation when many follow each other: what it costs to launch one.
-        precision: of the product.
+        precision: of the product: fp32, tf32, bf16 or fp16.
     """
     size = 8192 if devices.is_gpu(device) else 1024 if precision.name == "fp32" else 512  # some CPUs emulate 16 bits
     a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
@@ -32,9 +32,10 @@ def measure(device: torch.device, precision: Precision) -> dict[str, float | str
             one.add(one)
 
     small = summarize(benchmark(many_small, device, warmup=2, iterations=10))["median"] / 1e3
+    rounded = devices.is_gpu(device) and precision.name == "fp32" and torch.backends.cuda.matmul.allow_tf32
     return {
         "flops_per_second": 2 * size**3 / gemm,
         "bytes_per_second": 2 * source.numel() * source.element_size() / copy,
         "operation_seconds": small / repeats,
-        "precision": precision.name,
+        "precision": "tf32" if rounded else precision.name,
     }

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from common import config as configs
 from common.errors import RunError, UsageError
 from common.precision import AMP_DTYPES
@@ -68,7 +70,14 @@ def add_device(group: Flags) -> None:
 
 def add_precision(group: Flags) -> None:
     group.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
-    group.add_argument("--amp-dtype", choices=AMP_DTYPES, default="bfloat16", help="of --use-amp (default: bfloat16)")
+    group.add_argument("--amp-dtype", choices=AMP_DTYPES, help="of --use-amp (default: bfloat16)")
+
+
+def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
+    """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
+    if options.amp_dtype and not options.use_amp:
+        raise UsageError("--amp-dtype has no effect without --use-amp")
+    return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
 
 
 def parser(description: str | None) -> Parser:

@@ -42,6 +42,15 @@ def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     torch.backends.cudnn.allow_tf32 = allow_tf32
 
 
+def compile_problem(device: torch.device) -> str | None:
+    """Why torch.compile does not work here (no C++ compiler, no Triton), in one line; None if it does."""
+    try:
+        torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
+    except Exception as error:  # whatever the reason, the caller shows it
+        return f"torch.compile does not work here: {str(error).strip().splitlines()[0]}"
+    return None
+
+
 def synchronize(device: torch.device) -> None:
     if is_gpu(device):
         torch.cuda.synchronize(device)

@@ -25,7 +25,7 @@ from common import device as devices
 from common.analysis import flops_report
 from common.errors import RunError
 from common.files import writable_file, writable_folder, write_json
-from common.precision import AMP_DTYPES, Precision
+from common.precision import Precision
 from common.profiling import Profiler
 from common.timing import Clock, phase_times, summarize
 
@@ -59,7 +59,7 @@ def train(version: ModuleType, options: Namespace) -> int:
     if options.save_model:
         writable_folder(options.save_model, "--save-model")
     devices.prepare(device, options.seed, options.allow_tf32)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     with out_of_memory_explained(options):
         dataset = data.load(options.data, options.model.vocab_size, options.seed)
         batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from common import cli, versions
 from common import device as devices
-from common import versions
 from common.analysis import tables
 from common.errors import RunError
-from common.precision import AMP_DTYPES, SHORT, Precision
+from common.precision import SHORT, Precision
 from common.run import out_of_memory_explained
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
@@ -122,7 +122,7 @@ def errors_against_float64(
 def common_ground(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, dict[str, Tensor]]:
     """Precision, batch and weights of a comparison; the device is the precision's."""
     device = devices.select(options.device)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     batch = versions.random_batch(options, device)
     return precision, batch, weights(baseline.make_model(versions.switched(baseline, options)))

@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 from common import ablation, versions
+from common import device as devices
 from common.analysis import ablation as analysis
 from common.errors import UsageError
 from common.files import read_json, write_json
@@ -94,7 +95,7 @@ def test_another_file_is_refused(tmp_path):
 
 def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1) -> dict:
     """A measured study without torch.compile, whose eight models would take minutes to compile."""
-    monkeypatch.setattr(ablation, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
+    monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     (tmp_path / "small.yaml").write_text(SMALL)
     arguments = ["--config", str(tmp_path / "small.yaml"), "--device", "cpu", *flags]
@@ -142,8 +143,8 @@ def test_a_missing_compiler_is_a_line(monkeypatch):
     def fail(function):
         raise RuntimeError("no compiler\nmore of it")
 
-    monkeypatch.setattr(ablation.torch, "compile", fail)
-    assert ablation.compile_problem("cpu") == "torch.compile does not work here: no compiler"
+    monkeypatch.setattr(devices.torch, "compile", fail)
+    assert devices.compile_problem("cpu") == "torch.compile does not work here: no compiler"
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(run_script, monkeypatch, tmp_path):

@@ -121,13 +121,35 @@ def test_liger_has_the_gradients_of_version_1():
     assert max(errors.values()) < 1e-4
 
 
+# ----------------------------------------------------------------------------------------------------------- one process
+
+
+def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
+    losses = []
+
+    def step(batch):
+        losses.append(float(len(losses)))
+        return torch.tensor(losses[-1])
+
+    monkeypatch.setattr(benchmark, "built", lambda *_: (step, Precision(torch.device("cpu"), None)))
+    errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
+    monkeypatch.setattr(validate, "errors_against_float64", lambda *_: errors)
+    model = Namespace(load=lambda: None, flags=())
+    settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0)
+    found = benchmark.accuracy(model, model, settings, steps=3)
+    assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
+    losses.clear()
+    assert benchmark.speed(model, settings, steps=5)["step_ms"]["count"] == 5
+    assert len(losses) == benchmark.WARMUP + 1 + 5
+
+
 # --------------------------------------------------------------------------------------------------------------- plans
 
 
 def options(config: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1", "v2"], metrics=["throughput", "memory"], batch_sizes=[4, 2], seq_lengths=[8], num_steps=2, repeats=2,
-        accuracy_steps=2, timeout=100, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype="bfloat16",
+        accuracy_steps=2, timeout=100, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
     )  # fmt: skip
     return Namespace(**chosen | changes)
 

@@ -117,6 +117,7 @@ BAD_INPUT = {
     "negative steps": (["--num-steps", -1], "num_steps = -1"),
     "zero learning rate": (["--learning-rate", 0], "learning_rate = 0"),
     "unknown sort key": (["--sort-by", "bogus"], "bogus"),
+    "precision without autocast": (["--amp-dtype", "float16"], "no effect without --use-amp"),
     "sort by memory that is not recorded": (["--profile-operators", "--sort-by", "cpu_memory_usage"], "--profile-memory"),
     "no GPU": (["--device", "cuda"], "PyTorch sees no GPU"),
     "unknown flag": (["--bogus"], "--bogus"),

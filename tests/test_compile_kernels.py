@@ -33,12 +33,21 @@ SOME = {
 TOO_LARGE = "blocks.ATTENTION['sm_80', 2][64]['keys'] = blocks.Blocks(64, 128, 8, 2)"
 COMPILE = """
 import json, sys
-from compile_kernels import blocks, compile_all
+from types import SimpleNamespace
+from compile_kernels import blocks, compile_all, resources
 
 plan = json.loads(sys.argv[1])
 rows = [row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]
 exec(sys.argv[2])
-print(json.dumps([rows, compile_all("sm_80", ["bf16"], [("flash_attention", 64)])]))
+spilling = compile_all("sm_80", ["bf16"], [("flash_attention", 64)])
+amd = SimpleNamespace(asm={"amdgcn": sys.argv[3]}, metadata=SimpleNamespace(shared=7))
+print(json.dumps([rows, spilling, resources(amd, "")]))
+"""
+AMD = """
+    .sgpr_count:     20
+    .sgpr_spill_count: 1
+    .vgpr_count:     40
+    .vgpr_spill_count: 3
 """
 
 
@@ -54,16 +63,17 @@ def check(rows: list[dict]) -> None:
 
 def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE], capture_output=True, text=True,
+        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE, AMD], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, spilling = json.loads(done.stdout)
+    rows, spilling, amd = json.loads(done.stdout)
     check(rows)
     assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
     assert len({(row["file"], row["kernel"].split(" + ")[0]) for row in rows}) == 10
     assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # on NVIDIA: so the sizes do differ by target
     assert [row["kernel"] for row in spilling if row["spills"]] == ["backward_keys"]
+    assert amd == {"registers": 40, "spills": 4, "shared_bytes": 7}
 
 
 @pytest.mark.slow

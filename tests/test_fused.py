@@ -140,6 +140,13 @@ def test_a_compiled_run_trains_alike(run_script, tmp_path):
     assert losses(tmp_path, "compiled.json") == pytest.approx(losses(tmp_path, "eager.json"), abs=1e-5)
 
 
+def test_torch_compile_without_a_compiler_is_one_line(run_script, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    done = run_script(SCRIPT, *QUICK, "--enable-torch-compile", check=2)
+    assert done.stderr.startswith("error: torch.compile does not work here: ") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [

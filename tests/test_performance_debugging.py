@@ -259,6 +259,7 @@ def test_without_the_check_one_parameter_is_trained(train):
     record, fixed = train("stage6", "--skip-check"), train("stage6", "--fixed")
     assert (record["stage"]["updated"], record["stage"]["parameters"]) == (1, 14) and record["status"] == "completed"
     assert record["stage"]["state_mib"] < fixed["stage"]["state_mib"]
+    assert fixed["stage"]["state_mib"] == pytest.approx(2 * 4 * fixed["parameters"] / 2**20, rel=0.01)  # two moments in fp32
     assert record["loss"]["all"][0] == pytest.approx(fixed["loss"]["all"][0], abs=1e-5)  # the forward pass is right
     assert abs(record["loss"]["all"][2] - fixed["loss"]["all"][2]) > 1e-3
 

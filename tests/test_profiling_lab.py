@@ -176,6 +176,14 @@ def test_run_lab_refuses(command, tmp_path, arguments, message):
     assert message in error and error.count("\n") == 1 and not (tmp_path / "lab.json").exists()
 
 
+@pytest.mark.parametrize("which", ["starter", "solution"])
+def test_run_lab_measures_the_one_that_is_asked_for(monkeypatch, which):
+    monkeypatch.delitem(sys.modules, "profiling", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert Path(run_lab.load(which).__file__) == run_lab.FOLDERS[which] / "profiling.py"
+    del sys.modules["profiling"]
+
+
 def test_report_refuses_other_files(command, tmp_path):
     write_json(tmp_path / "other.json", {"schema": "other/1"})
     _, error = command(report, "other.json", "--output", "page.html", code=2)

@@ -51,9 +51,13 @@ def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_path):
     assert set(cpu.operators.phase) == {"forward", "backward", "optimizer", "other"}
 
 
-def test_nearly_all_of_the_backward_finds_its_forward_span(cpu):
+def test_the_backward_finds_its_forward_span_but_for_the_first_gradient_and_the_accumulation(cpu):
     backward = cpu.operators[cpu.operators.phase == "backward"]
-    assert backward[backward.span != "other"].self_cpu_us.sum() > 0.95 * backward.self_cpu_us.sum()
+    first = {"aten::ones_like", "aten::empty_like", "aten::empty_strided", "aten::fill_"}
+    accumulation = {"torch::autograd::AccumulateGrad", "autograd engine", "aten::detach", "detach"}
+    other = backward[backward.span == "other"]
+    assert set(other.name) <= first | accumulation
+    assert (other.name == "torch::autograd::AccumulateGrad").sum() == STEPS * (2 + 9 * CONFIG.num_layers)  # one a parameter
     assert set(backward.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "other"}
 
 

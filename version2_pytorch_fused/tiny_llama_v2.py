@@ -24,6 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import device as devices
 from common import run
 from common.config import ModelConfig
 from common.errors import UsageError
@@ -258,6 +259,9 @@ def make_model(options: Namespace) -> nn.Module:
     chosen = fusions(options)
     model = TinyLlama(options.model, chosen)
     if chosen.torch_compile:
+        problem = devices.compile_problem(devices.select(options.device))
+        if problem:
+            raise UsageError(problem)
         model.loss = torch.compile(model.loss, mode=options.torch_compile_mode)
     return model
 

@@ -65,7 +65,7 @@ from common.analysis.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json
-from common.precision import AMP_DTYPES, Precision
+from common.precision import Precision
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 
@@ -215,7 +215,7 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
     allow_tf32 = vars(options).get("allow_tf32", False)  # a flag of training alone
     devices.prepare(device, options.seed, allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     if reason := kernels.missing(device):
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:

@@ -26,7 +26,6 @@ from torch import Tensor
 from common import cli, run
 from common import device as devices
 from common.config import ModelConfig
-from common.precision import AMP_DTYPES
 from common.rope import rope_tables
 from common.spans import span
 
@@ -196,7 +195,7 @@ def make_model(options: Namespace) -> nn.Module:
     if reason:
         print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
     elif vars(options).get("use_amp"):
-        kernels.refuse_wrong(device, AMP_DTYPES[options.amp_dtype])
+        kernels.refuse_wrong(device, cli.amp_dtype(options))
     return TinyLlama(options.model, kernels.choose(device, switched_off(options)))
 
 

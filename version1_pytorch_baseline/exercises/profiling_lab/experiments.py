@@ -25,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from common import cli, spans, versions
 from common import device as devices
-from common.ablation import compile_problem
 from common.analysis import profile_report, tables, traces
 from common.config import PRESETS
 from common.precision import Precision
@@ -166,7 +165,7 @@ def fixes(options: Namespace) -> list[dict[str, Any]]:
     """`measure_fix` of all FIXES that work here, each in a new process, so that none inherits memory or caches."""
     rows, fresh = [], multiprocessing.get_context("spawn")
     for fix in FIXES:
-        if fix == "torch.compile" and compile_problem(devices.select(options.device)):
+        if fix == "torch.compile" and devices.compile_problem(devices.select(options.device)):
             continue
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as process:
             rows.append(process.submit(measure_fix, fix, options).result())

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from common import data
+from common import cli, data
 from common import device as devices
 from common.analysis import tables
-from common.precision import AMP_DTYPES, Precision
+from common.precision import Precision
 
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for
 
@@ -28,7 +28,7 @@ def report(stage: SimpleNamespace, options: Namespace) -> str:
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
     inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
     model = stage.make_model(options).to(device)
-    precision = Precision(device, AMP_DTYPES[options.amp_dtype] if options.use_amp else None)
+    precision = Precision(device, cli.amp_dtype(options))
     with torch.no_grad(), precision.autocast():
         rows = statistics(model, inputs)
         loss = model.loss(inputs, targets).item()

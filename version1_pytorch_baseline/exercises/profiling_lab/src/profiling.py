@@ -365,7 +365,7 @@ def _flash_takes(Q: Tensor, K: Tensor, V: Tensor) -> bool:
 @functools.cache
 def _compile_problem(kind: str) -> str | None:
     """Why torch.compile does not work on a kind of device; None if it does."""
-    from common.ablation import compile_problem
+    from common.device import compile_problem
 
     return compile_problem(torch.device(kind))
 
