@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,26 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
         )  # fmt: skip
         assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
         return done
+
+    return run
+
+
+@pytest.fixture
+def refused(monkeypatch, capfd, tmp_path: Path) -> Callable[..., str]:
+    """refused(script, *arguments): the one line with which it ends, exit code 2, as `run_script` without a new process."""
+
+    def run(script: Path, *arguments: object) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        torch.use_deterministic_algorithms(False)
+        printed = capfd.readouterr()
+        assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
+        assert printed.err.startswith("error: ")
+        return printed.err
 
     return run
 

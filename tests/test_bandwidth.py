@@ -234,9 +234,8 @@ def test_what_cannot_say_it_is_refused_and_nothing_is_written(tmp_path, name, me
     assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
 
 
-def test_bad_input_is_one_line_with_exit_code_2(run_script, tmp_path):
-    done = run_script(SCRIPT, "--profile-data", "missing", check=2)
-    assert "missing does not exist" in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+def test_bad_input_is_one_line_with_exit_code_2(refused, tmp_path):
+    assert "missing does not exist" in refused(SCRIPT, "--profile-data", "missing")
     assert not (tmp_path / "memory_bandwidth").exists()
 
 

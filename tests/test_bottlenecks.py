@@ -336,10 +336,9 @@ def test_a_profile_of_another_version_is_refused(analyze, profile, tmp_path):
     assert not (tmp_path / "bottleneck_analysis").exists()
 
 
-def test_an_empty_folder_is_one_line_and_exit_code_2(run_script, tmp_path):
+def test_an_empty_folder_is_one_line_and_exit_code_2(refused, tmp_path):
     (tmp_path / "empty").mkdir()
-    done = run_script(SCRIPT, "--profile-data", "empty", check=2)
-    assert "--enable-pytorch-profiler --profile-dir empty" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "--enable-pytorch-profiler --profile-dir empty" in refused(SCRIPT, "--profile-data", "empty")
     assert not (tmp_path / "bottleneck_analysis").exists()
 
 

@@ -187,9 +187,9 @@ def test_folders_that_are_no_version_are_refused(folders, tmp_path, first, secon
         version_comparison.analyze(tmp_path / first, tmp_path / second, None)
 
 
-def test_bad_input_is_one_line(run_script):
-    done = run_script(SCRIPT, "--v1", "missing", "--v2", V2, check=2)
-    assert done.stderr.startswith("error: --v1: missing holds no tiny_llama_vN.py") and done.stderr.count("\n") == 1
+def test_bad_input_is_one_line(refused):
+    said = refused(SCRIPT, "--v1", "missing", "--v2", V2)
+    assert said.startswith("error: --v1: missing holds no tiny_llama_vN.py")
 
 
 def test_a_damaged_record_is_refused(folders):

@@ -339,6 +339,5 @@ def test_the_figure_shows_kinds_and_where_they_are_known_spans(tmp_path, fused):
     ],
     ids=["missing", "empty-folder", "twice"],
 )
-def test_script_refuses_bad_input_in_one_line(run_script, tmp_path, arguments, message):
-    done = run_script(SCRIPT, *arguments, check=2)
-    assert done.stderr.count("\n") == 1 and message in done.stderr and not list(tmp_path.iterdir())
+def test_script_refuses_bad_input_in_one_line(refused, tmp_path, arguments, message):
+    assert message in refused(SCRIPT, *arguments) and not list(tmp_path.iterdir())

@@ -155,15 +155,14 @@ def test_a_profile_of_an_earlier_version_is_refused(tmp_path):
         sequence_memory.read([save(tmp_path / "old", content)])
 
 
-def test_bad_input_is_one_line(run_script, tmp_path):
+def test_bad_input_is_one_line(refused, tmp_path):
     folders = flash_runs(tmp_path, 128, 256)
     for arguments, message in (
         (folders, "v2, flash attention: 2 sequence lengths, but the fit needs at least 3"),
         ([tmp_path / "none"], "does not exist"),
         ([tmp_path], "holds no profile_*.json"),
     ):
-        done = run_script(SCRIPT, "--profile-dirs", *arguments, check=2)
-        assert message in done.stderr and done.stderr.count("\n") == 1
+        assert message in refused(SCRIPT, "--profile-dirs", *arguments)
 
 
 def test_real_runs_grow_linearly_with_flash_attention_and_quadratically_without(run_script, tmp_path):

@@ -1,9 +1,9 @@
 """How many numbers each program of a kernel takes, and with how many warps: the one place for it.
 
 `compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
-memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill (one does, LOG.md). Within that, what is under "sm_90"
-was, for 16 bits, the fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there
-to time: what is under "sm_80" and "hip" is what compiles without spills.
+memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the
+fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there to time: what is under
+"sm_80" and "hip" is what compiles without spills.
 """
 
 import functools

@@ -67,10 +67,11 @@ def _rms_norm_backward(
         x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
-        normalized = x * rstd
-        dweight += tl.sum(dy * normalized, axis=0)
+        dy *= rstd
         scaled = dy * weight[None, :]
-        dx = rstd * (scaled - normalized * (tl.sum(scaled * normalized, axis=1) / size)[:, None])
+        mean = (tl.sum(scaled * x, axis=1) / size)[:, None] * rstd * rstd
+        dweight += tl.sum(dy * x, axis=0)  # in this order nothing spills: LOG.md
+        dx = scaled - x * mean
         if SUM:
             dx += tl.load(dsum_ptr + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
