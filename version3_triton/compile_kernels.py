@@ -5,8 +5,8 @@
     python compile_kernels.py --output ../results/compiled/kernels.json
 
 The kernels are launched as in training, in 16 bits under autocast, forward and backward, with a driver in place of the GPU's that
-compiles and does not run. What spills and is not among the sizes: norms of rows much wider than 4,096, and with `--allow-tf32`
-the keys' kernel in float32 (16 bytes on sm_90 at head dimension 80).
+compiles and does not run. With Triton 3.6 and 3.7 none of them spills (later ones: LOG.md), but what is not among the sizes does:
+norms of rows much wider than 4,096, and with `--allow-tf32` the keys' kernel in float32 (16 bytes on sm_90 at head dimension 80).
 
     registers        a thread's; on AMD its vector registers, accumulation registers included
     spills           what did not fit into registers and lives in memory, which is slow: on AMD how many registers, vector and
