@@ -96,9 +96,9 @@ def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
         same | {"target": "gfx942", "registers": 30, "shared_bytes": 0},
         same | {"target": "sm_90", "registers": 24, "spills": 8, "shared_bytes": 512},
     ]
-    (tmp_path / "kernels.json").write_text(json.dumps({"schema": "tiny-llama-compiled/1", "rows": rows}))
+    (tmp_path / "kernels.json").write_text(json.dumps({"schema": "tiny-llama-compiled/1", "triton": "3.7.1", "rows": rows}))
     assert compiled.compiled(tmp_path).splitlines()[::2] == [
-        "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |",
+        "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |", "Compiled with Triton 3.7.1.",
     ]  # fmt: skip
     assert "rms_norm" in refreshed("<!-- table: compiled results/compiled -->\n<!-- /table -->\n")
 

@@ -16,13 +16,14 @@ SCHEMA = "tiny-llama-compiled/1"
 
 def compiled(folder: Path) -> str:
     """A row per kernel, a column per target: the most registers, spills and KiB of shared memory that it needs."""
-    rows = read_json(folder / "kernels.json", SCHEMA)["rows"]
+    content = read_json(folder / "kernels.json", SCHEMA)
+    rows = content["rows"]
     targets, files = (list(dict.fromkeys(row[key] for row in rows)) for key in ("target", "file"))
     body = []
     for file, kernel in sorted(dict.fromkeys((row["file"], row["kernel"]) for row in rows), key=lambda key: files.index(key[0])):
         own = [row for row in rows if (row["file"], row["kernel"]) == (file, kernel)]
         body.append([file, kernel, *(_most([row for row in own if row["target"] == target]) for target in targets)])
-    return tables.markdown(["file", "kernel", *targets], body)
+    return f"{tables.markdown(['file', 'kernel', *targets], body)}\nCompiled with Triton {content['triton']}.\n"
 
 
 def _most(rows: list[dict[str, Any]]) -> str:
