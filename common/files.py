@@ -33,7 +33,8 @@ def writable_file(path: Path, flag: str) -> Path:
         UsageError: names `flag` and the reason.
     """
     if not path.name or (path.exists() and not path.is_file()):
-        raise UsageError(f"{flag}: {path} is not a file: name one that can be written")
+        what = "is a folder: name a file in it" if path.is_dir() else "is not a file: name one that can be written"
+        raise UsageError(f"{flag}: {path} {what}")
     writable_folder(path.parent, flag)
     return path
 

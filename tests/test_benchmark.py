@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import PATHS, ROOT, V1
 
-from common import benchmark, cli, peers, validate, versions
+from common import benchmark, peers, validate, versions
 from common.analysis import benchmark as analysis
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
@@ -187,16 +187,8 @@ def test_shapes_are_resolved_smallest_first(config):
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_nothing_is_written(flags, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(V2)
-    import benchmark_suite
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["benchmark_suite.py", "--device", "cpu", *flags])
-    with pytest.raises(SystemExit) as ended:
-        cli.command(benchmark_suite.main)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.startswith("error: ") and message in said and said.count("\n") == 1
+def test_bad_input_is_one_line_and_nothing_is_written(refused, flags, message, tmp_path):
+    assert message in refused(SCRIPT, "--device", "cpu", *flags)
     assert not list(tmp_path.iterdir())
 
 

@@ -201,42 +201,40 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path, kind):
     assert "interrupted" in rest
 
 
-def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(monkeypatch, tmp_path):
-    """A signal in the second of three profiled steps: two steps are in the profile, with as many products each."""
-    monkeypatch.chdir(tmp_path)
-    flags = ["--num-steps", "8", "--profile-steps", "3", "--enable-pytorch-profiler", "--profile-dir", "profiles"]
-    options = cli.parse(run.parser(tiny_llama_v1).parse_args([*TINY, "--data", "synthetic", *flags]))
-    real, done = tiny_llama_v1.train_step, []
+@pytest.fixture
+def stopped(monkeypatch, tmp_path):
+    """stopped(step, *flags): a run of eight steps with three of them profiled gets SIGTERM in a step; its options."""
 
-    def step(*arguments):
-        done.append(real(*arguments))
-        if len(done) == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return done[-1]
+    def stop(number: int, *flags: str):
+        own = ["--num-steps", "8", "--profile-steps", "3", "--profile-dir", "profiles", *flags]
+        options = cli.parse(run.parser(tiny_llama_v1).parse_args([*TINY, "--data", "synthetic", *own]))
+        real, done = tiny_llama_v1.train_step, []
 
-    monkeypatch.setattr(tiny_llama_v1, "train_step", step)
-    assert run.train(tiny_llama_v1, options) == 128 + signal.SIGTERM
+        def step(*arguments):
+            done.append(real(*arguments))
+            if len(done) == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return done[-1]
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(tiny_llama_v1, "train_step", step)
+        assert run.train(tiny_llama_v1, options) == 128 + signal.SIGTERM
+        return options
+
+    return stop
+
+
+def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(stopped, tmp_path):
+    """In the second of three profiled steps: two steps are in the profile, with as many products each."""
+    layers = stopped(7, "--enable-pytorch-profiler").model.num_layers
     [path] = (tmp_path / "profiles").glob("profile_*.json")
     profile = json.loads(path.read_text())
     products = sum(row["calls"] for row in profile["operators"] if row["name"] == "aten::mm")
-    layers = options.model.num_layers
     assert profile["profiled_steps"] == 2 and products == 2 * 3 * (7 * layers + 1)
 
 
-def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    flags = ["--num-steps", "8", "--profile-steps", "3", "--profile-memory", "--profile-dir", "profiles"]
-    options = cli.parse(run.parser(tiny_llama_v1).parse_args([*TINY, "--data", "synthetic", *flags]))
-    real, done = tiny_llama_v1.train_step, []
-
-    def step(*arguments):
-        done.append(real(*arguments))
-        if len(done) == 5:  # the profiler's warm-up
-            os.kill(os.getpid(), signal.SIGTERM)
-        return done[-1]
-
-    monkeypatch.setattr(tiny_llama_v1, "train_step", step)
-    assert run.train(tiny_llama_v1, options) == 128 + signal.SIGTERM
+def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(stopped, tmp_path):
+    stopped(5, "--profile-memory")  # in the profiler's warm-up
     assert not list((tmp_path / "profiles").glob("profile_*"))
 
 

@@ -11,15 +11,15 @@ import tiny_llama_v3
 from kernels import costs
 
 from common import cli, run
-from common.analysis import bottlenecks, profile_report, triton_kernels
+from common.analysis import bottlenecks, operators, profile_report, triton_kernels
 from common.config import ModelConfig
 
 
 def show(path: Path, sort_by: str | None) -> None:
     profile = profile_report.read(path)
-    training, size = profile["run"]["training"], 4 if profile["run"]["precision"]["compute"] == "fp32" else 2
-    shape = ModelConfig(**profile["run"]["model"]), training["batch_size"], training["sequence_length"]
-    print(triton_kernels.text(profile, costs.training_step(*shape, size), sort_by))
+    run, training = profile["run"], profile["run"]["training"]
+    shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
+    print(triton_kernels.text(profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by))
 
 
 def profile_and_show(options: Namespace) -> int:

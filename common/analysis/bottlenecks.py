@@ -112,7 +112,7 @@ def targets(step: Step) -> list[dict[str, Any]]:
     hidden, layers, ffn = model["hidden_size"], model["num_layers"], model["intermediate_size"]
     head_dim = hidden // model["num_attention_heads"]
     kv = head_dim * model["num_key_value_heads"]
-    element = 4 if precision == "fp32" else 2
+    element = operators.element_bytes(run)
     vector = element * tokens * hidden  # bytes of a [B, S, D]
     working, found = [row for row in step.rows if row.works], []
     overhead = {span: step.overhead(span) for span in {row.span for row in working}}

@@ -14,7 +14,6 @@ from common.analysis.kernel_files import find, load
 from common.analysis.kernel_files_pytorch import COMPILED, OPERATORS
 from common.analysis.kernel_files_rocm import read_rocprof_ceilings
 from common.analysis.kernel_table import COLUMNS, ONE_BY_ONE, Kernels
-from common.errors import UsageError
 from common.files import writable_file, write_text
 
 if TYPE_CHECKING:
@@ -156,8 +155,6 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
     result = text(kernels, rows, top)
     if csv_out is None:
         return result
-    if csv_out.is_dir():
-        raise UsageError(f"--csv-out: {csv_out} is a folder: name a file in it")
     writable_file(csv_out, "--csv-out")
     write_text(csv_out, tables.csv_text(Row._fields, rows))
     return f"{result}\n\n{csv_out}"

@@ -69,6 +69,11 @@ COMPOSITE_ON_CPU = ("aten::mean",)  # there it calls `sum` and `div_`; on a GPU 
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
+def element_bytes(run: dict[str, Any]) -> int:
+    """Bytes of a number in a run's precision."""
+    return 4 if run["precision"]["compute"] == "fp32" else 2
+
+
 def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) -> tuple[int, int] | None:
     """FLOPs and minimum bytes of one call.
 
@@ -250,7 +255,7 @@ class Row(NamedTuple):
 def rows(profile: dict[str, Any]) -> list[Row]:
     """The operators of a profile (schema tiny-llama-profile/1) that took time, the longest first."""
     steps, ceilings, on_gpu = profile["profiled_steps"], profile["run"]["ceilings"], bool(profile["kernels"])
-    element = 4 if profile["run"]["precision"]["compute"] == "fp32" else 2
+    element = element_bytes(profile["run"])
     result = []
     for record in profile["operators"]:
         us, calls = record["self_device_us" if on_gpu else "self_cpu_us"] / steps, record["calls"] / steps

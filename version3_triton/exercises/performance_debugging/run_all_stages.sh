@@ -63,9 +63,13 @@ arguments=("${size[@]}" ${arguments[@]+"${arguments[@]}"}) # to bash before 4.4 
 echo "every run: ${arguments[*]}" >&2
 
 code=0
+keep_first() { # CODE
+    [ "$code" -ne 0 ] || code=$1
+}
+
 failed() { # NAME CODE
     echo "$1 failed with exit code $2: see $folder/$1_output.log" >&2
-    [ "$code" -ne 0 ] || code=$2
+    keep_first "$2"
 }
 
 run() { # NAME SCRIPT ARGUMENTS...: adds to the log of that name
@@ -96,7 +100,7 @@ for stage in $stages; do
         run $name "$file" || refused=$? # the harness finds it, with exit code 1; then once more without its check
         if [ $refused != 1 ]; then
             echo "$name was not refused (exit code $refused): see $folder/${name}_output.log" >&2
-            [ "$code" -ne 0 ] || code=$((refused ? refused : 1))
+            keep_first $((refused ? refused : 1))
         fi
         measure $name "$file" --skip-check || failed $name $?
     else
@@ -105,5 +109,5 @@ for stage in $stages; do
     case $stage in 0 | 5) ;; *) run ${name}_fixed "$file" --fixed || failed ${name}_fixed $? ;; esac
 done
 echo >&2
-python "$here/compare_stages.py" --results-dir "$folder" --output "$folder/comparison.md" || { compared=$?; [ "$code" -ne 0 ] || code=$compared; }
+python "$here/compare_stages.py" --results-dir "$folder" --output "$folder/comparison.md" || keep_first $?
 exit "$code"
