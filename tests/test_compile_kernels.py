@@ -85,8 +85,9 @@ def test_all_of_them(run_script, tmp_path):
     assert [[row[key] for key in keys] for row in kept] == [[row[key] for key in keys] for row in made["rows"]], "write it anew"
 
 
-def test_what_is_kept_in_results_neither_spills_nor_exceeds_the_lds():
-    check(json.loads((ROOT / "results/compiled/kernels.json").read_text()))
+@pytest.mark.parametrize("path", sorted((ROOT / "results/compiled").iterdir()), ids=lambda path: path.stem)
+def test_what_is_kept_in_results_neither_spills_nor_exceeds_the_lds(path):
+    check(json.loads(path.read_text()))
 
 
 def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
