@@ -21,7 +21,7 @@ test-slow: $(STAMP) ## set up, then run the tests that take minutes
 	.venv/bin/python -m pytest -m slow -n 2
 
 docs: $(STAMP) ## rewrite the tables of the documents from results/
-	.venv/bin/python -m common.analysis.docs
+	.venv/bin/python -m common.documents
 
 lint: $(STAMP) ## check style and format
 	.venv/bin/python -m ruff check

@@ -9,7 +9,7 @@ import torch
 from conftest import V1
 
 from common import spans
-from common.analysis import traces
+from common.analysis.profiles import chrome_trace
 from common.config import ModelConfig
 from common.precision import Precision
 
@@ -111,7 +111,7 @@ def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
 
 
 def write_profile(path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run) -> dict:
-    """A profile of `trace` as common.profiling writes it, with the run's record cut down to what reports read."""
+    """A profile of `trace` as common.training.profiler writes it, with the run's record cut down to what reports read."""
     record = {
         "schema": "tiny-llama-run/1", "version": "v1", "command": "tiny_llama_v1.py", "model": CONFIG.model_dump(),
         "training": {"batch_size": BATCH, "sequence_length": LENGTH}, "precision": {"compute": "fp32", "tf32": False},
@@ -120,7 +120,7 @@ def write_profile(path: Path, trace: Path, attention_only: bool = False, ceiling
     }  # fmt: skip
     profile = {
         "schema": "tiny-llama-profile/1", "run": record | run, "attention_only": attention_only, "trace": trace.name,
-        **traces.profile_tables(traces.load(trace), attention_only),
+        **chrome_trace.profile_tables(chrome_trace.load(trace), attention_only),
     }  # fmt: skip
     path.write_text(json.dumps(profile))
     return profile

@@ -7,11 +7,11 @@ import sys
 import pytest
 from conftest import ROOT
 
-from common import ablation, versions
 from common import device as devices
-from common.analysis import ablation as analysis
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.studies import ablation
+from common.training import version_files
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "fusion_ablation_study.py"
@@ -19,14 +19,14 @@ SMALL = """
 model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
 training: {batch_size: 2, sequence_length: 9}
 """
-GAINS = dict(zip(analysis.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
+GAINS = dict(zip(ablation.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
 
 
 def made_up(every: bool = True, peak: bool = True) -> dict:
     """A study in which each fusion divides time, memory and launches by its gain, whatever the others do."""
     found = []
     for fusions in ablation.combinations(every, True):
-        setting = dict(zip(analysis.FUSIONS, fusions, strict=True))
+        setting = dict(zip(ablation.FUSIONS, fusions, strict=True))
         ms = 100.0
         for name, on in setting.items():
             ms /= GAINS[name] if on else 1
@@ -36,7 +36,7 @@ def made_up(every: bool = True, peak: bool = True) -> dict:
             "peak_mib": 10 * ms if peak else None, "launches_per_step": 20 * ms,
         })  # fmt: skip
     return {
-        "schema": analysis.SCHEMA, "command": "fusion_ablation_study.py", "date": "2026-11-21T00:00:00Z", "version": "v2",
+        "schema": ablation.SCHEMA, "command": "fusion_ablation_study.py", "date": "2026-11-21T00:00:00Z", "version": "v2",
         "device": {"name": "A GPU"}, "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32"},
         "model": {"hidden_size": 1, "num_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
                   "intermediate_size": 1, "vocab_size": 1},
@@ -56,7 +56,7 @@ def test_all_combinations_are_16_and_the_short_list_10():
 
 @pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
 def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
-    for effect in analysis.effects(made_up(every)["combinations"]):
+    for effect in ablation.effects(made_up(every)["combinations"]):
         assert effect.pairs == pairs
         gain = pytest.approx(GAINS[effect.fusion])
         assert effect.time == (gain, gain, gain) and effect.rounds == (gain, gain)
@@ -67,7 +67,7 @@ def test_the_mean_is_geometric_and_shows_its_range():
     measured = made_up()["combinations"]
     doubled = measured[-1]  # all on: each fusion looks worse in the one pair that ends here
     doubled["step_ms"]["median"] *= 2
-    for effect in analysis.effects(measured):
+    for effect in ablation.effects(measured):
         assert effect.time.mean == pytest.approx(GAINS[effect.fusion] / 2 ** (1 / 8))
         assert (effect.time.low, effect.time.high) == pytest.approx((GAINS[effect.fusion] / 2, GAINS[effect.fusion]))
         assert effect.rounds == pytest.approx((GAINS[effect.fusion],) * 2)  # from the medians of the rounds
@@ -76,7 +76,7 @@ def test_the_mean_is_geometric_and_shows_its_range():
 @pytest.mark.parametrize("peak", [True, False])
 def test_files_and_tables(tmp_path, peak):
     write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
-    text = analysis.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
     report = (tmp_path / "fusion_ablation.md").read_text()
     for shown in (text, report):
         assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
@@ -90,7 +90,7 @@ def test_files_and_tables(tmp_path, peak):
 def test_another_file_is_refused(tmp_path):
     write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
     with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
-        analysis.analyze(tmp_path / "other.json", tmp_path)
+        ablation.analyze(tmp_path / "other.json", tmp_path)
 
 
 def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1) -> dict:
@@ -99,8 +99,8 @@ def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     (tmp_path / "small.yaml").write_text(SMALL)
     arguments = ["--config", str(tmp_path / "small.yaml"), "--device", "cpu", *flags]
-    options = versions.resolve(versions.parser(None).parse_args(arguments))
-    return ablation.measure(versions.load(V2 / "tiny_llama_v2.py"), options, every, rounds)
+    options = version_files.resolve(version_files.parser(None).parse_args(arguments))
+    return ablation.measure(version_files.load(V2 / "tiny_llama_v2.py"), options, every, rounds)
 
 
 def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
@@ -114,12 +114,12 @@ def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
     assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"])}
     assert all(len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"] for c in found)
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
-    launches = {analysis.label(c): c["launches_per_step"] for c in found}
+    launches = {ablation.label(c): c["launches_per_step"] for c in found}
     assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
     # Forward 2 products and backward 4 less, per layer, and the sums of input gradients that they need.
     assert launches["QKV"] < launches["none"] - 5
     write_json(tmp_path / "fusion_ablation.json", measured)
-    text = analysis.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
     assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
 
 
@@ -133,9 +133,9 @@ def test_the_flags_are_those_of_the_version(tmp_path, monkeypatch):
     import tiny_llama_v2
 
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
-    options = versions.resolve(versions.parser(None).parse_args([]))
+    options = version_files.resolve(version_files.parser(None).parse_args([]))
     for fusions in ablation.combinations(True, True):
-        chosen = tiny_llama_v2.fusions(versions.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)))
+        chosen = tiny_llama_v2.fusions(version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)))
         assert (chosen.qkv, chosen.flash_attention, chosen.swiglu, chosen.torch_compile) == fusions
 
 
@@ -163,5 +163,5 @@ def test_bad_input_is_one_line(refused, arguments):
 def test_with_torch_compile(run_script, tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     run_script(SCRIPT, "--config", "small.yaml", "--rounds", "1", "--all-combinations")
-    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", analysis.SCHEMA)
+    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation.SCHEMA)
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)

@@ -1,4 +1,4 @@
-"""The formulas of common.analysis.appendix_tables against the code, and its tables against the measured files."""
+"""The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
 import json
 import math
@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.analysis import appendix_tables, footprint
+from common.analysis.formulas import footprint
 from common.config import ModelConfig
+from common.documents import appendix
 from common.errors import UsageError
 from common.rope import rope_tables
 
@@ -68,10 +69,10 @@ def both_passes(function: Callable[..., Tensor | tuple[Tensor, ...]], *arguments
     return [(forward.count, forward.bytes), (backward.count, backward.bytes)]
 
 
-def changes(config: ModelConfig, batch: int, length: int) -> dict[str, list[appendix_tables.Change]]:
+def changes(config: ModelConfig, batch: int, length: int) -> dict[str, list[appendix.Change]]:
     """Forward and backward of each fusion."""
-    found: dict[str, list[appendix_tables.Change]] = {}
-    for change in appendix_tables.layer_changes(config, batch, length):
+    found: dict[str, list[appendix.Change]] = {}
+    for change in appendix.layer_changes(config, batch, length):
         found.setdefault(change.fusion, []).append(change)
     assert all([change.phase for change in pair] == ["forward", "backward"] for pair in found.values())
     return found
@@ -145,7 +146,7 @@ def test_foreach_adamw_moves_what_the_table_says() -> None:
     with Operators() as seen:
         optimizer.step()
     elements, single_numbers = divmod(seen.bytes, weight.nbytes)
-    assert elements == sum(appendix_tables.FOREACH_ADAMW.values())
+    assert elements == sum(appendix.FOREACH_ADAMW.values())
     assert single_numbers < 10 * footprint.FLOAT  # the step counter, and what is added to it
 
 
@@ -163,12 +164,12 @@ class Loads:
 def tiled_forward(q: Tensor, k: Tensor, v: Tensor, moved: Loads) -> tuple[Tensor, Tensor]:
     """Output [S, Dh] and log-sum-exp [S] of one head, block by block, as on the page."""
     length, out, log_sum = len(q), torch.empty_like(q), torch.empty(len(q), dtype=q.dtype)
-    for start in range(0, length, appendix_tables.OUTER):
-        rows = slice(start, min(start + appendix_tables.OUTER, length))
+    for start in range(0, length, appendix.OUTER):
+        rows = slice(start, min(start + appendix.OUTER, length))
         (block,) = moved(q[rows])
         top, total, acc = torch.full((len(block),), -torch.inf, dtype=q.dtype), torch.zeros(len(block), dtype=q.dtype), 0.0
-        for first in range(0, rows.stop, appendix_tables.INNER):
-            keys, values = moved(k[first : first + appendix_tables.INNER], v[first : first + appendix_tables.INNER])
+        for first in range(0, rows.stop, appendix.INNER):
+            keys, values = moved(k[first : first + appendix.INNER], v[first : first + appendix.INNER])
             scores = masked(block @ keys.T / q.shape[1] ** 0.5, start, first)
             higher = torch.maximum(top, scores.amax(1))
             shrink, p = (top - higher).exp(), (scores - higher[:, None]).exp()
@@ -183,11 +184,11 @@ def tiled_backward(q, k, v, out, log_sum, d_out, moved: Loads) -> tuple[Tensor, 
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     row_sum = (d_out * out).sum(1)
     moved(d_out, out, row_sum)
-    for first in range(0, length, appendix_tables.OUTER):
-        columns = slice(first, first + appendix_tables.OUTER)
+    for first in range(0, length, appendix.OUTER):
+        columns = slice(first, first + appendix.OUTER)
         keys, values = moved(k[columns], v[columns])
-        for start in range(first // appendix_tables.INNER * appendix_tables.INNER, length, appendix_tables.INNER):
-            rows = slice(start, start + appendix_tables.INNER)
+        for start in range(first // appendix.INNER * appendix.INNER, length, appendix.INNER):
+            rows = slice(start, start + appendix.INNER)
             block, gradient, lse, total, part = moved(q[rows], d_out[rows], log_sum[rows], row_sum[rows], dq[rows])
             p = (masked(block @ keys.T * scale, start, first) - lse[:, None]).exp()
             ds = p * (gradient @ values.T - total[:, None]) * scale
@@ -214,7 +215,7 @@ def test_tiles_compute_attention_and_move_what_the_formula_says(length: int) -> 
     reference.backward(d_out)
     torch.testing.assert_close(out, reference.detach())
     torch.testing.assert_close(gradients, tuple(t.grad for t in leaves))
-    expected = appendix_tables.tiled_attention(length, 16)
+    expected = appendix.tiled_attention(length, 16)
     assert {"forward": forward.elements, "backward": backward.elements} == expected
 
 
@@ -238,25 +239,25 @@ def kept(model: torch.nn.Module, batch: tuple[Tensor, Tensor], autocast: bool) -
 def test_version_2_keeps_as_much_less_as_the_formula_says(config: ModelConfig, autocast: bool) -> None:
     batch = torch.randint(config.vocab_size, (2, 4, 33)).unbind()
     before, after = (kept(version.TinyLlama(config), batch, autocast) for version in (v1, v2))
-    assert appendix_tables.kept_less(config, 4, 33, autocast, on_gpu=False)["total"] == before - after
+    assert appendix.kept_less(config, 4, 33, autocast, on_gpu=False)["total"] == before - after
 
 
 def test_the_formula_gives_what_the_h100_saved_at_medium() -> None:
-    rows = [line.split("|") for line in appendix_tables.memory_saved(H100).splitlines() if line.startswith("| medium")]
+    rows = [line.split("|") for line in appendix.memory_saved(H100).splitlines() if line.startswith("| medium")]
     assert len(rows) == 2
     for row in rows:
         assert row[5] == row[-2], row  # in MiB, thousands apart
 
 
 def test_intensity_of_a_product() -> None:
-    assert appendix_tables.product_intensity(8, 4, 2) == 2 * 8 * 4 * 2 / (4 * (32 + 8 + 16))
-    assert appendix_tables.product_intensity(8, 4, 2, element=2) == 2 * appendix_tables.product_intensity(8, 4, 2)
-    assert appendix_tables.product_intensity(8, 4, 2, cast_bytes=224) == appendix_tables.product_intensity(8, 4, 2) / 2
+    assert appendix.product_intensity(8, 4, 2) == 2 * 8 * 4 * 2 / (4 * (32 + 8 + 16))
+    assert appendix.product_intensity(8, 4, 2, element=2) == 2 * appendix.product_intensity(8, 4, 2)
+    assert appendix.product_intensity(8, 4, 2, cast_bytes=224) == appendix.product_intensity(8, 4, 2) / 2
 
 
-@pytest.mark.parametrize("name", appendix_tables.TABLES)
+@pytest.mark.parametrize("name", appendix.TABLES)
 def test_every_row_has_as_many_cells_as_the_header(name: str) -> None:
-    lines = appendix_tables.TABLES[name](*([H100] if name in (*MEASURED, "profiler_cost") else [])).strip().splitlines()
+    lines = appendix.TABLES[name](*([H100] if name in (*MEASURED, "profiler_cost") else [])).strip().splitlines()
     assert len(lines) > 2
     assert len({line.count(" | ") for line in lines}) == 1
 
@@ -273,10 +274,10 @@ def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     run["step_ms"]["median"] = 1.0
     (tmp_path / "v1_tiny_profile.json").write_text(json.dumps(profile))
     (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
-    assert appendix_tables.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
+    assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
 
 
 @pytest.mark.parametrize("name", [*MEASURED, "profiler_cost"])
 def test_a_folder_without_results_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="measure with"):
-        appendix_tables.TABLES[name](tmp_path)
+        appendix.TABLES[name](tmp_path)

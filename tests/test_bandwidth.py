@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 from small_traces import CEILINGS, record_cpu_trace, write_profile
 
-from common.analysis import bandwidth, operators
+from common.analysis.formulas import operators
+from common.analysis.reports import bandwidth
 from common.errors import UsageError
 from common.files import read_json
 

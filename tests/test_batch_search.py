@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import PATHS, ROOT
 
-from common import batch_search, versions
 from common import device as devices
-from common.analysis import batch_search as analysis
-from common.batch_search import FITS, OUT, OVER, Trial
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
+from common.studies import batch_size
+from common.studies.batch_size import FITS, OUT, OVER, Trial
+from common.training import version_files
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "optimize_batch_size.py"
@@ -46,8 +46,8 @@ class Machine:
 @pytest.mark.parametrize("kind", ["room", "allowed"])
 def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     machine = Machine(**{kind: limit})
-    found = batch_search.search(machine, "memory", 4096)
-    assert found.batch_size <= limit < found.batch_size + max(1, found.batch_size // batch_search.RESOLUTION)
+    found = batch_size.search(machine, "memory", 4096)
+    assert found.batch_size <= limit < found.batch_size + max(1, found.batch_size // batch_size.RESOLUTION)
     assert [trial.batch_size for trial in found.trials] == machine.sizes and len(machine.sizes) < 18
     status = OUT if kind == "room" else OVER
     assert f"does not fit: {status}" in found.ended and found.reason.endswith(f"does not: {status}")
@@ -55,15 +55,15 @@ def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
 
 def test_memory_without_a_limit_ends_at_the_maximum():
     machine = Machine()
-    found = batch_search.search(machine, "memory", 100)
+    found = batch_size.search(machine, "memory", 100)
     assert machine.sizes == [1, 2, 4, 8, 16, 32, 64, 100] and found.batch_size == 100
     assert found.ended == "the maximum is reached: 100 (--max-batch-size)" and "limit lies above" in found.reason
 
 
-@pytest.mark.parametrize("target", batch_search.TARGETS)
+@pytest.mark.parametrize("target", batch_size.TARGETS)
 def test_a_step_that_takes_long_ends_the_doubling(target):
     machine = Machine(least=10.0, fixed=-90.0, per_sample=50.0)  # 10 ms, then 110 ms at 4 and 310 ms at 8
-    found = batch_search.search(machine, target, 4096, longest=0.3)
+    found = batch_size.search(machine, target, 4096, longest=0.3)
     assert max(machine.sizes) == 8 and found.trials[2].step_ms["median"] == 110
     if target == "memory":
         assert found.ended == "a step of batch size 8 takes 0.31 s, more than 0.3 (--max-step-seconds)" and found.batch_size == 8
@@ -72,7 +72,7 @@ def test_a_step_that_takes_long_ends_the_doubling(target):
 @pytest.mark.parametrize("fixed", [0.5, 3.0, 20.0])
 def test_throughput_ends_at_the_plateau_with_the_share_that_is_derived(fixed):
     machine = Machine(fixed)
-    found = batch_search.search(machine, "throughput", 2**20)
+    found = batch_size.search(machine, "throughput", 2**20)
     assert "have not raised the throughput by 2 %" in found.ended
     rates = {size: size / machine.time(size) for size in machine.sizes}  # the ceiling is 1
     last = max(machine.sizes)
@@ -85,7 +85,7 @@ def test_throughput_ends_at_the_plateau_with_the_share_that_is_derived(fixed):
 
 def test_throughput_that_rises_to_the_end_of_the_memory_is_looked_for_there():
     machine = Machine(fixed=1e6, room=100)
-    found = batch_search.search(machine, "throughput", 4096)
+    found = batch_size.search(machine, "throughput", 4096)
     assert found.ended == f"batch size 128 does not fit: {OUT}"
     assert 88 <= found.batch_size <= 100 and 96 in machine.sizes
 
@@ -94,32 +94,32 @@ def test_throughput_passes_over_a_slow_size():
     machine = Machine(fixed=10.0)
     smooth = machine.time
     machine.time = lambda size: smooth(size) * (3 if size == 8 else 1)
-    assert batch_search.search(machine, "throughput", 64).batch_size > 8
+    assert batch_size.search(machine, "throughput", 64).batch_size > 8
 
 
 @pytest.mark.parametrize("free", [1, 5, 32, 100])
 def test_latency_finds_the_samples_that_cost_nothing(free):
     machine = Machine(least=free)  # a step takes `free` ms up to as many samples
-    found = batch_search.search(machine, "latency", 4096)
+    found = batch_size.search(machine, "latency", 4096)
     assert 0.9 * free <= found.batch_size <= 1.02 * free
     assert "have not kept the step time within 2 % of the fastest" in found.ended and max(machine.sizes) <= 8 * free
 
 
 def test_latency_ends_with_the_memory_too():
-    found = batch_search.search(Machine(least=1000.0, room=20), "latency", 4096)
+    found = batch_size.search(Machine(least=1000.0, room=20), "latency", 4096)
     assert found.batch_size == 20 and found.ended == f"batch size 32 does not fit: {OUT}"
 
 
-@pytest.mark.parametrize("target", batch_search.TARGETS)
+@pytest.mark.parametrize("target", batch_size.TARGETS)
 def test_a_machine_too_small_for_one_sample(target):
     with pytest.raises(RunError, match="not even batch size 1 fits .*lower --seq-len, take a smaller --preset"):
-        batch_search.search(Machine(room=0), target, 4096)
+        batch_size.search(Machine(room=0), target, 4096)
 
 
-@pytest.mark.parametrize("target", batch_search.TARGETS)
+@pytest.mark.parametrize("target", batch_size.TARGETS)
 def test_a_maximum_of_one_is_one_trial(target):
     machine = Machine()
-    assert batch_search.search(machine, target, 1).batch_size == 1 and machine.sizes == [1]
+    assert batch_size.search(machine, target, 1).batch_size == 1 and machine.sizes == [1]
 
 
 # ------------------------------------------------------------------------------------------------------------- trials
@@ -127,8 +127,8 @@ def test_a_maximum_of_one_is_one_trial(target):
 
 def options(folder: Path, *flags: str):
     (folder / "small.yaml").write_text(SMALL)
-    parser = versions.parser(None, batch_size=False)
-    parsed = versions.resolve(parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags]))
+    parser = version_files.parser(None, batch_size=False)
+    parsed = version_files.resolve(parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags]))
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 2
     parsed.max_step_seconds = None
     return parsed
@@ -144,29 +144,29 @@ def altered(folder: Path, statement: str) -> Path:
 
 
 def test_a_trial_that_the_kernel_kills_does_not_end_the_search(tmp_path, capsys):
-    version = versions.load(altered(tmp_path, "if len(batch[0]) > 1: os.kill(os.getpid(), 9)"))
-    measured = batch_search.measure(version, options(tmp_path), [])
+    version = version_files.load(altered(tmp_path, "if len(batch[0]) > 1: os.kill(os.getpid(), 9)"))
+    measured = batch_size.measure(version, options(tmp_path), [])
     assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, FITS), (2, OUT)]
     assert measured["batch_size"] == 1 and measured["version"] == "altered" and measured["memory_kind"] == "process RSS"
     assert "batch size     2  out of memory\n" in capsys.readouterr().out
 
 
 def test_an_allocator_that_refuses_is_out_of_memory(tmp_path):
-    version = versions.load(altered(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')"))
+    version = version_files.load(altered(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')"))
     with pytest.raises(RunError, match="not even batch size 1 fits .out of memory."):
-        batch_search.measure(version, options(tmp_path), [])
+        batch_size.measure(version, options(tmp_path), [])
 
 
 def test_any_other_failure_ends_it_with_its_message(tmp_path, capfd):
-    version = versions.load(altered(tmp_path, "raise ValueError('a mistake in the version')"))
+    version = version_files.load(altered(tmp_path, "raise ValueError('a mistake in the version')"))
     with pytest.raises(RunError, match="trial of batch size 1 failed, exit code 1"):
-        batch_search.measure(version, options(tmp_path), [])
+        batch_size.measure(version, options(tmp_path), [])
     assert "a mistake in the version" in capfd.readouterr().err
 
 
 def test_each_trial_has_a_peak_of_its_own(tmp_path):
     path = altered(tmp_path, "kept = torch.ones(2**26) if len(batch[0]) == 1 else None")  # 256 MiB
-    measured = batch_search.measure(versions.load(path), options(tmp_path), [])
+    measured = batch_size.measure(version_files.load(path), options(tmp_path), [])
     peaks = {trial["batch_size"]: trial["peak_mib"] for trial in measured["trials"]}
     assert peaks.keys() == {1, 2} and peaks[1] - peaks[2] == pytest.approx(256, abs=40)
 
@@ -217,10 +217,10 @@ def test_memory_of_a_cpu_is_what_its_group_allows(monkeypatch):
 
 
 def test_a_share_is_above_0_and_at_most_1():
-    assert [batch_search.share(text) for text in ("0.8", "1", "1e-3")] == [0.8, 1.0, 0.001]
+    assert [batch_size.share(text) for text in ("0.8", "1", "1e-3")] == [0.8, 1.0, 0.001]
     for text in ("0", "-0.1", "1.01", "nan", "inf", "much", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="above 0 and at most 1"):
-            batch_search.share(text)
+            batch_size.share(text)
 
 
 def test_the_script_as_documented(run_script, tmp_path):
@@ -238,7 +238,7 @@ def test_the_script_as_documented(run_script, tmp_path):
     done = run_script(SCRIPT, *arguments, "--max-batch-size", "2", "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png"]
-    measured = read_json(folder / "batch_search.json", analysis.SCHEMA)
+    measured = read_json(folder / "batch_search.json", batch_size.SCHEMA)
     assert measured["settings"] == {"qkv": True, "flash_attention": False, "swiglu": True, "torch_compile": False}
     assert measured["precision"] == {"compute": "bf16"} and measured["target_memory_usage"] == 0.8
     answer = next(trial for trial in measured["trials"] if trial["batch_size"] == measured["batch_size"])
@@ -253,9 +253,9 @@ def test_the_script_as_documented(run_script, tmp_path):
 
 
 def test_a_report_with_trials_out_of_memory(tmp_path):
-    found = batch_search.search(Machine(room=20, allowed=10), "memory", 4096)
+    found = batch_size.search(Machine(room=20, allowed=10), "memory", 4096)
     measured = {
-        "schema": analysis.SCHEMA, "command": "optimize_batch_size.py", "date": "2026-11-21T00:00:00Z", "version": "v1",
+        "schema": batch_size.SCHEMA, "command": "optimize_batch_size.py", "date": "2026-11-21T00:00:00Z", "version": "v1",
         "device": {"name": "a GPU", "memory_mib": 200.0}, "environment": {"torch": "2.13.0"}, "settings": {},
         "model": {"hidden_size": 1, "num_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
                   "intermediate_size": 1, "vocab_size": 1},
@@ -265,7 +265,7 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     }  # fmt: skip
     measured["trials"].append(Trial(64, OUT)._asdict())
     write_json(tmp_path / "batch_search.json", measured)
-    text = analysis.analyze(tmp_path / "batch_search.json", tmp_path)
+    text = batch_size.analyze(tmp_path / "batch_search.json", tmp_path)
     lines = [line.split() for line in text.splitlines()]
     assert ["10", "10", "10", "10", "1", "110", "55", "ok,", "chosen"] in lines
     assert ["64", "out", "of", "memory"] in lines and ["16", "16", "16", "16", "1", "116", "58", "over", "target"] in lines
@@ -301,4 +301,4 @@ def test_bad_input_is_one_line(refused, arguments, named):
 def test_another_file_is_refused(tmp_path):
     write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
     with pytest.raises(UsageError, match="tiny-llama-batch-search/1"):
-        analysis.analyze(tmp_path / "other.json", tmp_path)
+        batch_size.analyze(tmp_path / "other.json", tmp_path)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from conftest import PATHS, ROOT, V1
 
-from common import benchmark, peers, validate, versions
-from common.analysis import benchmark as analysis
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
 from common.precision import Precision
+from common.studies import accuracy, benchmark, external_baselines
+from common.training import version_files
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "benchmark_suite.py"
@@ -42,10 +42,10 @@ def config(tmp_path) -> Path:
 def pair(dtype: torch.dtype | None = None):
     """Version 1 and hf with the same initial weights, a batch of each and a precision."""
     pytest.importorskip("transformers")
-    baseline = versions.load(V1 / "tiny_llama_v1.py")
+    baseline = version_files.load(V1 / "tiny_llama_v1.py")
     torch.manual_seed(3)
-    ours, theirs = baseline.TinyLlama(CONFIG), peers.PEERS["hf"].make_model(Namespace(model=CONFIG))
-    batch = versions.random_batch(Namespace(seed=0, model=CONFIG, batch_size=2, seq_len=9), torch.device("cpu"))
+    ours, theirs = baseline.TinyLlama(CONFIG), external_baselines.PEERS["hf"].make_model(Namespace(model=CONFIG))
+    batch = version_files.random_batch(Namespace(seed=0, model=CONFIG, batch_size=2, seq_len=9), torch.device("cpu"))
     return baseline, ours, theirs, batch, Precision(torch.device("cpu"), dtype)
 
 
@@ -59,20 +59,20 @@ def test_hf_starts_from_the_weights_of_version_1():
 
 def test_hf_has_the_logits_loss_and_gradients_of_version_1():
     _, ours, theirs, batch, precision = pair()
-    state = validate.weights(ours)  # with norms that are not 1
+    state = accuracy.weights(ours)  # with norms that are not 1
     for model in (ours, theirs):
-        validate.exchange(model, state)
-    expected, got = (validate.outputs(model, batch, precision) for model in (ours, theirs))
+        accuracy.exchange(model, state)
+    expected, got = (accuracy.outputs(model, batch, precision) for model in (ours, theirs))
     assert expected.keys() == got.keys()
     for name in expected:
-        assert validate.error(expected[name], got[name]) < 1e-5, name
+        assert accuracy.error(expected[name], got[name]) < 1e-5, name
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(None, 1e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
 def test_hf_learns_as_version_1_does(dtype, tolerance):
     baseline, ours, theirs, batch, precision = pair(dtype)
     losses = []
-    for version, model in ((baseline, ours), (peers.PEERS["hf"], theirs)):
+    for version, model in ((baseline, ours), (external_baselines.PEERS["hf"], theirs)):
         optimizer = version.make_optimizer(model, Namespace(learning_rate=1e-2))
         losses.append([version.train_step(model, optimizer, batch, precision).item() for _ in range(6)])
     assert losses[1] == pytest.approx(losses[0], rel=tolerance) and losses[0][-1] < 0.8 * losses[0][0]
@@ -107,17 +107,17 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
     ],
 )
 def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monkeypatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: None if module == absent else object())
+    monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
     with pytest.raises(UsageError) as raised:
-        peers.PEERS[name].check(torch.device("cpu"))
+        external_baselines.PEERS[name].check(torch.device("cpu"))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.gpu
 def test_liger_has_the_gradients_of_version_1():
     pytest.importorskip("liger_kernel")
-    options = versions.resolve(versions.parser(None).parse_args(["--seq-len", "33", "--device", "cuda"]))
-    errors = validate.errors_against_float64(versions.load(V1 / "tiny_llama_v1.py"), peers.PEERS["liger"], options, [])
+    options = version_files.resolve(version_files.parser(None).parse_args(["--seq-len", "33", "--device", "cuda"]))
+    errors = accuracy.errors_against_float64(version_files.load(V1 / "tiny_llama_v1.py"), external_baselines.PEERS["liger"], options, [])
     assert max(errors.values()) < 1e-4
 
 
@@ -133,7 +133,7 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
 
     monkeypatch.setattr(benchmark, "built", lambda *_: (step, Precision(torch.device("cpu"), None)))
     errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
-    monkeypatch.setattr(validate, "errors_against_float64", lambda *_: errors)
+    monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
     model = Namespace(load=lambda: None, flags=())
     settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0)
     found = benchmark.accuracy(model, model, settings, steps=3)
@@ -158,7 +158,7 @@ def test_versions_are_found_as_they_come(tmp_path):
     for name in ("version1_a/tiny_llama_v1.py", "version3_b/tiny_llama_v3.py", "version3_b/tiny_llama_v3_config.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert list(benchmark.known_models(tmp_path)) == ["v1", "v3", *peers.PEERS]  # no v2, so no v2-compile
+    assert list(benchmark.known_models(tmp_path)) == ["v1", "v3", *external_baselines.PEERS]  # no v2, so no v2-compile
     known = benchmark.known_models(ROOT)
     assert {"v1", "v2", "v2-compile"} <= known.keys() and known["v2-compile"].flags == ("--enable-torch-compile",)
     assert known["v2-compile"].load().__file__ == str(V2 / "tiny_llama_v2.py")
@@ -215,7 +215,7 @@ def measured_with(outcome, config, path, **changes) -> tuple[int, list, dict]:
         patch.setattr(benchmark, "run_process", answer)
         models, shapes = benchmark.plan(options(config, **changes), benchmark.known_models(ROOT))
         code = benchmark.measure(models, shapes, benchmark.known_models(ROOT)["v1"], path)
-    return code, calls, read_json(path, analysis.SCHEMA)
+    return code, calls, read_json(path, benchmark.SCHEMA)
 
 
 def test_models_are_measured_in_turn(config, tmp_path):
@@ -241,7 +241,7 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert got == code and calls.count(("v2", 2)) == 1 and calls.count(("v2", 4)) == 2
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
-    assert f"v2, B 2, S 8: {status}: why" in analysis.problems(measured)
+    assert f"v2, B 2, S 8: {status}: why" in benchmark.problems(measured)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -256,7 +256,7 @@ def test_a_signal_keeps_what_was_measured(number, config, tmp_path, capsys):
     assert code == 128 + number and calls[-1] == ("v2", 4) and measured["status"] == "interrupted"
     assert [cell["status"] for cell in measured["cells"]] == ["ok", "ok", "ok", "not run"]
     assert len(measured["cells"][2]["runs"]) == 1  # of two repeats
-    text = analysis.analyze(tmp_path / "benchmark.json", tmp_path)
+    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
     assert "v2, B 4, S 8: not run" in text and "The run was interrupted" in (tmp_path / "benchmark.md").read_text()
 
 
@@ -311,7 +311,7 @@ def test_a_process_that_takes_too_long_is_ended(config, monkeypatch):
 
 
 def test_a_whole_benchmark(run_script, config, tmp_path):
-    names = ["v1", "hf" if peers.importlib.util.find_spec("transformers") else "v2"]
+    names = ["v1", "hf" if external_baselines.importlib.util.find_spec("transformers") else "v2"]
     done = run_script(
         SCRIPT, "--models", ",".join(names), "--batch-sizes", "2", "--seq-lengths", "9", "--config", config, "--num-steps", "2",
         "--repeats", "1", "--accuracy-steps", "3", "--metrics", "throughput,memory,accuracy",
@@ -321,7 +321,7 @@ def test_a_whole_benchmark(run_script, config, tmp_path):
     )
     folder = tmp_path / "benchmark_suite"
     assert sorted(path.name for path in folder.iterdir()) == [f"benchmark.{kind}" for kind in ("csv", "json", "md", "png")]
-    measured = read_json(folder / "benchmark.json", analysis.SCHEMA)
+    measured = read_json(folder / "benchmark.json", benchmark.SCHEMA)
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
     for cell in measured["cells"]:
@@ -335,7 +335,7 @@ def test_a_whole_benchmark(run_script, config, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ analysis
 
 
-def made_up(models=("v1", "v2"), metrics=analysis.METRICS) -> dict:
+def made_up(models=("v1", "v2"), metrics=benchmark.METRICS) -> dict:
     """v2 takes half the time of v1 (0.4 and 0.6 of it in the two repeats) and a quarter less memory; B 8, S 16 ran out of it."""
     cells = []
     for length in (8, 16):
@@ -358,7 +358,7 @@ def made_up(models=("v1", "v2"), metrics=analysis.METRICS) -> dict:
         | found | {"loss": 2.0 + 0.001 * i} for i, model in enumerate(models)
     ]  # fmt: skip
     return {
-        "schema": analysis.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
+        "schema": benchmark.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
         "device": {"name": "A GPU"}, "environment": {"torch": "2.13.0"}, "packages": {"transformers": "5.0"},
         "model": CONFIG.model_dump(), "precision": {"compute": "fp32"}, "seed": 0, "models": list(models),
         "metrics": list(metrics), "batch_sizes": [4, 8], "sequence_lengths": [8, 16], "steps": 10, "repeats": 2,
@@ -367,26 +367,26 @@ def made_up(models=("v1", "v2"), metrics=analysis.METRICS) -> dict:
 
 
 def test_ratios_are_against_v1():
-    header, rows = analysis.throughput_table(made_up())
+    header, rows = benchmark.throughput_table(made_up())
     assert header == ["B", "S", "v1", "v2"]
     assert rows[0] == [4, 8, "1,000", "2,000 (2.00x)"] and rows[-1] == [8, 16, "1,000", "out of memory"]
-    assert analysis.memory_table(made_up())[1][0] == [4, 8, "800", "600 (1.33x)"]
+    assert benchmark.memory_table(made_up())[1][0] == [4, 8, "800", "600 (1.33x)"]
 
 
 def test_without_v1_the_first_model_is_the_reference():
-    assert analysis.throughput_table(made_up(("v2", "hf")))[1][0] == [4, 8, "2,000", "1,000 (0.50x)"]
-    assert analysis.throughput_table(made_up(("v2", "hf")))[1][-1] == [8, 16, "out of memory", "1,000"]
-    assert analysis.reference(made_up(("hf", "v1"))) == "v1"
+    assert benchmark.throughput_table(made_up(("v2", "hf")))[1][0] == [4, 8, "2,000", "1,000 (0.50x)"]
+    assert benchmark.throughput_table(made_up(("v2", "hf")))[1][-1] == [8, 16, "out of memory", "1,000"]
+    assert benchmark.reference(made_up(("hf", "v1"))) == "v1"
 
 
 def test_the_range_of_a_speedup_is_that_of_the_repeats():
-    rows = {tuple(row[:3]): row[3:] for row in analysis.step_table(made_up())[1]}
+    rows = {tuple(row[:3]): row[3:] for row in benchmark.step_table(made_up())[1]}
     assert rows["v2", 4, 8] == [pytest.approx(16.0), "14.4 to 17.6", pytest.approx(2.0), "1.67 to 2.5"]
     assert rows["v1", 4, 8][2:] == [None, ""] and ("v2", 8, 16) not in rows
 
 
 def test_growth_along_batch_and_sequence():
-    header, rows = analysis.scaling_table(made_up())
+    header, rows = benchmark.scaling_table(made_up())
     growth = {tuple(row[:3]): row[3:] for row in rows}
     assert growth["v1", "B 4 to 8", "S 8"] == [2, 2, 1, 1] and growth["v1", "S 8 to 16", "B 4"] == [2, 2, 1, 2]
     assert ("v2", "S 8 to 16", "B 8") not in growth and len(growth) == 4 + 2 and len(header) == 7
@@ -394,7 +394,7 @@ def test_growth_along_batch_and_sequence():
 
 def test_files_hold_every_cell_and_what_is_missing(tmp_path):
     write_json(tmp_path / "benchmark.json", made_up())
-    text = analysis.analyze(tmp_path / "benchmark.json", tmp_path)
+    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
     report = (tmp_path / "benchmark.md").read_text()
     for shown in (text, report):
         assert "2,000 (2.00x)" in shown and "v2, B 8, S 16: out of memory: CUDA" in shown and "transformers 5.0" in shown
@@ -411,13 +411,13 @@ def test_files_hold_every_cell_and_what_is_missing(tmp_path):
 )
 def test_only_what_was_asked_for_is_shown(metrics, shown, hidden, tmp_path):
     write_json(tmp_path / "benchmark.json", made_up(metrics=metrics) | {"accuracy": []})
-    text = analysis.analyze(tmp_path / "benchmark.json", tmp_path)
+    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
     assert shown in text and hidden not in text and "Accuracy" not in text
 
 
 def test_accuracy_alone_needs_no_plot(tmp_path):
     write_json(tmp_path / "benchmark.json", made_up(metrics=["accuracy"]) | {"cells": []})
-    assert "minus v1's" in analysis.analyze(tmp_path / "benchmark.json", tmp_path)
+    assert "minus v1's" in benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmark.json", "benchmark.md"]
 
 
@@ -427,10 +427,10 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
         entry |= {"status": "failed", "reason": "no compiler", "runs": []}
     write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
     with pytest.raises(RunError, match="nothing was measured; the first: v1, failed: no compiler"):
-        analysis.analyze(tmp_path / "benchmark.json", tmp_path)
+        benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
 
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"schema": "tiny-llama-run/1"}))
     with pytest.raises(UsageError, match="tiny-llama-benchmark/1"):
-        analysis.analyze(tmp_path / "other.json", tmp_path)
+        benchmark.analyze(tmp_path / "other.json", tmp_path)

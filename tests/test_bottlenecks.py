@@ -9,7 +9,8 @@ import pytest
 from conftest import V1
 from small_traces import BATCH, CEILINGS, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
 
-from common.analysis import bottlenecks, flops, operators
+from common.analysis.formulas import flops, operators
+from common.analysis.reports import bottlenecks
 from common.errors import UsageError
 
 SCRIPT = V1 / "analyze_bottlenecks.py"

@@ -16,9 +16,10 @@ from conftest import PATHS, TINY, V1
 sys.path[:0] = [str(V1)]
 import tiny_llama_v1  # noqa: E402
 
-from common import cli, run  # noqa: E402
+from common import cli  # noqa: E402
 from common.errors import RunError  # noqa: E402
 from common.files import write_json  # noqa: E402
+from common.training import run  # noqa: E402
 
 SCRIPT = V1 / "tiny_llama_v1.py"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4")

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, TINY, V1
 from test_regression import record
 
-from common.analysis import code_comparison, version_comparison
+from common.analysis.comparisons import source_diff, versions
 from common.errors import UsageError
 from common.files import write_json
 
@@ -98,7 +98,7 @@ def table_row(text: str, name: str) -> list[str]:
 
 def test_definitions_are_compared_one_by_one(folders):
     scripts = (folder / f"tiny_llama_{folder.name}.py" for folder in folders)
-    changes = {change.name: change[1:] for change in code_comparison.compare(*scripts)}
+    changes = {change.name: change[1:] for change in source_diff.compare(*scripts)}
     assert changes == {
         "(module level)": ("changed", 2, 2, 1, 1),
         "Block": ("same", 2, 2, 0, 0),  # without its methods
@@ -112,7 +112,7 @@ def test_definitions_are_compared_one_by_one(folders):
 
 
 def test_the_code_of_versions_1_and_2():
-    text = version_comparison.analyze(V1, V2, None)
+    text = versions.analyze(V1, V2, None)
     code = text[text.index("## What changed in the code") :]
     assert "new, with the body of the old attention" in " ".join(table_row(code, "plain_attention"))
     assert table_row(code, "Attention.forward")[1] == "changed"
@@ -129,7 +129,7 @@ def test_the_newest_comparable_pair_is_taken(folders):
     save(after / "metrics_stopped_v2.json", "2026-01-04", status="interrupted")
     write_json(after / "gemm_metrics.json", {"schema": "another/1"})
     save(after / "metrics_v1.json", "2026-01-06", training__batch_size=4)  # Version 1, run in the other's folder
-    text = version_comparison.analyze(before, after, None)
+    text = versions.analyze(before, after, None)
     assert "- v1: " + str(before / "metrics_v1.json") in text and "- v2: " + str(after / "metrics_v2.json") in text
     assert table_row(text, "ms/step, median")[-3:] == ["24", "6", "4"]
     assert table_row(text, "parameters")[-2:] == ["1,000", "1,000"]
@@ -138,14 +138,14 @@ def test_the_newest_comparable_pair_is_taken(folders):
 def test_losses_of_other_data_are_marked(folders):
     save(folders[0] / "metrics_v1.json", "2026-01-01")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__seed=7)
-    assert "The losses say nothing: the runs differ in seed (0 and 7)." in version_comparison.analyze(*folders, None)
+    assert "The losses say nothing: the runs differ in seed (0 and 7)." in versions.analyze(*folders, None)
 
 
 def test_the_nearest_pair_says_why_and_what_to_run(folders):
     save(folders[0] / "metrics_v1.json", "2026-01-01")
     save(folders[0] / "metrics_far_v1.json", "2026-01-09", device__name="Another", environment__torch="2.14.0")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
-    text = version_comparison.analyze(*folders, None)
+    text = versions.analyze(*folders, None)
     assert f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json: batch size (8 and 4)." in text
     for folder in folders:
         assert f"    (cd {folder} && python tiny_llama_{folder.name}.py --num-steps 100 --enable-pytorch-profiler)" in text
@@ -184,7 +184,7 @@ def test_folders_that_are_no_version_are_refused(folders, tmp_path, first, secon
         for script, text in scripts.items():
             (tmp_path / name / f"tiny_llama_{script}.py").write_text(text)
     with pytest.raises(UsageError, match=message):
-        version_comparison.analyze(tmp_path / first, tmp_path / second, None)
+        versions.analyze(tmp_path / first, tmp_path / second, None)
 
 
 def test_bad_input_is_one_line(refused):
@@ -195,4 +195,4 @@ def test_bad_input_is_one_line(refused):
 def test_a_damaged_record_is_refused(folders):
     (folders[0] / "metrics_v1.json").write_text(json.dumps(record())[:40])
     with pytest.raises(UsageError, match="metrics_v1.json is not JSON or is cut off"):
-        version_comparison.analyze(*folders, None)
+        versions.analyze(*folders, None)

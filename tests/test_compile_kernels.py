@@ -18,8 +18,8 @@ sys.path[:0] = [str(V3)]
 
 from kernels import blocks  # noqa: E402
 
-from common.analysis import compiled  # noqa: E402
-from common.analysis.docs import refreshed  # noqa: E402
+from common.documents import compiled_kernels  # noqa: E402
+from common.documents.rewrite import refreshed  # noqa: E402
 
 SCRIPT = V3 / "compile_kernels.py"
 LDS_BYTES = 64 * 1024  # of gfx90a and gfx942
@@ -98,7 +98,7 @@ def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
         same | {"target": "sm_90", "registers": 24, "spills": 8, "shared_bytes": 512},
     ]
     (tmp_path / "kernels.json").write_text(json.dumps({"schema": "tiny-llama-compiled/1", "triton": "3.7.1", "rows": rows}))
-    assert compiled.compiled(tmp_path).splitlines()[::2] == [
+    assert compiled_kernels.compiled(tmp_path).splitlines()[::2] == [
         "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |", "Compiled with Triton 3.7.1.",
     ]  # fmt: skip
     assert "rms_norm" in refreshed("<!-- table: compiled results/compiled -->\n<!-- /table -->\n")

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from common import cli, config, versions
+from common import cli, config
 from common.config import ModelConfig, TrainingConfig
 from common.errors import UsageError
+from common.training import version_files
 
 
 @pytest.fixture
@@ -175,14 +176,14 @@ def test_flags_reach_the_configuration() -> None:
 def test_a_comparison_reads_its_flags_as_a_run_does() -> None:
     flags = "--preset small --batch-size 2 --seq-len 32 --seed 9 --device cpu --use-amp --amp-dtype float16"
     of_a_run = vars(cli.parse(cli.parser(None).parse_args(flags.split())))
-    of_a_comparison = vars(versions.resolve(versions.parser(None).parse_args(flags.split())))
+    of_a_comparison = vars(version_files.resolve(version_files.parser(None).parse_args(flags.split())))
     assert of_a_comparison["seq_len"] == 32 and of_a_comparison.items() <= of_a_run.items()
 
 
 @pytest.mark.parametrize(("left_out", "flag"), [("batch_size", "--batch-size"), ("sequence_length", "--seq-len")])
 def test_a_comparison_without_a_flag_takes_the_preset(left_out: str, flag: str, capsys: pytest.CaptureFixture) -> None:
-    parser = versions.parser(None, **{left_out: False})
-    options = versions.resolve(parser.parse_args(["--preset", "medium"]))
+    parser = version_files.parser(None, **{left_out: False})
+    options = version_files.resolve(parser.parse_args(["--preset", "medium"]))
     assert (options.batch_size, options.seq_len) == (16, 512)
     with pytest.raises(SystemExit):
         parser.parse_args([flag, "4"])

@@ -14,11 +14,12 @@ import pytest
 import torch
 from conftest import INTERPRETER_FAILS, PATHS, ROOT, V1
 
-from common.analysis import docs, version_diff
+from common.analysis.comparisons import source_diff
+from common.documents import rewrite
 
 V2, V3 = ROOT / "version2_pytorch_fused", ROOT / "version3_triton"
 VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
-DOCUMENTS = docs.documents()
+DOCUMENTS = rewrite.documents()
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
@@ -87,12 +88,12 @@ def flags(script: Path) -> frozenset[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
-    assert docs.refreshed(text) == text, "run python -m common.analysis.docs"
+    assert rewrite.refreshed(text) == text, "run python -m common.documents.rewrite"
 
 
 def test_a_stale_table_is_noticed():
     text = "<!-- table: parameters -->\nold\n<!-- /table -->\n"
-    assert docs.refreshed(text) != text and docs.refreshed(docs.refreshed(text)) == docs.refreshed(text)
+    assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -244,5 +245,5 @@ def test_the_diff_of_two_forward_passes_has_the_methods_that_differ(tmp_path):
             f"class Same:\n    def forward(self, x):\n        return -x\n\n\nclass Other:\n    def __init__(self):\n"
             f"        self.{name} = 0\n\n    def forward(self, x):\n        {body}\n"
         )
-    shown = version_diff.forward_diff(tmp_path / "a.py", tmp_path / "b.py")
+    shown = source_diff.forward_diff(tmp_path / "a.py", tmp_path / "b.py")
     assert shown == "```diff\n  # Other.forward\n def forward(self, x):\n+    x = 2 * x\n     return x\n```\n"

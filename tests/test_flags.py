@@ -8,9 +8,11 @@ import pytest
 import torch
 from conftest import ROOT, V1
 
-from common import cli, profiling, run
+from common import cli
 from common import device as devices
-from common.analysis import fusion_report, regression
+from common.analysis.comparisons import regression
+from common.documents import fusion_report
+from common.training import profiler, run
 
 sys.path[:0] = [str(V1), str(ROOT / "version2_pytorch_fused")]
 
@@ -91,5 +93,5 @@ def test_the_mode_of_torch_compile(monkeypatch):
 def test_the_steps_of_a_profile(tmp_path, steps, asked, active, slow):
     """The last ones, as many as asked for but less than half of the run; the profiler also slows the one before them."""
     flags = ["--num-steps", str(steps), "--profile-steps", str(asked), "--profile-dir", str(tmp_path)]
-    profiler = profiling.Profiler(cli.parse(cli.parser(None).parse_args(flags)), torch.device("cpu"))
-    assert (profiler.active, profiler.slow_steps(steps)) == (active, slow)
+    watched = profiler.Profiler(cli.parse(cli.parser(None).parse_args(flags)), torch.device("cpu"))
+    assert (watched.active, watched.slow_steps(steps)) == (active, slow)

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common import config as configs
 from common import spans
-from common.analysis import architecture, flops, footprint
+from common.analysis.formulas import flops, footprint
 from common.config import ModelConfig
+from common.documents import architecture
 from common.precision import Precision
 
 sys.path.insert(0, str(V1))

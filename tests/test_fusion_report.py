@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from common.analysis import ablation, fusion_report, pages, plots
+from common.analysis.output import plots, report
+from common.documents import fusion_report
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.studies import ablation
 
 SCRIPT = ROOT / "version2_pytorch_fused" / "generate_fusion_report.py"
 TITLES = [
@@ -167,9 +169,9 @@ def test_both_documented_forms(run_script, tmp_path):
     named = "--baseline", "../version1_pytorch_baseline/complete_analysis", "--fused", "./complete_rocm_analysis"
     run_script(tmp_path / "start.py", SCRIPT, *named, "--output", "./fusion_comparison_report.md")
     run_script(tmp_path / "start.py", SCRIPT, "--output-dir", "./optimization_analysis")
-    for report in (version2 / "fusion_comparison_report", version2 / "optimization_analysis" / "fusion_report"):
-        assert "Not measured" not in report.with_suffix(".md").read_text()
-        assert report.with_suffix(".html").read_text().count("<svg") == len(FIGURES)
+    for path in (version2 / "fusion_comparison_report", version2 / "optimization_analysis" / "fusion_report"):
+        assert "Not measured" not in path.with_suffix(".md").read_text()
+        assert path.with_suffix(".html").read_text().count("<svg") == len(FIGURES)
 
 
 def test_a_missing_profile_names_the_command(refused, tmp_path):
@@ -280,7 +282,7 @@ def test_the_page_in_a_browser(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
 def test_an_error_in_the_console_would_be_seen(tmp_path):
-    section = pages.Section("a", "A", ["text"])
-    (tmp_path / "page.html").write_text(pages.html("T", [section]).replace("</main>", "<script>throw Error('x')</script></main>"))
+    section = report.Section("a", "A", ["text"])
+    (tmp_path / "page.html").write_text(report.html("T", [section]).replace("</main>", "<script>throw Error('x')</script></main>"))
     document, log = browse(tmp_path, "page.html")
     assert "CONSOLE" in log and "<p>text</p>" in document

@@ -11,13 +11,12 @@ import torch
 from conftest import V1
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common import gemms
-from common.analysis import flops
-from common.analysis import gemms as analysis
+from common.analysis.formulas import flops
 from common.config import PRESETS, ModelConfig, resolve
 from common.errors import RunError, UsageError
 from common.files import write_json
 from common.precision import Precision
+from common.studies import gemm_operations
 
 sys.path.insert(0, str(V1))
 import tiny_llama_v1 as v1  # noqa: E402
@@ -55,7 +54,7 @@ def test_the_products_are_those_of_a_training_step_of_version_1(name, length):
     with Products() as ran:
         model.loss(tokens, tokens).backward()
     expected = Counter()
-    for product in gemms.products(config, 2, length):
+    for product in gemm_operations.products(config, 2, length):
         expected[product.shape] += product.per_step
     assert ran.found == expected
 
@@ -63,27 +62,27 @@ def test_the_products_are_those_of_a_training_step_of_version_1(name, length):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_products_need_the_flops_of_the_formula(preset):
     config = resolve(preset).model
-    counted = sum(2 * p.batch * p.m * p.n * p.k * p.per_step for p in gemms.products(config, 3, 40))
+    counted = sum(2 * p.batch * p.m * p.n * p.k * p.per_step for p in gemm_operations.products(config, 3, 40))
     assert counted == flops.training_step(config, 3, 40, causal=False)["total"]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
     def work(products, names):
-        return Counter({p: 0 for p in analysis.PHASES}) + sum(
+        return Counter({p: 0 for p in gemm_operations.PHASES}) + sum(
             (Counter({p.phase: p.m * p.n * p.k}) for p in products if p.gemm in names), Counter()
         )
 
-    separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemms.products, gemms.fused_products))
-    for whole, parts in analysis.FUSED.items():
+    separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
+    for whole, parts in gemm_operations.FUSED.items():
         assert work(fused, [whole]) == work(separate, parts)
-        assert set(work(fused, [whole])) == set(analysis.PHASES)
+        assert set(work(fused, [whole])) == set(gemm_operations.PHASES)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
-    made = gemms.operand(batch, 4, 6, transposed, torch.device("cpu"), torch.float32)
+    made = gemm_operations.operand(batch, 4, 6, transposed, torch.device("cpu"), torch.float32)
     assert made.shape[-2:] == (4, 6) and (made.dim() == 3) == (batch == 3)
     assert made.stride(-2 if transposed else -1) == 1
 
@@ -106,13 +105,13 @@ def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
         "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32", "tf32": False}, "element_bytes": 4,
         "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
         "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
-        "gemms": [row for point in grid for row in timed(gemms.products(config, *point), point, 0.25)],
-        "fused": [row for point in grid for row in timed(gemms.fused_products(config, *point), point, 0.5)],
+        "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
+        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
     }  # fmt: skip
 
 
 def test_rates_shares_and_bounds_follow_from_the_times():
-    rows = analysis.describe(constructed(CONFIGS["gqa"]))
+    rows = gemm_operations.describe(constructed(CONFIGS["gqa"]))
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     for point in (2, 4):
@@ -128,28 +127,28 @@ def test_rates_shares_and_bounds_follow_from_the_times():
 def test_the_limit_is_what_takes_longest():
     measured = constructed(CONFIGS["gqa"])
     measured["ceilings"]["operation_seconds"] = 1.0
-    assert {row["limit"] for row in analysis.describe(measured)} == {"launch"}
+    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"launch"}
     measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
-    assert {row["limit"] for row in analysis.describe(measured)} == {"compute"}
+    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"compute"}
 
 
 def test_doubtful_figures_are_counted(tmp_path):
     measured = constructed(CONFIGS["gqa"], grid=((2, 8),))
     write_json(tmp_path / "gemm_analysis.json", measured)
-    summary = analysis.analyze(tmp_path / "gemm_analysis.json", tmp_path)
-    shapes = len({product.shape for product in gemms.products(CONFIGS["gqa"], 2, 8)})
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    shapes = len({product.shape for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
     assert f"20th: 0 of {shapes} shapes" in summary
     for row in measured["gemms"]:
         row["ms"] = {"median": 1e-9, "p20": 1e-9, "p80": 2e-9, "count": 9}
     write_json(tmp_path / "gemm_analysis.json", measured)
-    summary = analysis.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
     assert f"bound: {shapes} of {shapes} shapes" in summary and f"20th: {shapes} of {shapes} shapes" in summary
     assert "something else was running" in (tmp_path / "gemm_analysis.md").read_text()
 
 
 def test_the_report_compares_fused_with_separate_products(tmp_path):
     write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]))
-    summary = analysis.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
     lines = [line.split() for line in summary.splitlines() if "qkv_proj" in line or "gate_up_proj" in line]
     assert [line[:2] for line in lines] == [
         ["16", "gate_up_proj"],
@@ -172,9 +171,9 @@ def test_the_script_measures_and_reports(run_script, tmp_path):
     assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
-        assert row["calls"] >= row["ms"]["count"] >= gemms.ROUNDS * gemms.MIN_SAMPLES
+        assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
-    assert len(rows) == 30 and {row["gemm"] for row in rows} == {name for kind in analysis.KINDS.values() for name in kind[0]}
+    assert len(rows) == 30 and {row["gemm"] for row in rows} == {name for kind in gemm_operations.KINDS.values() for name in kind[0]}
     assert {row["share_percent"] != "" for row in rows} == {True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
@@ -202,7 +201,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, arguments, 
 def test_a_foreign_file_is_refused(tmp_path):
     write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
     with pytest.raises(UsageError, match="not a file of schema tiny-llama-gemms/1"):
-        analysis.analyze(tmp_path / "other.json", tmp_path)
+        gemm_operations.analyze(tmp_path / "other.json", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
 
 
@@ -217,15 +216,15 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
     best = {"flops_per_second": 1.0, "bytes_per_second": 1.0, "operation_seconds": 1.0}
     worse = {"flops_per_second": 0.5, "bytes_per_second": 0.5, "operation_seconds": 2.0}
     peaks = iter([worse, best, worse])
-    monkeypatch.setattr(gemms.ceilings, "measure", lambda *_: next(peaks))
-    monkeypatch.setattr(gemms, "time_product", clock)
-    measured = gemms.measure(CONFIGS["mha"], [1, 2], [4, 8], cpu, Precision(cpu, None), False)
-    assert set(Counter(timed).values()) == {gemms.ROUNDS}
+    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: next(peaks))
+    monkeypatch.setattr(gemm_operations, "time_product", clock)
+    measured = gemm_operations.measure(CONFIGS["mha"], [1, 2], [4, 8], cpu, Precision(cpu, None), False)
+    assert set(Counter(timed).values()) == {gemm_operations.ROUNDS}
     by_name = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]): row for row in measured["gemms"]}
     assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
     row = by_name[1, 4, "q_proj", "forward"]
-    shapes = len(timed) // gemms.ROUNDS
-    assert row["ms"]["median"] == 1 + shapes and row["ms"]["count"] == gemms.ROUNDS and row["calls"] == 5 * gemms.ROUNDS
+    shapes = len(timed) // gemm_operations.ROUNDS
+    assert row["ms"]["median"] == 1 + shapes and row["ms"]["count"] == gemm_operations.ROUNDS and row["calls"] == 5 * gemm_operations.ROUNDS
     assert measured["ceilings"] == best | {"precision": "fp32"}
 
 
@@ -234,10 +233,10 @@ def test_out_of_memory_says_what_to_lower(monkeypatch):
         raise torch.OutOfMemoryError("full")
 
     cpu = torch.device("cpu")
-    monkeypatch.setattr(gemms.ceilings, "measure", lambda *_: {})
-    monkeypatch.setattr(gemms, "time_product", full)
+    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: {})
+    monkeypatch.setattr(gemm_operations, "time_product", full)
     with pytest.raises(RunError, match=r"out of memory in q_proj, 1 x \[16, 32\] @ \[32, 32\]: lower --batch-sizes"):
-        gemms.measure(CONFIGS["gqa"], [2], [8], cpu, Precision(cpu, None), False)
+        gemm_operations.measure(CONFIGS["gqa"], [2], [8], cpu, Precision(cpu, None), False)
 
 
 def test_the_configuration_file_is_the_preset_tiny():

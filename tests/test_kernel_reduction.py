@@ -8,8 +8,10 @@ import pytest
 from conftest import ROOT, TINY, V1
 from small_traces import gpu_trace, record_cpu_trace, write_profile
 
-from common.analysis import kernel_reduction, kernels, plots, profile_report
-from common.analysis.kernel_kinds import kind
+from common.analysis.comparisons import kernel_reduction
+from common.analysis.output import plots
+from common.analysis.profiles import kernel_names, load_kernels, pytorch, step_profile
+from common.analysis.profiles.kernel_names import kind
 from common.errors import UsageError
 from common.files import write_json
 
@@ -33,7 +35,7 @@ def calls(rows):
 
 @pytest.fixture(scope="module")
 def h100():
-    return profile_report.read(H100)
+    return step_profile.read(H100)
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def cpu_profiles(folder, trace, change=lambda profile: None):
 def test_what_was_taken_out_is_gone_and_what_was_put_in_is_new(fused):
     found = kernel_reduction.compare(H100, fused)
     assert (found.counted, found.per_step) == ("kernels", True)
-    changed = {kernels.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in found.by_name
+    changed = {kernel_names.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in found.by_name
                if row.change != "same"}  # fmt: skip
     masks = next(name for name in changed if "masked_fill" in name)
     assert changed == {
@@ -123,7 +125,7 @@ def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
 
     before, after = cpu_profiles(tmp_path, cpu_trace, drop_products)
     found = kernel_reduction.compare(before, after)
-    assert found.counted == "operator calls" and kernels.OPERATORS in found.notes
+    assert found.counted == "operator calls" and pytorch.OPERATORS in found.notes
     # 2 layers: q k^T and its product with v, and two gradients of each
     assert (named(found, "aten::bmm").change, named(found, "aten::bmm").calls_before) == ("gone", 12)
     assert all(row.calls_difference == 0 for row in found.by_span if row.name != "attention")
@@ -151,7 +153,7 @@ def test_compiled_operators_are_explained(tmp_path, cpu_trace):
         ]
 
     found = kernel_reduction.compare(*cpu_profiles(tmp_path, cpu_trace, compile_all))
-    assert kernels.COMPILED in found.notes and kernel_reduction.NO_SPANS in found.notes
+    assert pytorch.COMPILED in found.notes and kernel_reduction.NO_SPANS in found.notes
     assert [row.name for row in found.by_name if row.change == "new"] == ["CompiledFunction"]
     assert_sums_agree(found)
 
@@ -282,7 +284,7 @@ def test_kinds_of_names(expected):
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "medium"])
 def test_kinds_fit_the_spans_of_a_measured_run(preset):
-    profile = profile_report.read(H100.with_name(f"v1_{preset}_profile.json"))
+    profile = step_profile.read(H100.with_name(f"v1_{preset}_profile.json"))
     products = {row["span"] for row in profile["kernels"] if kind(row["name"]) == "matrix products"}
     assert products == {"attention", "mlp", "loss"}
     assert not any(kind(row["name"]) == "attention" for row in profile["kernels"]), "Version 1 has no fused attention"
@@ -292,7 +294,7 @@ def test_kinds_fit_the_spans_of_a_measured_run(preset):
 
 @pytest.mark.skipif(not SAMPLES.exists(), reason="needs samples that are not part of the repository")
 def test_kinds_of_a_run_on_an_mi250():
-    table = kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz").table
+    table = load_kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz").table
     kinds = {name: kind(name) for name in table.name}
     assert set(kinds.values()) == {"matrix products", "elementwise", "reductions", "copies"}
     assert all((found == "matrix products") == name.startswith("Cijk_") for name, found in kinds.items())

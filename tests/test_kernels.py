@@ -10,8 +10,10 @@ import pytest
 from conftest import ROOT
 from small_traces import BATCH, CONFIG, LENGTH, STEPS, event, gpu_trace, record_cpu_trace, write_profile
 
-from common.analysis import flops, kernels, operators, traces
-from common.analysis.kernel_kinds import kind
+from common.analysis.formulas import flops, operators
+from common.analysis.profiles import chrome_trace, kernel_names, kernel_table, load_kernels, pytorch, rocm
+from common.analysis.profiles.kernel_names import kind
+from common.analysis.reports import launches
 from common.errors import UsageError
 
 SCRIPT = ROOT / "version2_pytorch_fused" / "analyze_kernel_launches.py"
@@ -28,14 +30,14 @@ STATS_HEADER = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs
 STATS = STATS_HEADER + f'"{SCALE}",2,5000,2500.0,27.78,1000,4000,2121.3\n"{COPY}",1,13000,13000.0,72.22,13000,13000,0.0\n'
 
 
-def write_database(path, launches=LAUNCHES, view=True):
+def write_database(path, rows=LAUNCHES, view=True):
     """A database with the part of rocpd's schema that kernels come from: tables with a uuid in their name, views without."""
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE rocpd_kernel_dispatch_0000aaaa (kernel_id, start INTEGER, [end] INTEGER)")
         database.execute("CREATE TABLE rocpd_info_kernel_symbol_0000aaaa (id, display_name TEXT)")
-        names = list(dict.fromkeys(name for name, _, _ in launches))
+        names = list(dict.fromkeys(name for name, _, _ in rows))
         database.executemany("INSERT INTO rocpd_info_kernel_symbol_0000aaaa VALUES (?, ?)", enumerate(names))
-        rows = [(names.index(name), CLOCK + start, CLOCK + start + duration) for name, start, duration in launches]
+        rows = [(names.index(name), CLOCK + start, CLOCK + start + duration) for name, start, duration in rows]
         database.executemany("INSERT INTO rocpd_kernel_dispatch_0000aaaa VALUES (?, ?, ?)", rows)
         if view:
             database.execute(
@@ -51,7 +53,7 @@ def write_gpu_trace(path, launch="cudaLaunchKernel"):
     return path
 
 
-def launches(found):
+def launch_rows(found):
     return list(found.table[["name", "start_ns", "duration_ns"]].itertuples(index=False, name=None))
 
 
@@ -67,24 +69,24 @@ def cpu_path(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_kernel_traces_of_any_release_give_the_same_launches(name):
-    found = kernels.load(FIXTURES / name)
-    assert (found.source, launches(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
+    found = load_kernels.load(FIXTURES / name)
+    assert (found.source, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
     assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(found.table.calls) == {1}
-    assert list(found.table.columns) == list(kernels.COLUMNS) and found.counters.shape == (3, 0)
+    assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (3, 0)
 
 
 def test_the_name_of_a_file_does_not_decide(tmp_path):
     (tmp_path / "hip_api_stats.json").write_bytes((FIXTURES / "new_kernel_trace.csv").read_bytes())
-    assert launches(kernels.load(tmp_path / "hip_api_stats.json")) == LAUNCHES
+    assert launch_rows(load_kernels.load(tmp_path / "hip_api_stats.json")) == LAUNCHES
     (tmp_path / "kernel_trace.csv").write_text(STATS)
-    assert kernels.load(tmp_path / "kernel_trace.csv").source == "rocprofv3-kernel-stats"
+    assert load_kernels.load(tmp_path / "kernel_trace.csv").source == "rocprofv3-kernel-stats"
 
 
 def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
     (tmp_path / "out_kernel_stats.csv").write_text(STATS)
-    found = kernels.load(tmp_path / "out_kernel_stats.csv")
-    assert found.table.start_ns.isna().all() and kernels.gaps(found) is None
-    assert kernels.summary(found) == [
+    found = load_kernels.load(tmp_path / "out_kernel_stats.csv")
+    assert found.table.start_ns.isna().all() and launches.gaps(found) is None
+    assert launches.summary(found) == [
         (COPY, "memcpy", 1, 13000, 13000, 13000, 13000, 13000 / 18000),
         (SCALE, "kernel", 2, 5000, 2500, 1000, 4000, 5000 / 18000),
     ]
@@ -94,29 +96,29 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     path = write_database(tmp_path / "a b?#_results.db")
     path.chmod(0o444)
     before = path.read_bytes()
-    found = kernels.load(path)
-    assert (found.source, launches(found)) == ("rocpd", LAUNCHES)
+    found = load_kernels.load(path)
+    assert (found.source, launch_rows(found)) == ("rocpd", LAUNCHES)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_pmc_perf_has_a_row_per_dispatch_and_its_counters():
-    found = kernels.load(FIXTURES / "pmc_perf.csv")
+    found = load_kernels.load(FIXTURES / "pmc_perf.csv")
     assert found.source == "rocprof-compute"
     assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [0, 45000]
     assert found.counters.to_dict("list") == {"SQ_WAVES": [16, 16], "TCC_HIT[0]": [3, 4], "TCC_HIT_sum": [96, 128]}
-    assert kernels.gaps(found) is None, "each kernel ran alone for its counters"
+    assert launches.gaps(found) is None, "each kernel ran alone for its counters"
 
 
 def test_both_pages_of_ncu_give_the_same_launches():
-    details, raw = kernels.load(FIXTURES / "ncu_details.csv"), kernels.load(FIXTURES / "ncu_raw.csv")
+    details, raw = load_kernels.load(FIXTURES / "ncu_details.csv"), load_kernels.load(FIXTURES / "ncu_raw.csv")
     for found in (details, raw):
         assert found.source == "ncu" and list(found.table.name) == [FILL, "gemm_kernel", "gemm_kernel"]
         assert list(found.table.duration_ns) == pytest.approx([2240, 1_500_000, 1_234_560])
-        assert found.table.start_ns.isna().all() and kernels.gaps(found) is None
+        assert found.table.start_ns.isna().all() and launches.gaps(found) is None
 
 
 def test_counters_of_ncu_are_in_base_units():
-    details, raw = (kernels.load(FIXTURES / f"ncu_{page}.csv").counters for page in ("details", "raw"))
+    details, raw = (load_kernels.load(FIXTURES / f"ncu_{page}.csv").counters for page in ("details", "raw"))
     assert list(raw) == ["dram__bytes.sum", "gpu__time_duration.sum", "launch__registers_per_thread", "lts__t_sectors.sum"]
     assert list(raw["dram__bytes.sum"][:2]) == pytest.approx([2.1e6, 1.0245e9]) and raw["dram__bytes.sum"].isna()[2]
     assert list(raw["lts__t_sectors.sum"]) == [65536, 8192, 8192]
@@ -130,9 +132,9 @@ def test_counters_of_ncu_are_in_base_units():
 
 @pytest.mark.parametrize("launch", ["cudaLaunchKernel", "hipLaunchKernel"])
 def test_a_trace_gives_the_kernels_of_its_steps(tmp_path, launch):
-    found = kernels.load(write_gpu_trace(tmp_path / "trace.json", launch))
+    found = load_kernels.load(write_gpu_trace(tmp_path / "trace.json", launch))
     assert (found.source, found.steps) == ("pytorch-trace", 2)
-    assert launches(found)[:4] == [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
+    assert launch_rows(found)[:4] == [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
     assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
 
 
@@ -141,7 +143,7 @@ def test_a_trace_that_marks_no_steps_gives_all_its_kernels(tmp_path):
     content["traceEvents"] = [each for each in content["traceEvents"] if not each["name"].startswith("ProfilerStep")]
     content["traceEvents"].append(event("gpu_memcpy", "CopyHostToDevice", 300, 310, 0, stream=7, correlation=98))
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-    found = kernels.load(tmp_path / "trace.json.gz")
+    found = load_kernels.load(tmp_path / "trace.json.gz")
     assert found.steps is None and list(found.table.name)[0] == "before" and len(found.table) == 8
     assert found.table.iloc[-1][["name", "category"]].to_list() == ["CopyHostToDevice", "memcpy"]
 
@@ -151,14 +153,14 @@ def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_path):
         write_profile(tmp_path / "profile_1.json", trace)
         sums = [
             {row.name: (row.category, row.calls, pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls)) for row in rows}
-            for rows in (kernels.summary(kernels.load(path)) for path in (trace, tmp_path / "profile_1.json"))
+            for rows in (launches.summary(load_kernels.load(path)) for path in (trace, tmp_path / "profile_1.json"))
         ]
         assert sums[0] == sums[1]
 
 
 def test_operators_of_a_cpu_are_those_that_work(cpu_path):
-    found, trace = kernels.load(cpu_path), traces.load(cpu_path)
-    assert found.are_operators and found.notes == (kernels.OPERATORS,) and found.steps == STEPS
+    found, trace = load_kernels.load(cpu_path), chrome_trace.load(cpu_path)
+    assert found.are_operators and found.notes == (pytorch.OPERATORS,) and found.steps == STEPS
     names = set(found.table.name)
     assert {"aten::mm", "aten::bmm", "aten::silu", "aten::add", "aten::embedding_dense_backward"} <= names
     assert not names & {"aten::view", "aten::empty", "aten::linear", "aten::matmul", "aten::t", "MmBackward0", "autograd engine"}
@@ -169,7 +171,7 @@ def test_operators_of_a_cpu_are_those_that_work(cpu_path):
         for name, shapes, types in zip(products.name, products.input_shapes, products.input_types, strict=True)
     )
     assert counted == STEPS * flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], "no product is left out"
-    busy = kernels.gaps(found)
+    busy = launches.gaps(found)
     assert busy.busy_ns + busy.idle_ns.sum() == pytest.approx(busy.window_ns) and 0 < busy.busy_ns < busy.window_ns
 
 
@@ -177,16 +179,16 @@ def test_frames_of_torch_compile_are_no_operators(tmp_path):
     names = ["TorchDynamo Cache Lookup", "Torch-Compiled Region: 0/0", "Pregraph bytecode", "CompiledFunction", "aten::mm"]
     events = [event("cpu_op", name, 10 * i, 10 * i + 5) for i, name in enumerate(names)]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    found = kernels.load(tmp_path / "trace.json")
+    found = load_kernels.load(tmp_path / "trace.json")
     assert list(found.table.name) == ["CompiledFunction", "aten::mm"]
-    assert found.notes == (kernels.OPERATORS, kernels.COMPILED)
+    assert found.notes == (pytorch.OPERATORS, pytorch.COMPILED)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "medium"])
 def test_measured_profiles_keep_every_launch(preset):
     path = ROOT / "results" / "h100" / f"v1_{preset}_profile.json"
     profile = json.loads(path.read_text())
-    rows = kernels.summary(kernels.load(path))
+    rows = launches.summary(load_kernels.load(path))
     assert sum(row.calls for row in rows) == profile["launch"]["count"]
     assert sum(row.total_ns for row in rows) == pytest.approx(1e3 * sum(row["device_us"] for row in profile["kernels"]))
     assert {row.category for row in rows} == {"kernel", "memcpy", "memset"} and sum(row.share for row in rows) == pytest.approx(1)
@@ -194,7 +196,7 @@ def test_measured_profiles_keep_every_launch(preset):
 
 def test_a_profile_of_attention_says_so(tmp_path):
     write_profile(tmp_path / "profile_1.json", write_gpu_trace(tmp_path / "trace.json"), attention_only=True)
-    found = kernels.load(tmp_path / "profile_1.json")
+    found = load_kernels.load(tmp_path / "profile_1.json")
     assert set(found.table.name) == {"gemm", "Memset (Device)"} and any("attention" in note for note in found.notes)
 
 
@@ -212,13 +214,13 @@ def test_samples_of_kernel_traces(name):
     path = SAMPLES / "rocprofv3-docs" / f"{name}.csv"
     rows = column(path, "Kernel_Name", "Start_Timestamp", "End_Timestamp")
     first = min(int(start) for _, start, _ in rows)
-    assert launches(kernels.load(path)) == [(name, int(start) - first, int(end) - int(start)) for name, start, end in rows]
+    assert launch_rows(load_kernels.load(path)) == [(name, int(start) - first, int(end) - int(start)) for name, start, end in rows]
 
 
 @needs_samples
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("rocprofv3-stats-excerpts/*kernel_stats*")), ids=lambda path: path.stem)
 def test_samples_of_statistics(path):
-    rows = {row.name: row for row in kernels.summary(kernels.load(path))}
+    rows = {row.name: row for row in launches.summary(load_kernels.load(path))}
     for name, calls, total, mean, low, high in column(path, "Name", "Calls", "TotalDurationNs", "AverageNs", "MinNs", "MaxNs"):
         assert rows[name][2:4] + rows[name][5:7] == (int(calls), int(total), int(low), int(high))
         assert rows[name].mean_ns == pytest.approx(float(mean))
@@ -229,7 +231,7 @@ def test_samples_of_statistics(path):
 @pytest.mark.parametrize("workload", ["no_roof/MI300A_A1", "kernel_names/MI200"])
 def test_samples_of_rocprof_compute(workload):
     folder = SAMPLES / "rocprof-compute" / workload
-    found = kernels.load(folder)
+    found = load_kernels.load(folder)
     assert (found.source, found.path) == ("rocprof-compute", folder / "pmc_perf.csv")
     times = column(folder / "timestamps.csv", "Start_Timestamp", "End_Timestamp")
     assert list(found.table.duration_ns) == [int(end) - int(start) for start, end in times]
@@ -240,9 +242,9 @@ def test_samples_of_rocprof_compute(workload):
 
 @needs_samples
 def test_sample_of_a_trace_of_an_mi250():
-    found = kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
+    found = load_kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
     assert found.table.category.value_counts().to_dict() == {"kernel": 14, "memcpy": 2} and found.steps == 1
-    assert 0 < kernels.gaps(found).busy_ns <= found.table.duration_ns.sum()
+    assert 0 < launches.gaps(found).busy_ns <= found.table.duration_ns.sum()
 
 
 @needs_samples
@@ -267,12 +269,12 @@ def test_sample_of_a_trace_of_an_mi250():
 )  # fmt: skip
 def test_samples_without_kernels_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
-        kernels.load(SAMPLES / name)
+        load_kernels.load(SAMPLES / name)
 
 
 @needs_samples
 def test_sample_of_measured_ceilings():
-    ceilings = kernels.read_rocprof_ceilings(SAMPLES / "rocprof-compute/kernel_names/MI200/roofline.csv")
+    ceilings = rocm.read_rocprof_ceilings(SAMPLES / "rocprof-compute/kernel_names/MI200/roofline.csv")
     assert ceilings["bytes_per_second"] == pytest.approx(
         {"hbm": 1.3889e12, "l2": 5.0174e12, "l1": 9.2270e12, "lds": 17.716e12}, rel=1e-4
     )
@@ -335,25 +337,25 @@ def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message
     path = tmp_path / "given.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message) as error:
-        kernels.load(path)
+        load_kernels.load(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_markers_are_known_by_their_file(tmp_path):
     (tmp_path / "1_marker_api_stats.csv").write_text(STATS_HEADER + '"attention",3,9,3.0,100.0,1,5,1.0\n')
     with pytest.raises(UsageError, match="not of kernels"):
-        kernels.load(tmp_path / "1_marker_api_stats.csv")
+        load_kernels.load(tmp_path / "1_marker_api_stats.csv")
 
 
 def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
-        kernels.load(write_database(tmp_path / "nsys.db", view=False))
+        load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
     with pytest.raises(UsageError, match="has no rows"):
-        kernels.load(write_database(tmp_path / "cpu_results.db", launches=[]))
+        load_kernels.load(write_database(tmp_path / "cpu_results.db", launches=[]))
     whole = write_database(tmp_path / "results.db", LAUNCHES * 500).read_bytes()
     (tmp_path / "results.db").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match="is damaged"):
-        kernels.load(tmp_path / "results.db")
+        load_kernels.load(tmp_path / "results.db")
 
 
 # ------------------------------------------------------------------------------------------------------ folders and names
@@ -372,21 +374,21 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     put(tmp_path / "workloads/v2/MI300A_A1/roofline.csv", "device,HBMBw\n0,1\n")
     put(tmp_path / "metrics_v2.json", '{"schema": "tiny-llama-run/1"}')
     put(tmp_path / "notes.txt", NEW)
-    assert kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv"]}
+    assert load_kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv"]}
 
     stats = put(tmp_path / "host/1_kernel_stats.csv", STATS)
-    assert kernels.load(tmp_path).path == stats
-    assert any("not read" in note and "1 of rocprof-compute" in note for note in kernels.load(tmp_path).notes)
+    assert load_kernels.load(tmp_path).path == stats
+    assert any("not read" in note and "1 of rocprof-compute" in note for note in load_kernels.load(tmp_path).notes)
     database = write_database(tmp_path / "host" / "7_results.db")
-    assert kernels.load(tmp_path).path == database
+    assert load_kernels.load(tmp_path).path == database
     old = put(tmp_path / "host/9_kernel_trace.csv", NEW, age=60)
     new = put(tmp_path / "host/3_kernel_trace.csv", NEW)
     put(tmp_path / ".venv/lib/5_kernel_trace.csv", NEW, age=-60)
-    found = kernels.load(tmp_path)
+    found = load_kernels.load(tmp_path)
     assert found.path == new and any("1 other of rocprofv3-kernel-trace (each" in note for note in found.notes)
     assert any("own), 1 of rocpd" in note for note in found.notes)
     os.utime(old)
-    assert kernels.load(tmp_path).path == old
+    assert load_kernels.load(tmp_path).path == old
 
 
 def test_the_newest_profile_is_the_one_whose_name_sorts_last(tmp_path):
@@ -394,13 +396,13 @@ def test_the_newest_profile_is_the_one_whose_name_sorts_last(tmp_path):
     for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
         write_profile(tmp_path / name, trace)
     trace.unlink()
-    assert kernels.load(tmp_path).path.name == "profile_20260102T000000_1.json"
+    assert load_kernels.load(tmp_path).path.name == "profile_20260102T000000_1.json"
 
 
 def test_a_folder_without_kernels_says_what_it_looks_for(tmp_path):
     put(tmp_path / "sub/loss.csv", "step,loss\n1,6.9\n")
     with pytest.raises(UsageError, match=r"holds no kernels: looked in it and below for .*_kernel_trace.csv.*ncu --csv"):
-        kernels.load(tmp_path)
+        load_kernels.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
         path.unlink()
         write_database(path)
     put(tmp_path / "results.csv_agent_info.csv", "Node_Id\n1\n")
-    found = kernels.load(tmp_path / "results.csv")
+    found = load_kernels.load(tmp_path / "results.csv")
     assert found.path == path and "there is no" in found.notes[0] and "results.csv" in found.notes[0]
     assert found.table.duration_ns.sum() == 18000
 
@@ -429,18 +431,18 @@ def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
 
 
 def test_gaps_are_where_no_kernel_runs():
-    found = kernels.gaps(kernels.load(FIXTURES / "new_kernel_trace.csv"))
+    found = launches.gaps(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
     assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (21001, 17000, [4001]), "the first two overlap by 1000 ns"
 
 
 def test_a_kernel_that_runs_beside_a_longer_one_ends_no_gap(tmp_path):
     rows = [("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)]
-    found = kernels.gaps(kernels.load(write_database(tmp_path / "results.db", rows)))
+    found = launches.gaps(load_kernels.load(write_database(tmp_path / "results.db", rows)))
     assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (160, 110, [50])
 
 
 def test_summary_adds_up_by_name():
-    rows = kernels.summary(kernels.load(FIXTURES / "new_kernel_trace.csv"))
+    rows = launches.summary(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
     assert rows == [
         (COPY, "memcpy", 1, 13000, 13000, 13000, 13000, 13000 / 18000),
         (SCALE, "kernel", 2, 5000, 2500, 1000, 4000, 5000 / 18000),
@@ -469,7 +471,7 @@ def test_summary_adds_up_by_name():
     ],
 )  # fmt: skip
 def test_short_names_keep_what_tells_kernels_apart(name, short):
-    assert kernels.short_name(name) == short
+    assert kernel_names.short_name(name) == short
 
 
 def test_ceilings_of_other_releases(tmp_path):
@@ -478,7 +480,7 @@ def test_ceilings_of_other_releases(tmp_path):
         "device,HBMBw,HBMBwLow,hbmBwHigh,MALLBw,L2Bw,FP16Flops,BF16Flops,I8Ops,MFMAF4Flops,MFMAF6F4Flops,MFMABF16Flops,WMMAF16Flops\n"
         "2,4000.5,1,1,8000,0,30000,15000,60000,900000,800000,700000,0\n",
     )
-    assert kernels.read_rocprof_ceilings(path) == {
+    assert rocm.read_rocprof_ceilings(path) == {
         "device": 2,
         "bytes_per_second": {"hbm": 4000.5e9, "mall": 8000e9},
         "flops_per_second": {
@@ -498,7 +500,7 @@ def test_ceilings_of_other_releases(tmp_path):
 )
 def test_what_are_no_ceilings_is_refused(tmp_path, content, message):
     with pytest.raises(UsageError, match=message):
-        kernels.read_rocprof_ceilings(put(tmp_path / "roofline.csv", content))
+        rocm.read_rocprof_ceilings(put(tmp_path / "roofline.csv", content))
 
 
 # -------------------------------------------------------------------------------------------------------------- script
@@ -511,16 +513,16 @@ def facts(output):
 
 
 def test_a_row_has_mean_least_and_most_of_its_calls():
-    found = kernels.load(FIXTURES / "new_kernel_trace.csv")
-    lines = [line.split() for line in kernels.text(found, kernels.summary(found), 5).splitlines()]
+    found = load_kernels.load(FIXTURES / "new_kernel_trace.csv")
+    lines = [line.split() for line in launches.text(found, launches.summary(found), 5).splitlines()]
     assert ["scale<float>", "2", "5", "2.5", "1", "4", "27.8"] in lines  # calls, us: total, mean, min, max; %
 
 
 def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
     launches = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
     write_database(tmp_path / "results.db", launches)
-    found = kernels.load(tmp_path / "results.db")
-    assert "gaps: 2, median 2.0 us, longest 3.0 us" in kernels.text(found, kernels.summary(found), 5)
+    found = load_kernels.load(tmp_path / "results.db")
+    assert "gaps: 2, median 2.0 us, longest 3.0 us" in launches.text(found, launches.summary(found), 5)
 
 
 def test_version_3s_kernels_have_their_kinds():
@@ -549,7 +551,7 @@ def test_script_reports_a_kernel_trace(tmp_path, run_script):
 def test_script_calls_operators_by_their_name(run_script, cpu_path):
     done = run_script(SCRIPT, "--trace-file", cpu_path)
     found = facts(done.stdout)
-    assert "operator calls" in found and "launches" not in found and found["note"] == kernels.OPERATORS
+    assert "operator calls" in found and "launches" not in found and found["note"] == pytorch.OPERATORS
     assert f"(steps: {STEPS})" in found["operator calls"] and "aten::mm" in done.stdout
 
 
@@ -563,19 +565,19 @@ def test_script_refuses_bad_input_in_one_line(refused, arguments, message):
 
 def test_the_busy_share_is_left_out_without_starts(tmp_path):
     put(tmp_path / "1_kernel_stats.csv", STATS.replace(",2,5000,", ",20,50000,"))
-    found = facts(kernels.analyze(tmp_path, 5, None))
+    found = facts(launches.analyze(tmp_path, 5, None))
     assert found["launches"] == "21; kernel 20, memcpy 1" and found["busy"].startswith("left out: this source has sums")
     assert found["under 10 us"].startswith("20: 95.2 % of them, 79.4 % of the time, by the mean of each kernel")
 
 
 def test_gaps_of_a_counting_profiler_are_not_the_programs():
-    found = facts(kernels.analyze(FIXTURES / "pmc_perf.csv", 5, None))
-    assert found["note"] == kernels.ONE_BY_ONE and found["busy"] == "left out: see the note"
+    found = facts(launches.analyze(FIXTURES / "pmc_perf.csv", 5, None))
+    assert found["note"] == kernel_table.ONE_BY_ONE and found["busy"] == "left out: see the note"
 
 
 def test_the_csv_file_must_be_one_that_can_be_written(tmp_path):
     with pytest.raises(UsageError, match="--csv-out: .* is a folder"):
-        kernels.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path)
+        launches.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path)
     put(tmp_path / "file", "")
     with pytest.raises(UsageError, match="--csv-out: cannot write"):
-        kernels.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path / "file" / "launches.csv")
+        launches.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path / "file" / "launches.csv")

@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from conftest import V1
 from torch import Tensor, nn
 
-from common import checkpoint, data, peers, run
+from common import data
 from common import device as devices
 from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
+from common.studies import external_baselines
+from common.training import checkpoint, run
 
 sys.path.insert(0, str(V1))
 import tiny_llama_v1 as v1  # noqa: E402
@@ -59,7 +61,7 @@ def assert_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-5) -> No
 def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
     """LlamaForCausalLM with the same weights."""
     transformers = pytest.importorskip("transformers")
-    reference = transformers.LlamaForCausalLM(peers.llama_config(config, "eager"))
+    reference = transformers.LlamaForCausalLM(external_baselines.llama_config(config, "eager"))
     inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
     keys = reference.model.load_state_dict(inner, strict=False)
     assert not keys.missing_keys and not keys.unexpected_keys

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from conftest import PATHS, ROOT, TINY, runs_kernels
 
-from common import cli, run, spans, timing
+from common import cli, spans, timing
 from common import device as devices
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
+from common.training import run
 
 FOLDER = ROOT / "version3_triton/exercises/performance_debugging"
 RUN_ALL = FOLDER / "run_all_stages.sh"

@@ -9,9 +9,10 @@ import torch
 from conftest import ROOT, TINY, V1
 from small_traces import BATCH, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
 
-from common import profile_command, run
-from common.analysis import profile_report
+from common.analysis.profiles import step_profile
+from common.analysis.reports import profile_summary
 from common.errors import UsageError
+from common.training import commands, run
 
 H100 = sorted((ROOT / "results" / "h100").glob("*_profile.json"))
 
@@ -49,24 +50,24 @@ def sections(report):
 
 
 def test_the_spans_and_what_is_outside_them_make_up_a_step(cpu_profile):
-    profile = profile_report.read(cpu_profile)
-    _, rows = profile_report.span_rows(profile)
+    profile = step_profile.read(cpu_profile)
+    _, rows = profile_summary.span_rows(profile)
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     assert rows[-1][0] == "outside operators (Python)"
     assert sum(row[3] for row in rows) == pytest.approx(wall) and sum(row[4] for row in rows) == pytest.approx(100)
 
 
 def test_the_idle_gpu_is_what_is_not_busy(gpu_profile):
-    profile = profile_report.read(gpu_profile)
-    _, rows = profile_report.span_rows(profile)
+    profile = step_profile.read(gpu_profile)
+    _, rows = profile_summary.span_rows(profile)
     idle = 1 - profile["device_busy_us"] / sum(profile["step_us"])
     assert rows[-1][0] == "idle GPU" and rows[-1][4] == pytest.approx(100 * idle)
 
 
 @pytest.mark.parametrize("path", H100, ids=lambda path: path.stem)
 def test_the_table_of_kernels_holds_every_launch_once(path):
-    profile = profile_report.read(path)
-    _, rows = profile_report.kernel_rows(profile)
+    profile = step_profile.read(path)
+    _, rows = profile_summary.kernel_rows(profile)
     assert sum(row[1] for row in rows) == pytest.approx(profile["launch"]["count"] / profile["profiled_steps"])
     assert sum(row[4] for row in rows) == pytest.approx(100)
     times = [row[2] for row in rows]
@@ -74,9 +75,9 @@ def test_the_table_of_kernels_holds_every_launch_once(path):
 
 
 def test_text_and_markdown_show_the_same_figures(cpu_profile):
-    profile = profile_report.read(cpu_profile)
-    text, markdown = profile_report.text(profile), profile_report.markdown(cpu_profile, profile)
-    assert profile_report.conditions(profile) in text and profile_report.conditions(profile) in markdown
+    profile = step_profile.read(cpu_profile)
+    text, markdown = profile_summary.text(profile), profile_summary.markdown(cpu_profile, profile)
+    assert profile_summary.conditions(profile) in text and profile_summary.conditions(profile) in markdown
     plain = [line.split() for line in text.splitlines()]
     for heading in ("Time in operators", "Operators"):
         rows = table(markdown, heading)
@@ -85,7 +86,7 @@ def test_text_and_markdown_show_the_same_figures(cpu_profile):
 
 
 def test_a_gpu_gets_its_kernels(gpu_profile):
-    markdown = profile_report.markdown(gpu_profile, profile_report.read(gpu_profile))
+    markdown = profile_summary.markdown(gpu_profile, step_profile.read(gpu_profile))
     gemm = next(row for row in table(markdown, "Kernels (per step") if row[0] == "`gemm`")
     assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
     assert "3 kernels, copies and fills a step" in markdown and "idle" in markdown and "Time on the GPU" in markdown
@@ -93,21 +94,21 @@ def test_a_gpu_gets_its_kernels(gpu_profile):
 
 def test_names_of_kernels_are_code_not_html():
     path = next(path for path in H100 if "tiny" in path.name)
-    markdown = profile_report.markdown(path, profile_report.read(path))
+    markdown = profile_summary.markdown(path, step_profile.read(path))
     assert "CUDAFunctor_add<float>" in markdown and not re.search(r"<\w", re.sub(r"`[^`]*`", "", markdown))
 
 
 def test_a_profile_of_attention_has_no_rest_of_the_step(tmp_path):
     (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
     write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", attention_only=True)
-    markdown = profile_report.markdown(tmp_path / "profile_2.json", profile_report.read(tmp_path / "profile_2.json"))
+    markdown = profile_summary.markdown(tmp_path / "profile_2.json", step_profile.read(tmp_path / "profile_2.json"))
     assert [row[0] for row in table(markdown, "Time on the GPU")] == ["attention"]
     assert "### Kernels (attention, per step" in markdown and "### Operators (attention, per step" in markdown
 
 
 def test_files_are_listed_if_they_are_there(cpu_profile):
     def listed():
-        return [row[0] for row in table(profile_report.markdown(cpu_profile, profile_report.read(cpu_profile)), "Files")]
+        return [row[0] for row in table(profile_summary.markdown(cpu_profile, step_profile.read(cpu_profile)), "Files")]
 
     assert listed() == ["profile_1.json", "trace_1.json"]
     (cpu_profile.parent / "run_1").mkdir()
@@ -121,7 +122,7 @@ def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_t
         path.parent.mkdir(exist_ok=True)
         write_profile(path, cpu_trace)
     for _ in range(2):  # the second time over the first
-        assert profile_report.write(paths) == [tmp_path / "a" / "report.md", tmp_path / "b" / "report.md"]
+        assert profile_summary.write(paths) == [tmp_path / "a" / "report.md", tmp_path / "b" / "report.md"]
         assert sections(tmp_path / "a" / "report.md") == ["profile_0.json", "profile_2.json"]
         assert sections(tmp_path / "b" / "report.md") == ["profile_1.json"]
 
@@ -129,7 +130,7 @@ def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_t
 def test_nothing_is_written_if_one_is_no_profile(cpu_profile):
     (cpu_profile.parent / "profile_9.json").write_text("{}")
     with pytest.raises(UsageError, match="not a file of schema tiny-llama-profile/1"):
-        profile_report.write([cpu_profile, cpu_profile.parent / "profile_9.json"])
+        profile_summary.write([cpu_profile, cpu_profile.parent / "profile_9.json"])
     assert not (cpu_profile.parent / "report.md").exists()
 
 
@@ -156,19 +157,19 @@ def test_a_run_that_was_stopped_gets_no_report_of_an_older_profile(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["x", "--profile-dir", str(tmp_path), "--generate-report"])
     monkeypatch.setattr(run, "train", lambda version, options: 130)
     with pytest.raises(SystemExit) as ended:
-        profile_command.main(torch, "any module will do: it is not run")
+        commands.profile(torch, "any module will do: it is not run")
     assert ended.value.code == 130 and not (tmp_path / "report.md").exists()
 
 
 def test_figures_of_an_operator_are_a_steps(gpu_profile, cpu_profile):
     profile = json.loads(gpu_profile.read_text()) | {"memory_peak_bytes": 1}
-    header, rows, _ = profile_report.operator_rows(profile)
+    header, rows, _ = profile_summary.operator_rows(profile)
     product = dict(zip(header, next(row for row in rows if row[0] == "aten::mm"), strict=True))
     own = sum(operator["self_device_us"] for operator in profile["operators"])
     assert (product["calls"], product["self_device ms"]) == (3 / 2, 129 / 2 / 1e3)  # three calls in two steps
     assert product["share %"] == pytest.approx(100 * 129 / own)
-    assert "2 profiled steps of 0.09 ms" in profile_report.conditions(profile)  # (125 + 60) / 2 us
-    header, rows, _ = profile_report.operator_rows(json.loads(cpu_profile.read_text()))
+    assert "2 profiled steps of 0.09 ms" in profile_summary.conditions(profile)  # (125 + 60) / 2 us
+    header, rows, _ = profile_summary.operator_rows(json.loads(cpu_profile.read_text()))
     softmax = dict(zip(header, next(row for row in rows if row[0] == "aten::_softmax"), strict=True))
     assert softmax["calls"] == CONFIG.num_layers
     weights = CONFIG.num_layers * BATCH * CONFIG.num_attention_heads * LENGTH**2 * 4

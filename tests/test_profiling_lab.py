@@ -28,10 +28,10 @@ import experiments  # noqa: E402
 import report  # noqa: E402
 import run_lab  # noqa: E402
 
-from common.analysis import profiling_lab  # noqa: E402
+from common.documents import lab_dashboard  # noqa: E402
 
 SMALL = ("--seq-len", 16, "--d-model", 32, "--num-heads", 4, "--batch-size", 2, "--seq-lens", "16,32", "--device", "cpu")
-QUICK_PARTS = [part for part in profiling_lab.ROWS if part != "fixes"]  # those take a process each
+QUICK_PARTS = [part for part in lab_dashboard.ROWS if part != "fixes"]  # those take a process each
 
 
 def run_lab_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
@@ -114,7 +114,7 @@ def measured(tmp_path_factory) -> Path:
 
 
 def test_the_results_hold_every_part_and_its_conditions(measured):
-    result = read_json(measured, profiling_lab.SCHEMA)
+    result = read_json(measured, lab_dashboard.SCHEMA)
     assert {"command", "date", "device", "environment", "jax", "ceilings"} <= result.keys()
     assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
     assert all(result[part] for part in QUICK_PARTS) and result["fixes"] is None
@@ -148,16 +148,16 @@ def test_the_page_holds_the_results_and_needs_nothing_else(measured, command, tm
 
 @pytest.mark.parametrize("part", QUICK_PARTS)
 def test_tables_for_documents(measured, part):
-    table = profiling_lab.TABLES[f"lab-{part}"](measured.parent, measured.parent).splitlines()
+    table = lab_dashboard.TABLES[f"lab-{part}"](measured.parent, measured.parent).splitlines()
     assert table[0].startswith("| device |") and len({row.count("|") for row in table}) == 1
     assert set(Counter(table[2:]).values()) == {2}  # the same folder twice
 
 
 def test_a_table_needs_its_file_and_its_part(measured, tmp_path):
     with pytest.raises(UsageError, match="no profiling_lab.json"):
-        profiling_lab.TABLES["lab-layer"](tmp_path)
+        lab_dashboard.TABLES["lab-layer"](tmp_path)
     with pytest.raises(UsageError, match="fixes was not measured"):
-        profiling_lab.TABLES["lab-fixes"](measured.parent)
+        lab_dashboard.TABLES["lab-fixes"](measured.parent)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_report_refuses_other_files(refused, tmp_path):
 @pytest.mark.slow
 def test_everything_measured_as_documented(run_script, tmp_path):
     run_script(LAB / "run_lab.py", "--output", "lab.json", "--num-steps", 2, *SMALL)
-    result = read_json(tmp_path / "lab.json", profiling_lab.SCHEMA)
+    result = read_json(tmp_path / "lab.json", lab_dashboard.SCHEMA)
     assert [row["fix"] for row in result["fixes"]] == list(experiments.FIXES) and len(result["optimizations"][0]["ms"]) == 4
     run_script(LAB / "report.py", "lab.json", "--output", "lab.html")
     assert "Not measured" not in (tmp_path / "lab.html").read_text()
@@ -243,7 +243,7 @@ def test_fixes_train_alike_and_change_what_they_name(options, as_before, monkeyp
 def test_a_measured_fix(options, as_before):
     row = experiments.measure_fix("none", options)
     assert row["step_ms"]["count"] == 3 and row["peak_mib"] > 0 and row["kind"] == "process RSS" and 0 < row["loss"] < 10
-    header, rows = profiling_lab.fixes([row, row | {"fix": "other", "step_ms": row["step_ms"] | {"median": 1e6}}])
+    header, rows = lab_dashboard.fixes([row, row | {"fix": "other", "step_ms": row["step_ms"] | {"median": 1e6}}])
     assert rows[0][header.index("against none")] == "1.00x" and rows[1][header.index("against none")] == "0.00x"
 
 
@@ -251,7 +251,7 @@ def test_a_layer_by_span(options, as_before):
     layer = experiments.layer(options)
     assert {"attention", "mlp", "norm", "residual"} <= layer["spans"].keys() and not layer["on_gpu"]
     assert all(layer["spans"][name][phase] > 0 for name in ("attention", "mlp", "norm") for phase in ("forward", "backward"))
-    rows = profiling_lab.layer(layer)[1]
+    rows = lab_dashboard.layer(layer)[1]
     assert sum(row[-1] for row in rows) == pytest.approx(100) and all(0 <= row[-1] <= 100 for row in rows)
 
 
@@ -272,7 +272,7 @@ def test_all_ways_do_the_same_work(make, device):
 def test_bottlenecks_are_compared_with_the_mistake():
     measured = experiments.bottlenecks(torch.device("cpu"), smaller=16)
     assert [row["bottleneck"] for row in measured] == ["memory_bandwidth"] * 2 + ["launch_overhead"] * 3 + ["synchronization"] * 2
-    rows = profiling_lab.bottlenecks(measured)[1]
+    rows = lab_dashboard.bottlenecks(measured)[1]
     assert [row[-1] for row in rows if row[1] in ("mul, then add", "32 operations", ".item() each time")] == ["1.00x"] * 3
 
 
@@ -286,11 +286,11 @@ def test_an_experiment_as_a_command(command, monkeypatch):
 
 def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
     """A file as a GPU would write it: no CPU threads, kernels, more ways."""
-    result = read_json(measured, profiling_lab.SCHEMA)
+    result = read_json(measured, lab_dashboard.SCHEMA)
     result["device"] = {"kind": "cuda", "name": "GPU X", "memory_mib": 1, "multiprocessors": 1}
     result["layer"]["on_gpu"] = True
     result["components"]["jax"] = result["components"]["pytorch"]
-    write_json(tmp_path / profiling_lab.FILE, result)
-    assert "| GPU X | idle GPU |" in profiling_lab.TABLES["lab-layer"](tmp_path)
-    assert "| JAX | softmax |" in profiling_lab.TABLES["lab-components"](tmp_path)
-    assert "GPU X" in profiling_lab.page(result)
+    write_json(tmp_path / lab_dashboard.FILE, result)
+    assert "| GPU X | idle GPU |" in lab_dashboard.TABLES["lab-layer"](tmp_path)
+    assert "| JAX | softmax |" in lab_dashboard.TABLES["lab-components"](tmp_path)
+    assert "GPU X" in lab_dashboard.page(result)

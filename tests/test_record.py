@@ -5,11 +5,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from common import ceilings, cli, data, record, run, timing
-from common.analysis import flops
+from common import cli, data, timing
+from common.analysis.formulas import flops
+from common.analysis.formulas.peaks import datasheet
 from common.errors import RunError
-from common.peaks import datasheet
 from common.precision import Precision
+from common.training import ceilings, record, run
 
 CPU = torch.device("cpu")
 FP32 = Precision(CPU, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY, V1
 
-from common.analysis import regression
+from common.analysis.comparisons import regression
 from common.errors import UsageError
 from common.files import write_json
 

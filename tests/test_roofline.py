@@ -10,12 +10,14 @@ import pytest
 import torch
 from conftest import ROOT, TINY, V1
 
-from common import flop_counters
-from common.analysis import flops, footprint, operators, plots, roofline
-from common.analysis.roofline import Point
+from common.analysis.formulas import flops, footprint, operators
+from common.analysis.output import plots
+from common.analysis.reports import roofline
+from common.analysis.reports.roofline import Point
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json
+from common.training import flop_counters
 
 V2 = ROOT / "version2_pytorch_fused"
 sys.path.insert(0, str(V2))

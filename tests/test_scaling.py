@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import V1
 
-from common.analysis import flops, scaling
+from common.analysis.comparisons import batch_scaling
+from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import write_json
-from common.record import SCHEMA
+from common.training.record import SCHEMA
 
 SCRIPT = V1 / "analyze_batch_scaling.py"
 FIXED_MS, SAMPLE_MS, FIXED_MIB, SAMPLE_MIB = 12.0, 3.0, 300.0, 25.0
@@ -95,14 +96,14 @@ def test_a_known_line_is_found_again_and_the_files_hold_it(run_script, tmp_path)
 def test_the_newest_profile_of_a_folder_is_taken(tmp_path):
     folders = saved(tmp_path, 4, 8)
     save(folders[0], run(4, ms=1000.0), stamp="20251121T010203_9")
-    assert [record["step_ms"]["median"] for record in scaling.read(folders)] == [24, 36]
+    assert [record["step_ms"]["median"] for record in batch_scaling.read(folders)] == [24, 36]
 
 
 def test_two_points_leave_no_residual_and_three_do(tmp_path):
     folders = saved(tmp_path, 4, 8)
-    two = scaling.analyze(folders, tmp_path / "two")
+    two = batch_scaling.analyze(folders, tmp_path / "two")
     assert "A line goes through any two points" in two and "Largest distance" not in two
-    three = scaling.analyze([*folders, save(tmp_path / "off", run(12, ms=60.0))], tmp_path / "three")
+    three = batch_scaling.analyze([*folders, save(tmp_path / "off", run(12, ms=60.0))], tmp_path / "three")
     assert "any two points" not in three
     # 24, 36, 60 ms at 4, 8, 12: the line is 4 + 4.5 B, and the middle point lies 4 ms below it
     assert "t(B) = 4 ms + 4.5 ms x B" in three and "Largest distance of a median from its line: 4 ms" in three
@@ -111,7 +112,7 @@ def test_two_points_leave_no_residual_and_three_do(tmp_path):
 def test_the_reserve_of_a_gpus_memory_is_derived(tmp_path):
     device = {"kind": "cuda", "name": "a GPU", "memory_mib": 2800.0, "multiprocessors": 8}
     folders = [save(tmp_path / str(size), changed(run(size), "device", value=device)) for size in (4, 8, 16)]
-    assert "2,800 MiB are full at B = 100" in scaling.analyze(folders, tmp_path / "out")  # (2800 - 300) / 25
+    assert "2,800 MiB are full at B = 100" in batch_scaling.analyze(folders, tmp_path / "out")  # (2800 - 300) / 25
 
 
 @pytest.mark.parametrize(
@@ -123,23 +124,23 @@ def test_the_reserve_of_a_gpus_memory_is_derived(tmp_path):
 )
 def test_a_line_without_fixed_cost_or_slope_is_not_read_as_one(tmp_path, times, message):
     folders = [save(tmp_path / str(size), run(size, ms)) for size, ms in zip((4, 8, 16), times, strict=True)]
-    summary = scaling.analyze(folders, tmp_path / "out")
+    summary = batch_scaling.analyze(folders, tmp_path / "out")
     assert message in summary and "9 a / b" not in summary
 
 
 def test_doubtful_medians_are_named(tmp_path):
     record = changed(run(8), "step_ms", "profiled", value=23)
-    summary = scaling.analyze([*saved(tmp_path, 4), save(tmp_path / "b", record)], tmp_path / "out")
+    summary = batch_scaling.analyze([*saved(tmp_path, 4), save(tmp_path / "b", record)], tmp_path / "out")
     assert "All steps at B = 8 ran under the profiler" in summary and "timed steps stand behind" not in summary
     record = changed(run(8), "step_ms", "count", value=2)
-    assert "As few as 2 timed steps" in scaling.analyze(
+    assert "As few as 2 timed steps" in batch_scaling.analyze(
         [tmp_path / "scaling_bs4", save(tmp_path / "c", record)], tmp_path / "out"
     )
 
 
 def test_utilisation_is_left_out_where_no_peak_is_known(tmp_path):
     folders = [save(tmp_path / str(size), changed(run(size), "mfu", value=None)) for size in (4, 8)]
-    summary = scaling.analyze(folders, tmp_path / "out")
+    summary = batch_scaling.analyze(folders, tmp_path / "out")
     assert "MFU is not given" in summary
     rows = list(csv.DictReader((tmp_path / "out/batch_scaling.csv").open()))
     assert [row["mfu_percent"] for row in rows] == ["", ""]
@@ -160,20 +161,20 @@ def test_utilisation_is_left_out_where_no_peak_is_known(tmp_path):
 def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, keys, value, message):
     folders = [*saved(tmp_path, 4), save(tmp_path / "other", changed(run(8), *keys, value=value))]
     with pytest.raises(UsageError) as refused:
-        scaling.analyze(folders, tmp_path / "out")
+        batch_scaling.analyze(folders, tmp_path / "out")
     assert f"differ in more than the batch size: {message};" in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_batch_size_that_comes_twice_is_refused(tmp_path):
     with pytest.raises(UsageError, match="both have batch size 8: leave one out"):
-        scaling.read([*saved(tmp_path, 4, 8), save(tmp_path / "again", run(8))])
+        batch_scaling.read([*saved(tmp_path, 4, 8), save(tmp_path / "again", run(8))])
 
 
 def test_a_run_without_a_finished_step_is_refused(tmp_path):
     unfinished = changed(run(8), "step_ms", value={"all": [], "profiled": 0})
     with pytest.raises(UsageError, match="the run finished no step"):
-        scaling.read([*saved(tmp_path, 4), save(tmp_path / "b", unfinished)])
+        batch_scaling.read([*saved(tmp_path, 4), save(tmp_path / "b", unfinished)])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY
 
-from common.analysis import footprint, sequence_memory
+from common.analysis.comparisons import sequence_memory
+from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import write_json

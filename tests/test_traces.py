@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, record_cpu_trace
 
-from common.analysis import flops, operators, traces
+from common.analysis.formulas import flops, operators
+from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 
 MI250 = Path(__file__).parents[2] / "shared/samples/rocprof/torch-profiler-rocm/mi250_minitoy_train_ROCm6_2_kineto.json.gz"
@@ -22,14 +23,14 @@ def cpu_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cpu(cpu_path):
-    return traces.load(cpu_path)
+    return chrome_trace.load(cpu_path)
 
 
 @pytest.fixture(params=["cudaLaunchKernel", "hipLaunchKernel"])
 def gpu(request, tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(gpu_trace(request.param)).encode()))
-    return traces.load(path)
+    return chrome_trace.load(path)
 
 
 def covered(path):
@@ -139,7 +140,7 @@ def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path
         operator("aten::cat", 50, 5, []),
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    rows = list(traces.load(tmp_path / "trace.json").operators.itertuples())
+    rows = list(chrome_trace.load(tmp_path / "trace.json").operators.itertuples())
     assert [(row.name, row.cpu_us, row.self_cpu_us) for row in rows] == [
         ("redispatch", 10, 10), ("aten::cat", 20, 20), ("aten::cat", 5, 5),
     ]  # fmt: skip
@@ -157,7 +158,7 @@ def test_busy_time_is_a_union_and_step_time_includes_late_kernels(gpu):
 
 
 def test_profile_tables_are_plain_sums(gpu, cpu):
-    tables = json.loads(json.dumps(traces.profile_tables(gpu)))
+    tables = json.loads(json.dumps(chrome_trace.profile_tables(gpu)))
     assert tables["launch"] == {"count": 6, "mean_delay_us": 15} and tables["memory_peak_bytes"] is None
     assert (tables["profiled_steps"], tables["device_busy_us"], tables["step_us"]) == (2, 159, [125, 60])
     assert tables["operators"][0]["name"] == "aten::mm" and tables["operators"][0]["self_device_us"] == 59
@@ -165,14 +166,14 @@ def test_profile_tables_are_plain_sums(gpu, cpu):
         row["phase"]: row["device_us"] for row in tables["kernels"] if (row["name"], row["span"]) == ("gemm", "attention")
     }
     assert products == {"forward": 30, "backward": 30}
-    tables = traces.profile_tables(cpu)
+    tables = chrome_trace.profile_tables(cpu)
     assert sum(row["self_cpu_us"] for row in tables["operators"]) == pytest.approx(cpu.operators.self_cpu_us.sum())
     assert sum(row["calls"] for row in tables["operators"]) == len(cpu.operators)
     assert tables["memory_peak_bytes"] == cpu.memory.total_bytes.max() > 0 and tables["kernels"] == []
 
 
 def test_attention_only_keeps_attention_and_the_whole_step_times(gpu):
-    whole, tables = traces.profile_tables(gpu), traces.profile_tables(gpu, attention_only=True)
+    whole, tables = chrome_trace.profile_tables(gpu), chrome_trace.profile_tables(gpu, attention_only=True)
     assert {row["span"] for row in tables["operators"] + tables["kernels"]} == {"attention"}
     assert sum(row["device_us"] for row in tables["kernels"]) == 70
     assert tables["step_us"] == whole["step_us"] and tables["launch"] == whole["launch"]
@@ -180,7 +181,7 @@ def test_attention_only_keeps_attention_and_the_whole_step_times(gpu):
 
 @pytest.mark.skipif(not MI250.exists(), reason="needs a sample trace that is not part of the repository")
 def test_a_trace_of_an_mi250():
-    trace = traces.load(MI250)
+    trace = chrome_trace.load(MI250)
     assert trace.kernels.category.value_counts().to_dict() == {"kernel": 14, "gpu_memcpy": 2}
     assert (trace.kernels.launch_delay_us > 0).all() and (trace.kernels.step == 0).all()
     assert trace.operators.self_cpu_us.sum() == pytest.approx(covered(MI250), rel=1e-4)
@@ -208,5 +209,5 @@ def test_what_is_not_a_trace_is_named(tmp_path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=message) as error:
-        traces.load(path)
+        chrome_trace.load(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -26,13 +26,14 @@ import tune_blocks  # noqa: E402
 from kernels import blocks, costs, flash_attention, linear_cross_entropy, rms_norm, rope, swiglu  # noqa: E402, F401 (interpreted)
 from kernels.blocks import Blocks, Spread  # noqa: E402
 
-from common import cli, run  # noqa: E402
+from common import cli  # noqa: E402
 from common import device as devices  # noqa: E402
-from common.analysis import kernel_benchmark  # noqa: E402
+from common.analysis.reports import kernel_benchmark  # noqa: E402
 from common.config import ModelConfig  # noqa: E402
 from common.errors import UsageError  # noqa: E402
 from common.files import read_json  # noqa: E402
 from common.precision import Precision  # noqa: E402
+from common.training import run  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = ModelConfig(

@@ -25,11 +25,16 @@ import tiny_llama_v1  # noqa: E402
 import tiny_llama_v3  # noqa: E402
 from kernels import costs, flash_attention, linear_cross_entropy, rms_norm, rope, swiglu  # noqa: E402, F401 (interpreted)
 
-from common import cli, flop_counters, run  # noqa: E402
+from common import cli  # noqa: E402
 from common import device as devices  # noqa: E402
-from common.analysis import flops, triton_kernels  # noqa: E402
+from common.analysis.formulas import flops  # noqa: E402
+from common.analysis.reports import triton_kernels  # noqa: E402
 from common.config import ModelConfig  # noqa: E402
 from common.precision import Precision  # noqa: E402
+from common.training import (
+    flop_counters,  # noqa: E402
+    run,  # noqa: E402
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNELS = kernels.choose(DEVICE)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import ROOT, V1
 
-from common import validate, versions
 from common.errors import RunError, UsageError
+from common.studies import accuracy
+from common.training import version_files
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT, BASELINE, FUSED = V2 / "validate_numerical_accuracy.py", V1 / "tiny_llama_v1.py", V2 / "tiny_llama_v2.py"
@@ -27,7 +28,7 @@ def config(tmp_path) -> Path:
 
 
 def options(config: Path, *flags: str):
-    return versions.resolve(versions.parser(None).parse_args(["--config", str(config), "--device", "cpu", *flags]))
+    return version_files.resolve(version_files.parser(None).parse_args(["--config", str(config), "--device", "cpu", *flags]))
 
 
 def altered(folder: Path, old: str, new: str) -> Path:
@@ -38,8 +39,8 @@ def altered(folder: Path, old: str, new: str) -> Path:
     return folder / "altered.py"
 
 
-def compare(config: Path, optimized: Path, *flags: str, own: tuple[str, ...] = ()) -> validate.Comparison:
-    return validate.compare(versions.load(BASELINE), versions.load(optimized), options(config, *flags), list(own))
+def compare(config: Path, optimized: Path, *flags: str, own: tuple[str, ...] = ()) -> accuracy.Comparison:
+    return accuracy.compare(version_files.load(BASELINE), version_files.load(optimized), options(config, *flags), list(own))
 
 
 def test_the_fused_version_passes_and_the_worst_is_named(run_script, config):
@@ -54,7 +55,7 @@ def test_the_fused_version_passes_and_the_worst_is_named(run_script, config):
 def test_past_the_tolerance_is_exit_code_1(run_script, config):
     arguments = ("--baseline", BASELINE, "--optimized", FUSED, "--config", config)
     assert "FAIL: " in run_script(SCRIPT, *arguments, "--tolerance", "1e-12", check=1).stdout
-    assert not validate.report(compare(config, FUSED), float("nan"))[1]
+    assert not accuracy.report(compare(config, FUSED), float("nan"))[1]
 
 
 def test_the_optimized_versions_own_flags_reach_it(run_script, config):
@@ -75,11 +76,11 @@ def test_rows_are_sorted_and_rounding_is_a_yardstick(config):
 
 @pytest.mark.parametrize("flags", [(), ("--use-amp",)], ids=["fp32", "bf16"])
 def test_errors_against_float64(config, flags):
-    baseline, fused, chosen = versions.load(BASELINE), versions.load(FUSED), options(config, *flags)
+    baseline, fused, chosen = version_files.load(BASELINE), version_files.load(FUSED), options(config, *flags)
     expected = {row.name: row.rounding for row in compare(config, FUSED, *flags).rows}
-    assert validate.errors_against_float64(baseline, baseline, chosen, []) == expected
-    assert validate.errors_against_float64(baseline, fused, chosen, ["--disable-all-fusion"]) == expected
-    found = validate.errors_against_float64(baseline, fused, chosen, [])
+    assert accuracy.errors_against_float64(baseline, baseline, chosen, []) == expected
+    assert accuracy.errors_against_float64(baseline, fused, chosen, ["--disable-all-fusion"]) == expected
+    found = accuracy.errors_against_float64(baseline, fused, chosen, [])
     assert found.keys() == expected.keys() and found != expected and max(found.values()) < 10 * max(expected.values())
 
 
@@ -89,7 +90,7 @@ def test_different_precision_is_said_and_its_rounding_shown(config, dtype, short
     assert comparison.formats == ("fp32", short)
     worst = comparison.rows[0]
     assert 1e-4 < worst.error < 0.2 and worst.error < 20 * max(row.rounding for row in comparison.rows)
-    text, passed = validate.report(comparison, 1e-4)
+    text, passed = accuracy.report(comparison, 1e-4)
     assert not passed and f"different precision: baseline fp32, optimized {short}" in text
 
 
@@ -115,7 +116,7 @@ def test_a_mistake_is_found(config, tmp_path, old, new, tensor):
 def test_results_that_are_no_numbers_fail(config, tmp_path):
     wrong = altered(tmp_path, "return F.silu(gate) * up", "return F.silu(gate) * up * float('nan')")
     comparison = compare(config, wrong)
-    assert comparison.rows[0].error == float("inf") and not validate.report(comparison, 1e9)[1]
+    assert comparison.rows[0].error == float("inf") and not accuracy.report(comparison, 1e9)[1]
 
 
 def test_a_weight_without_gradient_is_an_error(config, tmp_path):
@@ -139,7 +140,7 @@ def test_weights_that_do_not_come_back_are_an_error(config, tmp_path):
     "expected, got, error", [([2.0, -4.0], [2.0, -3.0], 0.25), ([0.0], [0.0], 0.0), ([0.0], [1.0], float("inf"))]
 )
 def test_the_error_is_relative_to_the_largest_element(expected, got, error):
-    assert validate.error(torch.tensor(expected), torch.tensor(got)) == error
+    assert accuracy.error(torch.tensor(expected), torch.tensor(got)) == error
 
 
 # ------------------------------------------------------------------------------------------------------------ loading
@@ -156,7 +157,7 @@ def test_two_versions_with_one_name_do_not_mix(tmp_path, monkeypatch):
         (tmp_path / name / "version.py").write_text(
             "from kernels.norm import NAME\nTinyLlama = make_model = make_optimizer = train_step = None\n"
         )
-        found.append(versions.load(tmp_path / name / "version.py"))
+        found.append(version_files.load(tmp_path / name / "version.py"))
     assert [module.NAME for module in found] == ["first", "second"]
     assert found[0].__name__ != found[1].__name__ and sys.modules["kernels"] is loaded_before
     assert not any(str(tmp_path) in entry for entry in sys.path)
@@ -174,7 +175,7 @@ def test_a_file_that_is_no_version_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=re.escape(message)):
-        versions.load(tmp_path / name)
+        version_files.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("wrong", [("--optimized", "missing.py"), ("--optimized", FUSED, "--seq-len", "0"), ()])

@@ -12,7 +12,7 @@ Writes batch_scaling.csv, .md and .png into --output-dir.
 from pathlib import Path
 
 from common import cli
-from common.analysis import scaling
+from common.analysis.comparisons import batch_scaling
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("batch_scaling"), metavar="DIR",
                         help="default: batch_scaling")  # fmt: skip
     options = parser.parse_args()
-    print(scaling.analyze(options.profile_dirs, options.output_dir))
+    print(batch_scaling.analyze(options.profile_dirs, options.output_dir))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Writes the report, operator_timing.csv and optimization_targets.json into bottle
 from pathlib import Path
 
 from common import cli
-from common.analysis import bottlenecks
+from common.analysis.reports import bottlenecks
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ Writes gemm_analysis.json (measured), and from it gemm_analysis.csv, .md and .pn
 
 from pathlib import Path
 
-from common import cli, config, gemms
+from common import cli, config
 from common import device as devices
-from common.analysis import gemms as analysis
 from common.files import writable_folder, write_json
 from common.precision import AMP_DTYPES, Precision
+from common.studies import gemm_operations
 
 
 def main() -> None:
@@ -31,9 +31,9 @@ def main() -> None:
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))
     folder = writable_folder(options.output_dir, "--output-dir")
-    measured = gemms.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32)
+    measured = gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32)
     write_json(folder / "gemm_analysis.json", measured)
-    print(analysis.analyze(folder / "gemm_analysis.json", folder))
+    print(gemm_operations.analyze(folder / "gemm_analysis.json", folder))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import run
 from common.config import ModelConfig
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
+from common.training import run
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

@@ -11,7 +11,7 @@ rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv, ncu's CSV an
 from pathlib import Path
 
 from common import cli
-from common.analysis import kernels
+from common.analysis.reports import launches
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="kernels in the table (default: 15)")
     parser.add_argument("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names and times in ns")
     options = parser.parse_args()
-    print(kernels.analyze(options.trace_file, options.top, options.csv_out))
+    print(launches.analyze(options.trace_file, options.top, options.csv_out))
 
 
 if __name__ == "__main__":

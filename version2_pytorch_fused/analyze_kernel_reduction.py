@@ -11,7 +11,7 @@ Counts and times by kind of work, by span and phase, and by name, before and aft
 from pathlib import Path
 
 from common import cli
-from common.analysis import kernel_reduction
+from common.analysis.comparisons import kernel_reduction
 
 
 def main() -> None:

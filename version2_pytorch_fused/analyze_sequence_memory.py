@@ -14,7 +14,7 @@ into --output-dir.
 from pathlib import Path
 
 from common import cli
-from common.analysis import sequence_memory
+from common.analysis.comparisons import sequence_memory
 
 
 def main() -> None:

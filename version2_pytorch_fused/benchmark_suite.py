@@ -13,9 +13,10 @@ Exit code 1 if a model failed other than by running out of memory; the others ar
 
 from pathlib import Path
 
-from common import benchmark, cli, versions
-from common.analysis import benchmark as analysis
+from common import cli
 from common.files import writable_folder
+from common.studies import benchmark
+from common.training import version_files
 
 
 def names(text: str) -> list[str]:
@@ -23,7 +24,7 @@ def names(text: str) -> list[str]:
 
 
 def main() -> int:
-    parser = versions.parser(__doc__, batch_size=False, sequence_length=False)
+    parser = version_files.parser(__doc__, batch_size=False, sequence_length=False)
     parser.add_argument("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="default: v1,v2")
     parser.add_argument(
         "--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="LIST", help="default: 4,8,16,32"
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--seq-lengths", type=cli.positive_list, default=[128, 256, 512], metavar="LIST", help="default: 128,256,512"
     )
-    parser.add_argument("--metrics", type=names, default=list(analysis.METRICS), metavar="NAMES", help="default: all three")
+    parser.add_argument("--metrics", type=names, default=list(benchmark.METRICS), metavar="NAMES", help="default: all three")
     parser.add_argument("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
     parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
     parser.add_argument("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before that loss (default: 20)")
@@ -44,7 +45,7 @@ def main() -> int:
     models, shapes = benchmark.plan(options, known)
     path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
     code = benchmark.measure(models, shapes, known["v1"], path)
-    print(f"\n{analysis.analyze(path, options.output_dir)}")
+    print(f"\n{benchmark.analyze(path, options.output_dir)}")
     return code
 
 

@@ -11,23 +11,24 @@ from pathlib import Path
 
 import tiny_llama_v2
 
-from common import ablation, cli, versions
-from common.analysis import ablation as analysis
+from common import cli
 from common.files import writable_folder, write_json
+from common.studies import ablation
+from common.training import version_files
 
 
 def main() -> None:
-    parser = versions.parser(__doc__)
+    parser = version_files.parser(__doc__)
     parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
     parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
     parser.add_argument(
         "--output-dir", type=Path, default=Path("fusion_ablation"), metavar="DIR", help="default: fusion_ablation"
     )
-    options = versions.resolve(parser.parse_args())
+    options = version_files.resolve(parser.parse_args())
     folder = writable_folder(options.output_dir, "--output-dir")
     measured = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds)
     write_json(folder / "fusion_ablation.json", measured)
-    print(analysis.analyze(folder / "fusion_ablation.json", folder))
+    print(ablation.analyze(folder / "fusion_ablation.json", folder))
 
 
 if __name__ == "__main__":

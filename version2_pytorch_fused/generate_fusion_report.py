@@ -10,7 +10,7 @@ What is not named is taken from where the other commands write it. Only the two 
 from pathlib import Path
 
 from common import cli
-from common.analysis import fusion_report
+from common.documents import fusion_report
 
 BASELINE = Path("../version1_pytorch_baseline/pytorch_profiles")
 

@@ -10,7 +10,7 @@ operators in profile_*.json. Writes bandwidth.csv and .md, and with the second f
 from pathlib import Path
 
 from common import cli
-from common.analysis import bandwidth
+from common.analysis.reports import bandwidth
 
 
 def main() -> None:

@@ -12,25 +12,26 @@ from pathlib import Path
 
 import tiny_llama_v2
 
-from common import batch_search, cli, versions
-from common.analysis import batch_search as analysis
+from common import cli
 from common.files import writable_folder, write_json
+from common.studies import batch_size
+from common.training import version_files
 
 
 def main() -> None:
-    parser = versions.parser(__doc__, batch_size=False)
+    parser = version_files.parser(__doc__, batch_size=False)
     parser.add_argument(
         "--optimization-target",
-        choices=batch_search.TARGETS,
+        choices=batch_size.TARGETS,
         default="throughput",
         help="what to search for (default: throughput)",
     )
     parser.add_argument(
-        "--target-memory-usage", type=batch_search.share, default=0.9, metavar="X",
+        "--target-memory-usage", type=batch_size.share, default=0.9, metavar="X",
         help="share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-batch-size", type=cli.positive, default=batch_search.MAXIMUM, metavar="B", help=f"default: {batch_search.MAXIMUM}"
+        "--max-batch-size", type=cli.positive, default=batch_size.MAXIMUM, metavar="B", help=f"default: {batch_size.MAXIMUM}"
     )
     parser.add_argument(
         "--max-step-seconds",
@@ -42,10 +43,10 @@ def main() -> None:
         "--output-dir", type=Path, default=Path("batch_size_search"), metavar="DIR", help="default: batch_size_search"
     )
     arguments, own_flags = parser.parse_known_args()
-    options = versions.resolve(arguments)
+    options = version_files.resolve(arguments)
     folder = writable_folder(options.output_dir, "--output-dir")
-    write_json(folder / "batch_search.json", batch_search.measure(tiny_llama_v2, options, own_flags))
-    print(analysis.analyze(folder / "batch_search.json", folder))
+    write_json(folder / "batch_search.json", batch_size.measure(tiny_llama_v2, options, own_flags))
+    print(batch_size.analyze(folder / "batch_search.json", folder))
 
 
 if __name__ == "__main__":

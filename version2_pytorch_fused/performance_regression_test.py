@@ -11,7 +11,7 @@ Runs on different devices, shapes, number formats or versions of PyTorch, and ru
 from pathlib import Path
 
 from common import cli
-from common.analysis import regression
+from common.analysis.comparisons import regression
 
 
 def main() -> int:

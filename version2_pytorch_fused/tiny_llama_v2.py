@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import device as devices
-from common import run
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
+from common.training import run
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

@@ -10,18 +10,20 @@ Flags that are not listed here go to the optimized version. --use-amp is for it 
 
 from pathlib import Path
 
-from common import cli, validate, versions
+from common import cli
+from common.studies import accuracy
+from common.training import version_files
 
 
 def main() -> int:
-    parser = versions.parser(__doc__)
+    parser = version_files.parser(__doc__)
     parser.add_argument("--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is taken as right")
     parser.add_argument("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error that passes (default: 1e-4)")
     arguments, own_flags = parser.parse_known_args()
-    options = versions.resolve(arguments)
-    comparison = validate.compare(versions.load(options.baseline), versions.load(options.optimized), options, own_flags)
-    text, passed = validate.report(comparison, options.tolerance)
+    options = version_files.resolve(arguments)
+    comparison = accuracy.compare(version_files.load(options.baseline), version_files.load(options.optimized), options, own_flags)
+    text, passed = accuracy.report(comparison, options.tolerance)
     print(text)
     return 0 if passed else 1
 

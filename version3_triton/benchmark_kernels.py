@@ -58,16 +58,17 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common import ceilings, cli, versions
+from common import cli
 from common import device as devices
-from common.analysis import plots
-from common.analysis.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
+from common.analysis.output import plots
+from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
+from common.training import ceilings, version_files
 
 DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 10
@@ -293,13 +294,13 @@ def of_version(version: ModuleType, options: Namespace) -> None:
 
 
 def main() -> None:
-    parser = versions.parser(__doc__)
+    parser = version_files.parser(__doc__)
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     options = parser.parse_args()
-    run(versions.resolve(options), options.sizes, options.operations, options.peers)
+    run(version_files.resolve(options), options.sizes, options.operations, options.peers)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from common.analysis import tables
-from common.analysis.compiled import SCHEMA
+from common.analysis.output import tables
+from common.documents.compiled_kernels import SCHEMA
 from common.files import writable_file, write_json
 from common.rope import rope_tables
 

@@ -7,7 +7,7 @@ python run_deepspeed_flops.py --analyze-results flops_profile.json            # 
 
 import tiny_llama_v3
 
-from common import flops_command
+from common.training import commands
 
 if __name__ == "__main__":
-    flops_command.main(tiny_llama_v3, __doc__)
+    commands.count_flops(tiny_llama_v3, __doc__)

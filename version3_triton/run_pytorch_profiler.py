@@ -7,7 +7,7 @@ python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.jso
 
 import tiny_llama_v3
 
-from common import profile_command
+from common.training import commands
 
 if __name__ == "__main__":
-    profile_command.main(tiny_llama_v3, __doc__)
+    commands.profile(tiny_llama_v3, __doc__)

@@ -10,13 +10,16 @@ from pathlib import Path
 import tiny_llama_v3
 from kernels import costs
 
-from common import cli, run
-from common.analysis import bottlenecks, operators, profile_report, triton_kernels
+from common import cli
+from common.analysis.formulas import operators
+from common.analysis.profiles import step_profile
+from common.analysis.reports import triton_kernels
 from common.config import ModelConfig
+from common.training import run
 
 
 def show(path: Path, sort_by: str | None) -> None:
-    profile = profile_report.read(path)
+    profile = step_profile.read(path)
     run, training = profile["run"], profile["run"]["training"]
     shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
     print(triton_kernels.text(profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by))
@@ -26,7 +29,7 @@ def profile_and_show(options: Namespace) -> int:
     options.enable_pytorch_profiler = True
     code = run.train(tiny_llama_v3, cli.parse(options))
     if not code:  # a run that was stopped may not have reached the steps that are profiled
-        show(bottlenecks.find(options.profile_dir), options.sort_by)
+        show(step_profile.find(options.profile_dir), options.sort_by)
     return code
 
 

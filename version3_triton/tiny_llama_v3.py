@@ -23,11 +23,12 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from common import cli, run
+from common import cli
 from common import device as devices
 from common.config import ModelConfig
 from common.rope import rope_tables
 from common.spans import span
+from common.training import run
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

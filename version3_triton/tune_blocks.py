@@ -42,7 +42,7 @@ from torch.profiler import ProfilerActivity, profile
 from triton.runtime.errors import OutOfResources
 
 from common import device as devices
-from common.analysis import tables
+from common.analysis.output import tables
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json

@@ -15,7 +15,7 @@ import common.rope
 from common.errors import UsageError
 from kernels import reference
 
-if importlib.util.find_spec("triton"):  # here and not in `choose`: common.versions hides this package once a version is loaded
+if importlib.util.find_spec("triton"):  # here and not in `choose`: common.training.version_files hides this package once a version is loaded
     from kernels import flash_attention, linear_cross_entropy, rms_norm, rope, swiglu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

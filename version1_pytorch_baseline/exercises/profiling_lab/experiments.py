@@ -23,14 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from common import cli, spans, versions
+from common import cli, spans
 from common import device as devices
-from common.analysis import profile_report, tables, traces
+from common.analysis.output import tables
+from common.analysis.profiles import chrome_trace, step_profile
 from common.config import PRESETS
 from common.precision import Precision
 from common.rope import rope_tables
 from common.spans import span
 from common.timing import benchmark, summarize
+from common.training import version_files
 
 V1 = Path(__file__).resolve().parents[2] / "tiny_llama_v1.py"
 Ways = dict[str, Callable[[], object]]  # the same work, by name; the first is the mistake
@@ -132,7 +134,7 @@ def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
     """A training step of Version 1 with one of FIXES, on one batch; returns the loss from before it."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
-    v1 = versions.load(V1)  # a module of its own, so that changing it changes nothing else
+    v1 = version_files.load(V1)  # a module of its own, so that changing it changes nothing else
     if fix == "flash attention":
         v1.attention = fused_attention
     model = v1.make_model(options).to(device)
@@ -142,7 +144,7 @@ def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
     if fix == "torch.compile":
         model.loss = torch.compile(model.loss)
     precision = Precision(device, torch.bfloat16 if fix == "mixed precision" else None)
-    optimizer, batch = v1.make_optimizer(model, options), versions.random_batch(options, device)
+    optimizer, batch = v1.make_optimizer(model, options), version_files.random_batch(options, device)
     return lambda: v1.train_step(model, optimizer, batch, precision)
 
 
@@ -186,7 +188,7 @@ def layer(options: Namespace) -> dict[str, Any]:
     """
     device, config = devices.select(options.device), options.model
     devices.prepare(device, options.seed)
-    block = versions.load(V1).Block(config).to(device)
+    block = version_files.load(V1).Block(config).to(device)
     cos, sin = (table.to(device) for table in rope_tables(config.head_dim, options.seq_len, config.rope_theta))  # [S, Dh]
     x = torch.randn(options.batch_size, options.seq_len, config.hidden_size, device=device, requires_grad=True)
     gradient = torch.randn_like(x)
@@ -202,12 +204,12 @@ def layer(options: Namespace) -> dict[str, Any]:
     profile = _profiled(step, device)
     return {
         "ms": undisturbed, "profiled_ms": sum(profile["step_us"]) / LAYER_STEPS / 1e3, "on_gpu": bool(profile["kernels"]),
-        "spans": profile_report.span_milliseconds(profile),
+        "spans": step_profile.span_milliseconds(profile),
     }  # fmt: skip
 
 
 def _profiled(step: Callable[[], None], device: torch.device) -> dict[str, Any]:
-    """`traces.profile_tables` of LAYER_STEPS steps, with spans on."""
+    """`chrome_trace.profile_tables` of LAYER_STEPS steps, with spans on."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch 2.12 and later print two lines for each profile
     activities = [torch.profiler.ProfilerActivity.CPU]
     if devices.is_gpu(device):
@@ -225,16 +227,16 @@ def _profiled(step: Callable[[], None], device: torch.device) -> dict[str, Any]:
                 step()
                 profile.step()
         spans.recording = False
-        return traces.profile_tables(traces.load(path))
+        return chrome_trace.profile_tables(chrome_trace.load(path))
 
 
 # ------------------------------------------------------------------------------------------------------------- command
 
 
 def resolve(options: Namespace) -> Namespace:
-    """Options with preset, device and num_steps as what `versions.resolve` makes of them."""
-    defaults = vars(versions.parser(None).parse_args([]))
-    return versions.resolve(Namespace(**defaults | vars(options)))
+    """Options with preset, device and num_steps as what `version_files.resolve` makes of them."""
+    defaults = vars(version_files.parser(None).parse_args([]))
+    return version_files.resolve(Namespace(**defaults | vars(options)))
 
 
 def main() -> None:
@@ -244,14 +246,14 @@ def main() -> None:
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
     cli.add_device(parser)
     options = parser.parse_args()
-    from common.analysis import profiling_lab
+    from common.documents import lab_dashboard
 
     measured = {
         "bottlenecks": lambda: bottlenecks(devices.select(options.device)),
         "fixes": lambda: fixes(resolve(options)),
         "layer": lambda: layer(resolve(options)),
     }[options.what]()
-    print(tables.text(*profiling_lab.ROWS[options.what](measured)))
+    print(tables.text(*lab_dashboard.ROWS[options.what](measured)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python report.py profiling_lab.json --output profiling_lab.html
 from pathlib import Path
 
 from common import cli
-from common.analysis import profiling_lab
+from common.documents import lab_dashboard
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, metavar="FILE.json", help="from run_lab.py")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
     options = parser.parse_args()
-    profiling_lab.write_page(options.results, options.output)
+    lab_dashboard.write_page(options.results, options.output)
     print(f"written: {options.output}")
 
 

@@ -12,7 +12,7 @@ The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^
     precision        "fp16" on a GPU, "fp32" on a CPU: of all parts but the last three
     sizes            batch_size, seq_len, d_model, num_heads of the components; seq_lens of the other attention parts, whose
                      batch is 1 and whose heads are of size d_model / num_heads; preset of Version 1 for layer and fixes
-    ceilings         from common.ceilings, in this precision; they decide `bound`
+    ceilings         from common.training.ceilings, in this precision; they decide `bound`
     components       {"pytorch": [ProfileResult and "bound", ...], "jax": the same or null}
     optimizations    a list of {"seq_len", "ms": {"baseline", "sdpa", "compiled", "flash"}}; what cannot run here is left out
     frameworks       a list of {"seq_len", "ms": {"PyTorch eager", "PyTorch compiled", "JAX jit"}}
@@ -37,13 +37,15 @@ from typing import Any
 import experiments
 import torch
 
-from common import ceilings, cli
+from common import cli
 from common import device as devices
-from common.analysis import profiling_lab, tables
+from common.analysis.output import tables
 from common.config import PRESETS
+from common.documents import lab_dashboard
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
+from common.training import ceilings
 
 LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}
@@ -87,8 +89,8 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
     parser.add_argument(
-        "--parts", nargs="+", choices=profiling_lab.ROWS, default=list(profiling_lab.ROWS), metavar="PART",
-        help=f"of {', '.join(profiling_lab.ROWS)} (default: all)",
+        "--parts", nargs="+", choices=lab_dashboard.ROWS, default=list(lab_dashboard.ROWS), metavar="PART",
+        help=f"of {', '.join(lab_dashboard.ROWS)} (default: all)",
     )  # fmt: skip
     parser.add_argument("--implementation", choices=FOLDERS, default="solution", help="whose profiling.py (default: solution)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="of the components (default: 8)")
@@ -112,17 +114,17 @@ def main() -> None:
     profiling, peaks = load(options.implementation), ceilings.measure(device, precision)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens", "preset")
     result = {
-        "schema": profiling_lab.SCHEMA, "command": shlex.join(sys.argv),
+        "schema": lab_dashboard.SCHEMA, "command": shlex.join(sys.argv),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": devices.describe(device), "environment": devices.environment(),
         "jax": importlib.metadata.version("jax") if profiling._jax_runs_on(device) else None,
         "precision": precision.name, "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks,
-        **dict.fromkeys(profiling_lab.ROWS),
+        **dict.fromkeys(lab_dashboard.ROWS),
     }  # fmt: skip
     for part, run in measure(profiling, options, device, peaks).items():
         if part in options.parts:
             result[part] = run()
-            print(f"{part}\n{tables.text(*profiling_lab.ROWS[part](result[part]))}\n", flush=True)
+            print(f"{part}\n{tables.text(*lab_dashboard.ROWS[part](result[part]))}\n", flush=True)
             write_json(options.output, result)  # after each part: a later one may run out of memory
     print(f"written: {options.output}")
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import cli
-from common.analysis import kernels, regression, tables
-from common.analysis.profile_report import RUN_SCHEMA
+from common.analysis.output import tables
+from common.analysis.profiles import kernel_names, run_record
+from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
 from common.errors import UsageError
 from common.files import read_json, writable_file, write_text
 
@@ -78,7 +79,7 @@ def read(folder: Path) -> list[Stage]:
     for path in folder.glob("stage*_metrics.json"):
         if match := RECORD.fullmatch(path.name):
             number, fixed, run = int(match[1]), bool(match[2]), read_json(path, RUN_SCHEMA)
-            problems = regression.unusable(path, run)
+            problems = run_record.unusable(path, run)
             if number != V1 and "stage" not in run:
                 problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
             if problems:
@@ -89,8 +90,8 @@ def read(folder: Path) -> list[Stage]:
         if not any(stage.number == number for stage in found):
             raise UsageError(f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}")
     for stage in found:
-        ours, theirs = ({**regression.conditions(run), **regression.lessons(run)} for run in (found[0].run, stage.run))
-        differing = regression.differences(ours, theirs)
+        ours, theirs = ({**run_record.conditions(run), **run_record.training_inputs(run)} for run in (found[0].run, stage.run))
+        differing = run_record.differences(ours, theirs)
         if differing:
             raise UsageError(f"Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again, alike")
     return found
@@ -130,7 +131,7 @@ def grown(stage: Stage, v3: Stage) -> str:
         return ""
     more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
     most = sorted(more, key=more.__getitem__, reverse=True)[:3]
-    named = (f"{more[name]:+.1f} {kernels.short_name(name, 40)}" for name in most if more[name] > 0)
+    named = (f"{more[name]:+.1f} {kernel_names.short_name(name, 40)}" for name in most if more[name] > 0)
     return f"; of {stage.step - v3.step:+.1f} ms: {', '.join(named)}"
 
 
@@ -147,14 +148,14 @@ def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:
 
 
 def report(stages: list[Stage], table) -> str:
-    """Conditions, one row a run, and what this device cannot show; `table` is one of `common.analysis.tables`."""
+    """Conditions, one row a run, and what this device cannot show; `table` is one of `common.analysis.output.tables`."""
     v1, v3 = stages[0], next(stage for stage in stages if stage.number == V3)
     header = ["stage", "loss", "samples/s", "x Version 1", "with gradient", "phases / step",
               f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments", "what is wrong"]  # fmt: skip
     notes = [f"Stage {stage.number}: {stage.run['stage']['caveat']}." for stage in stages
              if not stage.fixed and stage.number != V1 and stage.run["stage"]["caveat"]]  # fmt: skip
     steps, uniform = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
-    heading = f"{regression.setting(v1.run)}; {steps} steps; {v1.run['data']['name']}, {uniform:.0f} tokens"
+    heading = f"{run_record.setting(v1.run)}; {steps} steps; {v1.run['data']['name']}, {uniform:.0f} tokens"
     return "\n\n".join([heading, table(header, [row(stage, v1, v3) for stage in stages]).strip(), *notes])
 
 

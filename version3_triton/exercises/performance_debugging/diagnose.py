@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from common import cli, data
 from common import device as devices
-from common.analysis import tables
+from common.analysis.output import tables
 from common.precision import Precision
 
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for

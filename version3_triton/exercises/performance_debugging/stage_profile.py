@@ -9,7 +9,8 @@ taken where there are any, otherwise the newest profile of torch.profiler.
 from pathlib import Path
 
 from common import cli
-from common.analysis import kernels
+from common.analysis.profiles import load_kernels
+from common.analysis.reports import launches
 from common.errors import UsageError
 
 SOURCES = ("rocprofv3-kernel-stats", "profile")
@@ -20,11 +21,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where a profiler wrote")
     parser.add_argument("--csv", type=Path, required=True, metavar="FILE", help="the table")
     options = parser.parse_args()
-    found = kernels.find(options.folder)
+    found = load_kernels.find(options.folder)
     files = [found[source][0] for source in SOURCES if source in found]
     if not files:
         raise UsageError(f"{options.folder} holds neither a profile_*.json nor a *_kernel_stats.csv of rocprofv3")
-    print(kernels.analyze(files[0], top=10, csv_out=options.csv))
+    print(launches.analyze(files[0], top=10, csv_out=options.csv))
 
 
 if __name__ == "__main__":

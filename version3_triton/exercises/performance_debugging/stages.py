@@ -29,10 +29,14 @@ import diagnose  # noqa: E402
 import kernels  # noqa: E402
 import tiny_llama_v3 as v3  # noqa: E402
 
-from common import cli, run  # noqa: E402
+from common import cli  # noqa: E402
 from common import device as devices  # noqa: E402
-from common.analysis.profile_report import RUN_SCHEMA  # noqa: E402
-from common.files import read_json, write_json  # noqa: E402
+from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA  # noqa: E402
+from common.files import (
+    read_json,  # noqa: E402
+    write_json,  # noqa: E402
+)
+from common.training import run  # noqa: E402
 
 __all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]
 
@@ -69,7 +73,7 @@ def main(module: ModuleType) -> None:
 
 
 def train(stage: SimpleNamespace, options: Namespace) -> int:
-    """A training run of the stage, or its diagnosis. Returns the exit code; the errors are those of `common.run.train`."""
+    """A training run of the stage, or its diagnosis. Returns the exit code; the errors are those of `common.training.run.train`."""
     if options.diagnose:
         print(diagnose.report(stage, options))
         return 0

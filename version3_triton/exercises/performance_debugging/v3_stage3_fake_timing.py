@@ -17,7 +17,8 @@ import stages
 import torch
 
 from common import device as devices
-from common import run, timing
+from common import timing
+from common.training import run
 
 
 def add_arguments(parser: ArgumentParser) -> None:

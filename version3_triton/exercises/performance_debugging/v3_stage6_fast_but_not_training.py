@@ -18,8 +18,8 @@ import torch.nn as nn
 from stages import kernels, v3
 from torch import Tensor
 
-from common import run
 from common.errors import RunError
+from common.training import run
 
 
 def add_arguments(parser: ArgumentParser) -> None:

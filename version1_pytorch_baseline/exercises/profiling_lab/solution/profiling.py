@@ -25,8 +25,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import device as devices
-from common.analysis import operators, tables, traces
-from common.errors import UsageError  # a ValueError that a command shows as one line
+from common.analysis.formulas import operators
+from common.analysis.output import tables
+from common.analysis.profiles import chrome_trace
+from common.errors import UsageError
 from common.timing import benchmark, summarize
 
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
@@ -212,7 +214,7 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
     waiting, or the operation is badly written.
 
     Args:
-        peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s; measured ones, from `common.ceilings`.
+        peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s; measured ones, from `common.training.ceilings`.
 
     Raises:
         ValueError: a peak is not positive.
@@ -559,7 +561,7 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) ->
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
-        return float(traces.load(path).memory.total_bytes.max()) / MIB  # counted from the profile's beginning
+        return float(chrome_trace.load(path).memory.total_bytes.max()) / MIB  # counted from the profile's beginning
 
 
 def _flash_takes(Q: Tensor, K: Tensor, V: Tensor) -> bool:

@@ -1,0 +1,186 @@
+"""Which profiler's file is this, and what is in it. `load` takes a file, or a folder of them, of any of these sources:
+
+    rocprofv3-kernel-trace   *_kernel_trace.csv of rocprofv3, or of `rocpd convert`       a row per launch
+    rocpd                    *_results.db of rocprofv3: SQLite, view `kernels`            a row per launch
+    pytorch-trace            Chrome trace of torch.profiler (.json, .json.gz)             a row per launch
+    rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats                      a row per kernel name
+    profile                  our profile_*.json                                           a row per kernel name
+    ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
+    rocprof-compute          pmc_perf.csv of a workload                                   a row per launch, counters
+
+It goes by what is in a file, not by its name. Of several sources in a folder the first in this order is taken: it is the one
+that says most about how the launches follow each other. The last two run every kernel alone, several times, to read its
+counters, so the time between their kernels is their own. Since release 3.6.0 of rocprof-compute, pmc_perf.csv is written by
+`rocprof-compute analyze`.
+"""
+
+import csv
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from common.analysis.profiles import ncu, pytorch, rocm, step_profile
+from common.analysis.profiles.kernel_table import Kernels, read_bytes, read_frame, read_text
+from common.errors import UsageError
+
+READERS: dict[str, Callable[[Path], Kernels]] = {
+    "rocprofv3-kernel-trace": rocm.read_kernel_trace,
+    "rocpd": rocm.read_rocpd,
+    "pytorch-trace": pytorch.read_trace,
+    "rocprofv3-kernel-stats": rocm.read_kernel_stats,
+    "profile": pytorch.read_profile,
+    "ncu": ncu.read,
+    "rocprof-compute": rocm.read_pmc_perf,
+}
+SUFFIXES = (".csv", ".json", ".json.gz", ".db")  # what is opened in a folder
+HEAD_BYTES = 1 << 20
+API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # of calls, copies or domains, not of kernels
+
+WANTED = (
+    "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv or *_results.db of rocprofv3, "
+    "pmc_perf.csv of rocprof-compute, or the output of ncu --csv"
+)
+# What else a file can be, and what to do about it.
+REFUSED = {
+    "empty": "is empty",
+    "other": f"is none of the files that hold kernels: give {WANTED}",
+    "binary": f"is binary, and none of the files that hold kernels: give {WANTED}",
+    "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {WANTED}",
+    "gzip": "is a damaged gzip file, or holds no trace: unpack it first (gunzip)",
+    "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
+    "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
+    "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
+    "API trace": "holds API calls, copies or allocations, not kernels: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
+    "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
+    "ceilings": "holds measured ceilings, not kernels: give the pmc_perf.csv beside it",
+    "rocprof v1": "is of rocprof, before rocprofv3: profile with `rocprofv3 --kernel-trace --output-format csv --`",
+    "ncu report": "is a report of ncu: export it with `ncu --import FILE --page raw --csv > kernels.csv`",
+    "ncu summary": "is a summary of ncu, without launches: leave --print-summary out",
+    "ncu log": "is output of ncu without a table: profile with --csv, and look for ==ERROR== in it",
+}
+# Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all there says what it is.
+TIMES = {"Start_Timestamp", "End_Timestamp"}
+TABLES = (
+    ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
+    ({"Kernel_Name", "Counter_Name"}, "counters"),
+    ({"Kernel_Name", *TIMES}, "rocprofv3-kernel-trace"),
+    (TIMES, "API trace"),
+    ({"Name", "Calls", "TotalDurationNs"}, "rocprofv3-kernel-stats"),
+    ({"KernelName", "BeginNs", "EndNs"}, "rocprof v1"),
+    ({"HBMBw"}, "ceilings"),
+    (set(), "other"),
+)
+
+
+def load(path: Path) -> Kernels:
+    """Reads a file, or of a folder the newest file of the first source that is in it.
+
+    A file that does not exist stands for the one that `rocprofv3 -o FILE` writes instead (FILE_kernel_trace.csv and so on).
+
+    Raises:
+        UsageError: there is nothing to read, or it is damaged, or holds no kernels.
+    """
+    notes = []
+    if not path.exists():
+        given, path = path, _written_for(path)
+        notes.append(f"there is no {given}: took {path}, since rocprofv3 adds to the name given with -o")
+    if path.is_dir():
+        folder, found = path, find(path)
+        if not found:
+            raise UsageError(f"{folder} holds no kernels: looked in it and below for {WANTED}")
+        source, files = next(iter(found.items()))
+        path = files[0]
+        others = [f"{len(files) - 1} other of {source} (each process has its own)"] if files[1:] else []
+        others += [f"{len(more)} of {name}" for name, more in list(found.items())[1:]]
+        notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
+    else:
+        source = _recognise(path)
+    if source in REFUSED:
+        raise UsageError(f"{path} {REFUSED[source]}")
+    kernels = READERS[source](path)
+    if not len(kernels.table):
+        raise UsageError(f"{path} ({source}) has no rows: nothing ran on a GPU while it was recorded, or it is cut off")
+    return replace(kernels, notes=(*notes, *kernels.notes))
+
+
+def find(folder: Path) -> dict[str, list[Path]]:
+    """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
+
+    The newest of our own profiles is the one whose name sorts last, of all others the one that was written last. Of a
+    rocprof-compute workload only pmc_perf.csv counts, not the passes that it was joined from.
+    """
+    found: dict[str, list[tuple]] = {source: [] for source in READERS}
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        source = _recognise(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
+        if source in READERS and (source != "rocprof-compute" or path.name == "pmc_perf.csv"):
+            found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
+    return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
+
+
+def _written_for(path: Path) -> Path:
+    """What rocprofv3 wrote for `-o path`, beside it or in the folder of a host."""
+    folders = [path.parent, *sorted(folder for folder in path.parent.glob("*") if folder.is_dir())]
+    for end in ("kernel_trace.csv", "kernel_stats.csv", "results.db"):
+        for folder in folders:
+            for name in (path.name, path.stem):
+                if (folder / f"{name}_{end}").is_file():
+                    return folder / f"{name}_{end}"
+    raise UsageError(f"{path} does not exist: give {WANTED}, or a folder that holds some")
+
+
+# ------------------------------------------------------------------------------------------------------- what a file is
+
+
+def _recognise(path: Path) -> str:
+    """A key of READERS or of REFUSED, by the content of a file."""
+    head = read_bytes(path, HEAD_BYTES)
+    if head.startswith(b"SQLite format 3\0"):
+        return "rocpd" if rocm.is_rocpd(path) else "database"
+    if head.startswith(b"NVR\0"):
+        return "ncu report"
+    if head.startswith(b"\x1f\x8b"):
+        return _recognise_compressed(head)
+    if b"\0" in head:
+        return "binary"
+    if not head.strip():
+        return "empty"
+    return _recognise_json(head) or _recognise_csv(path)
+
+
+def _recognise_compressed(head: bytes) -> str:
+    try:
+        return _recognise_json(zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)) or "gzip"
+    except zlib.error:
+        return "gzip"
+
+
+def _recognise_json(head: bytes) -> str | None:
+    if head.lstrip()[:1] not in (b"{", b"["):
+        return None
+    if b'"rocprofiler-sdk-tool"' in head:
+        return "rocprofv3 JSON"
+    if f'"{step_profile.SCHEMA}"'.encode() in head:
+        return "profile"
+    return "pytorch-trace" if b'"traceEvents"' in head else "JSON"
+
+
+def _recognise_csv(path: Path) -> str:
+    text = read_text(path)
+    if match := ncu.HEADER.search(text):
+        return "ncu summary" if "Invocations" in match[0] else "ncu"
+    if "==PROF==" in text or "==ERROR==" in text:
+        return "ncu log"
+    first_line = text.lstrip().split("\n", 1)[0]
+    columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))
+    source = next(source for needed, source in TABLES if needed <= columns)
+    return "API statistics" if source == "rocprofv3-kernel-stats" and _is_of_an_api(path) else source
+
+
+def _is_of_an_api(path: Path) -> bool:
+    """Whether statistics with the columns of kernel_stats.csv are of something else; markers can have any name."""
+    names = list(read_frame(path).Name)
+    all_api = bool(names) and all(API_NAME.fullmatch(name) for name in names)
+    return all_api or path.name.endswith("_marker_api_stats.csv")

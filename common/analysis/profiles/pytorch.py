@@ -1,0 +1,66 @@
+"""Kernels in what torch.profiler gives: a Chrome trace, or our profile_*.json made from one.
+
+A trace of a CPU has no kernels. Its rows are operator calls that do work (category `operator`, with their self time): what
+would be one launch each on a GPU. From a trace that marks steps only what belongs to a step is kept, as in a profile.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.analysis.formulas import operators
+from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles.kernel_table import Kernels, build, category
+
+KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+OPERATORS = "a CPU launches no kernels: these are operator calls that do work, with their self time"
+COMPILED = "a CPU trace has no events for the loops that torch.compile fuses: their time is in the CompiledFunction around them"
+
+
+def read_trace(path: Path) -> Kernels:
+    trace = chrome_trace.load(path)
+    on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
+    frame = trace.kernels if on_gpu else trace.operators
+    frame = frame[frame.step >= 0] if steps else frame
+    if on_gpu:
+        categories = [KINDS.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
+        own, notes = frame.duration_us, ()
+    else:
+        calls = list(zip(frame.name, frame.input_shapes, frame.input_types, strict=True))
+        working = {call for call in set(calls) if _works(*call)}
+        frame = frame[[call in working for call in calls]]
+        categories, own, notes = ["operator"] * len(frame), frame.self_cpu_us, _cpu_notes(frame.name)
+    times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
+    return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times}, steps=steps, notes=notes)
+
+
+def read_profile(path: Path) -> Kernels:
+    import pandas
+
+    profile = step_profile.read(path)
+    steps, on_gpu = profile["profiled_steps"], bool(profile["kernels"])
+    if on_gpu:
+        rows = [(kernel["name"], kernel["calls"], kernel["device_us"]) for kernel in profile["kernels"]]
+    else:
+        working = [row for row in operators.rows(profile) if row.works]
+        rows = [(row.name, round(row.calls * steps), row.us * steps) for row in working]
+    table = pandas.DataFrame(rows, columns=["name", "calls", "us"]).groupby("name", sort=False, as_index=False).sum()
+    columns = {
+        "name": table.name,
+        "category": [category(name) if on_gpu else "operator" for name in table.name],
+        "calls": table.calls,
+        "duration_ns": [round(us * 1e3) for us in table.us],
+    }
+    notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
+    return build("profile", path, columns, steps=steps, notes=notes)
+
+
+def _works(name: str, shapes: str, types: str) -> bool:
+    """Whether an operator computes or moves something; views, allocation, autograd's nodes and torch.compile's frames do not."""
+    if name in operators.COMPOSITE_ON_CPU:
+        return False
+    return operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
+
+
+def _cpu_notes(names: Iterable[str]) -> tuple[str, ...]:
+    return (OPERATORS, COMPILED) if any(name.startswith("CompiledFunction") for name in names) else (OPERATORS,)

@@ -1,0 +1,111 @@
+"""Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
+
+The formula is the reference (`common.analysis.formulas.flops`). FlopCounterMode watches the operators that run, forward and backward: the
+matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and in the
+backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and watches
+one forward pass, attention with all S x S pairs too: its count adds functions such as silu (not methods such as `x.softmax()`),
+and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
+
+Neither counter sees into a Triton kernel. What its kernels compute unseen a model says itself, by formula, in
+`kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
+in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed watches needs no gradients.
+"""
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import RunError
+
+
+def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[str, dict[str, int]]:
+    """FLOPs of forward and backward by counter, for one batch; DeepSpeed's per-module report goes to the file `report`.
+
+    A counter that is not installed is left out.
+    """
+    counted = {"FlopCounterMode": counted_by_torch(model, batch)}
+    deepspeed = counted_by_deepspeed(model, batch, report)
+    return counted | ({"DeepSpeed": deepspeed} if deepspeed else {})
+
+
+def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
+    """FLOPs of forward and backward for one batch: those that FlopCounterMode sees, and those of kernels."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton
+
+    unseen = _kernel_flops(model, batch)
+    with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+        loss = _uncompiled_loss(model, *batch)
+        forward = counter.get_total_flops()
+        loss.backward()
+    model.zero_grad()
+    backward = counter.get_total_flops() - forward
+    return {"forward": forward + unseen["forward"], "backward": backward + unseen["backward"]}
+
+
+def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile_file: Path) -> dict[str, int] | None:
+    """DeepSpeed's forward count and that of kernels, and its per-module report in `profile_file`; None where it is not installed.
+
+    Everything that DeepSpeed prints goes to stderr: its log would otherwise stand in the middle of stdout.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            from deepspeed.profiling.flops_profiler import FlopsProfiler
+    except ModuleNotFoundError as error:
+        if error.name != "deepspeed":
+            raise RunError(f"DeepSpeed is installed, but not {error.name}, which it needs: pip install {error.name}") from error
+        return None
+    with contextlib.redirect_stdout(sys.stderr):
+        profiler = FlopsProfiler(_Loss(model))
+        profiler.start_profile()
+        model.requires_grad_(False)
+        try:
+            profiler.model(*batch)
+            counted = int(profiler.get_total_flops()) + _kernel_flops(model, batch)["forward"]
+            profiler.print_model_profile(module_depth=-1, top_modules=3, detailed=True, output_file=str(profile_file))
+        finally:
+            profiler.end_profile()
+            model.requires_grad_(True)
+    return {"forward": counted, "backward": 2 * counted}
+
+
+def _kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
+    return model.kernel_flops(batch[0]) if hasattr(model, "kernel_flops") else {"forward": 0, "backward": 0}
+
+
+def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:
+    """Scores and weighted sum: two products of [S, Dh] with [Dh, S] for each of the B H heads; query [B, H, S, Dh]."""
+    return 2 * 2 * math.prod(query) * key[-2]
+
+
+def _attention_backward(gradient: torch.Size, query: torch.Size, key: torch.Size, *rest, **options) -> int:
+    """The scores again, and the gradients of weights, values, queries and keys: five such products."""
+    return 5 * 2 * math.prod(query) * key[-2]
+
+
+# The same formulas as FlopCounterMode's own, given to it so that all devices and releases count alike: before 2.15 PyTorch has
+# none for the CPU's kernel, and counts nothing for it.
+_ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): formula
+    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    for suffix, formula in (("", _attention), ("_backward", _attention_backward))
+}
+
+
+def _uncompiled_loss(model: nn.Module, input_ids: Tensor, targets: Tensor) -> Tensor:
+    """The class's own `loss`: a compiled one on the instance hides its operations from both counters."""
+    return type(model).loss(model, input_ids, targets)
+
+
+class _Loss(nn.Module):
+    """Makes `model.loss` a forward pass, which is what DeepSpeed watches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
+        return _uncompiled_loss(self.model, input_ids, targets)

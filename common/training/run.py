@@ -1,0 +1,248 @@
+"""The training run that every version is handed to: check, warm up, train, record.
+
+A version is a module with `TinyLlama(config)`, `make_model(options)`, `make_optimizer(model, options)` and
+`train_step(model, optimizer, batch, precision)`; `add_arguments(parser)` where it has flags of its own.
+
+Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n. Ctrl-C and SIGTERM end the
+run after the step in hand; what was measured is written.
+"""
+
+import json
+import math
+import signal
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from common import cli, data
+from common import device as devices
+from common.analysis.reports import flop_counts
+from common.errors import RunError
+from common.files import writable_file, writable_folder, write_json
+from common.precision import Precision
+from common.timing import Clock, phase_times, summarize
+from common.training import ceilings, checkpoint, flop_counters, record, setup_check
+from common.training.profiler import Profiler
+
+MODEL_PROFILE = flop_counts.FOLDER / "model_profile.txt"  # DeepSpeed's report, module by module
+
+
+def main(version: ModuleType, argv: list[str] | None = None) -> None:
+    """Parses the command line, trains, and exits the process."""
+    options = parser(version).parse_args(argv)
+    cli.command(lambda: train(version, cli.parse(options)))
+
+
+def parser(version: ModuleType, description: str | None = None) -> cli.Parser:
+    """The shared flags, and those that the version adds. The description is the version's unless given."""
+    result = cli.parser(description or version.__doc__)
+    if hasattr(version, "add_arguments"):
+        version.add_arguments(result)
+    return result
+
+
+def train(version: ModuleType, options: Namespace) -> int:
+    """One training run and everything that was asked to be measured about it. Returns the exit code.
+
+    Raises:
+        UsageError: the options do not fit this machine or data.
+        RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
+    """
+    device = devices.select(options.device)
+    metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
+    writable_file(metrics_path, "--metrics-out")
+    if options.save_model:
+        writable_folder(options.save_model, "--save-model")
+    devices.prepare(device, options.seed, options.allow_tf32)
+    precision = Precision(device, cli.amp_dtype(options))
+    with out_of_memory_explained(options):
+        dataset = data.load(options.data, options.model.vocab_size, options.seed)
+        batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
+    profiler = Profiler(options, device) if options.enable_pytorch_profiler else None
+    if options.validate_setup:
+        setup_check.before(device, dataset)
+    if options.enable_deepspeed_flops:
+        writable_folder(flop_counts.FOLDER, "--enable-deepspeed-flops")
+
+    with out_of_memory_explained(options):
+        model = version.make_model(options).to(device)
+        optimizer = version.make_optimizer(model, options)
+        warm_up(model, batches[0], precision, options.warmup_steps)
+        counted = flop_counters.count(model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
+        peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
+    outcome = loop(version, model, optimizer, batches, precision, options, profiler)
+    result = record.build(version, options, model, device, precision, dataset, outcome, profiler, peaks)
+    print(record.summary(result))
+    keep(metrics_path, result)
+    print(f"  metrics      {metrics_path}")
+    if outcome.failure:
+        raise RunError(outcome.failure)
+    if options.save_model:
+        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
+        print(f"  checkpoint   {options.save_model}")
+    if options.time_phases and outcome.status == "completed":
+        with out_of_memory_explained(options):
+            times = phase_times(lambda i: version.train_step(model, optimizer, batches[i], precision), device)
+        result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
+        print(record.phases(result))
+        keep(metrics_path, result)
+    if counted:
+        for path in flop_counts.write(flop_counts.FOLDER, counted, result):
+            print(f"  flops        {path}")
+    profiles = profiler.write(result) if profiler else []
+    for path in profiles:
+        print(f"  profile      {path}")
+    if options.validate_setup:
+        setup_check.after(result, metrics_path, profiles)
+    return 128 + outcome.signal if outcome.signal else 0
+
+
+def warm_up(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision, passes: int) -> None:
+    """Runs forward and backward `passes` times without an optimizer step, and checks that the model can be trained.
+
+    Raises:
+        RunError: a parameter's gradient is missing, not finite, or zero everywhere.
+    """
+    for _ in range(passes):
+        model.zero_grad()
+        with precision.autocast():
+            loss = model.loss(*batch)
+        loss.backward()
+    broken = []
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if gradient is None:
+            broken.append(f"{name} has no gradient")
+        elif not gradient.isfinite().all():
+            broken.append(f"{name} has a gradient that is not finite")
+        elif not gradient.any():
+            broken.append(f"{name} has a gradient of zeros")
+    model.zero_grad()
+    if broken:
+        count = sum(1 for _ in model.parameters())
+        raise RunError(
+            f"this model does not train: {len(broken)} of {count} parameters get no usable gradient; first, {broken[0]}"
+        )
+
+
+@dataclass
+class Outcome:
+    """What the training loop measured before it ended, however it ended."""
+
+    losses: list[float] = field(default_factory=list)  # nats per token, from before each finished step
+    step_ms: list[float] = field(default_factory=list)  # of each finished step
+    memory: dict = field(default_factory=dict)
+    failure: str | None = None
+    signal: int | None = None
+
+    @property
+    def status(self) -> str:
+        if self.failure:
+            return f"failed: {self.failure}"
+        return "interrupted" if self.signal else "completed"
+
+
+def loop(version, model, optimizer, batches, precision, options, profiler) -> Outcome:
+    """Trains `options.num_steps` steps. The host waits for the device only where a line is printed, between two steps."""
+    device, outcome, finished = precision.device, Outcome(), 0
+    clock, losses = Clock(device), torch.empty(options.num_steps, device=device)
+    devices.reset_peak_memory(device)
+
+    def catch_up() -> None:
+        """Reads what the device has finished; stops at a loss that is not a number."""
+        outcome.losses += losses[len(outcome.losses) : finished].tolist()
+        outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(len(outcome.step_ms), finished)]
+        bad = next((i for i, loss in enumerate(outcome.losses) if not math.isfinite(loss)), None)
+        if bad is not None:
+            loss = outcome.losses[bad]
+            del outcome.losses[bad:], outcome.step_ms[bad:]
+            raise RunError(f"the loss is {loss} at step {bad + 1}: lower --learning-rate (now {options.learning_rate})")
+
+    def log(since: int) -> None:
+        median = summarize(outcome.step_ms[since:])["median"]
+        print(
+            f"step {finished:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  {median:9.2f} ms/step  "
+            f"{options.batch_size * options.seq_len / median * 1e3:11,.0f} tokens/s",
+            flush=True,
+        )
+
+    if profiler:
+        profiler.start()
+    with signals_noted() as received:
+        try:
+            with out_of_memory_explained(options), ExitStack() as at_the_end:
+                at_the_end.callback(catch_up)  # also what was finished before an error
+                for step in range(options.num_steps):
+                    batch = batches[step]
+                    clock.mark()
+                    losses[step] = version.train_step(model, optimizer, batch, precision)
+                    clock.mark()
+                    finished, stopping = step + 1, bool(received)
+                    if profiler and stopping:
+                        profiler.stop()  # before what follows could count as a further step
+                    elif profiler:
+                        profiler.step(finished)
+                    if stopping or finished % options.log_every == 0 or finished == options.num_steps:
+                        since = len(outcome.losses)
+                        catch_up()
+                        log(since)
+                    if stopping:
+                        break
+        except RunError as error:
+            outcome.failure = str(error)
+    if profiler:
+        profiler.stop()
+    outcome.signal = received[0] if received else None
+    outcome.memory = devices.peak_memory(device)
+    return outcome
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Within it, the first SIGINT or SIGTERM is only noted in the list; a second one does what it always did.
+
+    A handler that was not installed from Python, as rocprofv3's is, can't be put back: then a signal ends the process.
+    """
+    received: list[int] = []
+
+    def put_back() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, signal.SIG_DFL if handler is None else handler)
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        put_back()
+
+    before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        put_back()
+
+
+@contextmanager
+def out_of_memory_explained(options: Namespace) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        raise RunError(
+            f"out of memory: lower --batch-size or --seq-len (now {options.batch_size} and {options.seq_len}), "
+            "take a smaller --preset, or try --use-amp"
+        ) from error
+
+
+def keep(path: Path, result: dict) -> None:
+    """Writes the record; where that fails (a full disk), prints it, so that no measurement is lost."""
+    try:
+        write_json(path, result)
+    except OSError as error:
+        print(json.dumps(result))
+        raise RunError(f"cannot write {path}: {error.strerror}; the record was printed instead") from error

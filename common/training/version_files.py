@@ -1,0 +1,117 @@
+"""Version files as modules, for scripts that hold several against each other, and the flags that such scripts share.
+
+A comparison needs the model, a shape, a device and a number format, but no data set and no training run: of the flags of
+`common.cli` these stay, with the same names and meanings, and those that a version adds can be handed on to it.
+"""
+
+import importlib.util
+import itertools
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from common import cli
+from common import config as configs
+from common.errors import UsageError
+
+REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "train_step")
+_numbers = itertools.count()
+
+
+def load(path: Path) -> ModuleType:
+    """Imports a version file under a name of its own, so that any two can be loaded side by side.
+
+    Its folder is on sys.path only meanwhile, and what it imports from there leaves sys.modules again, where what was there
+    under the same names before comes back: another version's `kernels` must not be taken for this one's.
+
+    Raises:
+        UsageError: the file is missing, is not Python, or is not a version.
+    """
+    if not path.is_file() or path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
+    folder, name = path.resolve().parent, f"_version_{next(_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    beside = {entry.stem for entry in folder.iterdir()} - {"common"}
+    aside = _taken_out(beside)
+    sys.modules[name] = module
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise UsageError(f"{path} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(str(folder))
+        _taken_out(beside)
+        sys.modules.update(aside)
+    missing = [required for required in REQUIRED if not hasattr(module, required)]
+    if missing:
+        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (common/training/run.py says what a version is)")
+    return module
+
+
+def _taken_out(names: set[str]) -> dict[str, ModuleType]:
+    """Takes the modules of these names, and what lies in them, out of sys.modules."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
+
+
+def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True) -> cli.Parser:
+    """The flags of a comparison; `resolve` turns them into a configuration.
+
+    Args:
+        batch_size, sequence_length: whether to have the flag. A script that goes through several values has one of its own.
+    """
+    result = cli.Parser(description)
+    cli.add_preset(result)
+    if batch_size:
+        cli.add_batch_size(result)
+    if sequence_length:
+        cli.add_sequence_length(result)
+    cli.add_seed(result)
+    cli.add_device(result)
+    cli.add_precision(result)
+    return result
+
+
+def resolve(arguments: Namespace) -> Namespace:
+    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig, and `learning_rate`.
+
+    Raises:
+        UsageError: a value is wrong, or at odds with another.
+    """
+    batch_size, length = getattr(arguments, "batch_size", None), getattr(arguments, "seq_len", None)  # `parser` can lack them
+    training = dict(batch_size=batch_size, sequence_length=length, seed=arguments.seed)
+    config = configs.resolve(arguments.preset, arguments.config, model={}, training=training)
+    arguments.model, arguments.learning_rate = config.model, config.training.learning_rate
+    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
+    arguments.seed = config.training.seed
+    return arguments
+
+
+def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
+    """The options with the version's own flags: as given, and otherwise at their defaults.
+
+    Raises:
+        UsageError: the version has no such flag.
+    """
+    own = cli.Parser(None)
+    if hasattr(version, "add_arguments"):
+        version.add_arguments(own)
+    chosen, unknown = own.parse_known_args(flags)
+    if unknown:
+        raise UsageError(
+            f"this script takes no {unknown[0]}: it takes its own flags (--help) and the switches that only "
+            f"{Path(version.__file__).name} has"
+        )
+    return Namespace(**vars(options) | vars(chosen))
+
+
+def random_batch(options: Namespace, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S]."""
+    generator = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(options.model.vocab_size, (options.batch_size, options.seq_len + 1), generator=generator).to(device)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
