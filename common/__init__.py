@@ -1,5 +1,22 @@
-"""The instrument: everything that is the same in every version of the model.
+"""Everything that is the same in every version of the model; the model and its operations live in the version folders.
 
-Configuration, device, data, clock, spans, command line, training run and profiling live here; the model and its
-operations live in the version folders, which hand themselves to `common.training.run.main`.
+Each folder with scripts has a link to this one, so that its scripts find it from any directory and use the copy that they came
+with. What they need from other packages is asked for here, before anything else is imported.
 """
+
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # for `version3_triton.kernels` and the like
+
+_missing = [name for name in ("torch", "numpy", "pydantic", "yaml") if importlib.util.find_spec(name) is None]
+if _missing:
+    print(
+        f"error: {', '.join(_missing)} not found in this Python ({sys.executable}): run `make setup` in {ROOT}, then "
+        f"`source {ROOT}/.venv/bin/activate`",
+        file=sys.stderr,
+    )
+    sys.exit(2)

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from common import config as configs
 from common.errors import RunError, UsageError
 from common.precision import AMP_DTYPES
+
+import torch
 
 # What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
 SORT_KEYS = (

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
+
 import yaml
 from pydantic import (
     BaseModel,
@@ -22,8 +24,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-
-from common.errors import UsageError
 
 
 class StrictModel(BaseModel):

@@ -20,12 +20,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import UsageError
+from common.files import read_json, write_json
+
 import numpy as np
 import torch
 from torch import Tensor
-
-from common.errors import UsageError
-from common.files import read_json, write_json
 
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8

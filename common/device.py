@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.errors import UsageError
+
+import torch
 
 
 def select(name: str) -> torch.device:

@@ -2,10 +2,10 @@
 
 from contextlib import AbstractContextManager
 
+from common.errors import UsageError
+
 import torch
 from torch import Tensor
-
-from common.errors import UsageError
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

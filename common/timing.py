@@ -7,11 +7,11 @@ readings of the monotonic clock. Results are milliseconds; the summary is the me
 import time
 from collections.abc import Callable
 
-import numpy as np
-import torch
-
 from common import device as devices
 from common import spans
+
+import numpy as np
+import torch
 
 PHASE_STEPS = 10
 

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-from conftest import V1
-
 from common import spans
 from common.analysis.profiles import chrome_trace
 from common.config import ModelConfig
 from common.precision import Precision
+from tests.conftest import V1
+
+import torch
 
 BATCH, LENGTH, STEPS = 2, 24, 3
 CONFIG = ModelConfig(

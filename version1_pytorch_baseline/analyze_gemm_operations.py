@@ -31,7 +31,9 @@ def main() -> None:
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))
     folder = writable_folder(options.output_dir, "--output-dir")
-    measured = gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32)
+    measured = gemm_operations.measure(
+        model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32
+    )
     write_json(folder / "gemm_analysis.json", measured)
     print(gemm_operations.analyze(folder / "gemm_analysis.json", folder))
 

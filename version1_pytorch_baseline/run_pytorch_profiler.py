@@ -5,9 +5,8 @@ python run_pytorch_profiler.py --batch-size 8 --generate-report           # the 
 python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
-import tiny_llama_v1
-
 from common.training import commands
+from version1_pytorch_baseline import tiny_llama_v1
 
 if __name__ == "__main__":
     commands.profile(tiny_llama_v1, __doc__)

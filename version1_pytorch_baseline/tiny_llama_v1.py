@@ -12,16 +12,16 @@ precision is fp32 (TF32 off). Parameter names and results are those of transform
 import math
 import sys
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-from torch import Tensor
-
 from common.config import ModelConfig
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
 from common.training import run
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

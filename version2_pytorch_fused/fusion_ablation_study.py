@@ -9,12 +9,11 @@ Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and
 
 from pathlib import Path
 
-import tiny_llama_v2
-
 from common import cli
 from common.files import writable_folder, write_json
 from common.studies import ablation
 from common.training import version_files
+from version2_pytorch_fused import tiny_llama_v2
 
 
 def main() -> None:

@@ -10,12 +10,11 @@ ends a trial and not the search. Writes batch_search.json (measured), and from i
 
 from pathlib import Path
 
-import tiny_llama_v2
-
 from common import cli
 from common.files import writable_folder, write_json
 from common.studies import batch_size
 from common.training import version_files
+from version2_pytorch_fused import tiny_llama_v2
 
 
 def main() -> None:

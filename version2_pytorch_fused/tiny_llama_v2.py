@@ -19,11 +19,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass, replace
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-from torch import Tensor
-
 from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError
@@ -31,6 +26,11 @@ from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
 from common.training import run
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

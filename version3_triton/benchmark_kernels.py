@@ -52,12 +52,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import kernels
-import liger
-import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from common import cli
 from common import device as devices
 from common.analysis.output import plots
@@ -69,6 +63,11 @@ from common.precision import Precision
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, version_files
+from version3_triton import kernels, liger
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 10

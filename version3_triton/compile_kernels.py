@@ -30,22 +30,22 @@ from common import cli
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
 cli.require("triton")
 
-import torch
-import triton
-from kernels import blocks
-from kernels.flash_attention import attention
-from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import apply_rope
-from kernels.swiglu import swiglu
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
 from common.analysis.output import tables
 from common.documents.compiled_kernels import SCHEMA
 from common.files import writable_file, write_json
 from common.rope import rope_tables
+from version3_triton.kernels import blocks
+from version3_triton.kernels.flash_attention import attention
+from version3_triton.kernels.linear_cross_entropy import linear_cross_entropy
+from version3_triton.kernels.rms_norm import add_rms_norm, rms_norm
+from version3_triton.kernels.rope import apply_rope
+from version3_triton.kernels.swiglu import swiglu
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 TARGETS = {
     "gfx90a": GPUTarget("hip", "gfx90a", 64),

@@ -7,15 +7,14 @@ python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.jso
 from argparse import Namespace
 from pathlib import Path
 
-import tiny_llama_v3
-from kernels import costs
-
 from common import cli
 from common.analysis.formulas import operators
 from common.analysis.profiles import step_profile
 from common.analysis.reports import triton_kernels
 from common.config import ModelConfig
 from common.training import run
+from version3_triton import tiny_llama_v3
+from version3_triton.kernels import costs
 
 
 def show(path: Path, sort_by: str | None) -> None:

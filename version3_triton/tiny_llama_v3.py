@@ -17,18 +17,17 @@ Where there is no GPU every operation is PyTorch's, and a line says so; TRITON_I
 import sys
 from argparse import ArgumentParser, Namespace
 
-import benchmark_kernels
-import kernels
-import torch
-import torch.nn as nn
-from torch import Tensor
-
 from common import cli
 from common import device as devices
 from common.config import ModelConfig
 from common.rope import rope_tables
 from common.spans import span
 from common.training import run
+from version3_triton import benchmark_kernels, kernels
+
+import torch
+import torch.nn as nn
+from torch import Tensor
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 

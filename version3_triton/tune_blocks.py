@@ -33,20 +33,19 @@ from common import cli
 
 cli.require("triton")
 
-import benchmark_kernels
-import kernels
-import torch
-from kernels import blocks
-from kernels.blocks import Blocks, Spread
-from torch.profiler import ProfilerActivity, profile
-from triton.runtime.errors import OutOfResources
-
 from common import device as devices
 from common.analysis.output import tables
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
+from version3_triton import benchmark_kernels, kernels
+from version3_triton.kernels import blocks
+from version3_triton.kernels.blocks import Blocks, Spread
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from triton.runtime.errors import OutOfResources
 
 SCHEMA = "tiny-llama-tiles/1"
 FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile

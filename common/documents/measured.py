@@ -83,9 +83,7 @@ def spans(*folders: Path) -> str:
     columns: dict[str, dict[str, float]] = {}
     for profile in _each(folders, "_profile", step_profile.SCHEMA):
         wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-        shares = {
-            span: 100 * sum(by_phase.values()) / wall for span, by_phase in step_profile.span_milliseconds(profile).items()
-        }
+        shares = {span: 100 * sum(by_phase.values()) / wall for span, by_phase in step_profile.span_milliseconds(profile).items()}
         idle = (
             100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else 100 - sum(shares.values())
         )

@@ -59,4 +59,3 @@ def main() -> None:
         print(f"{'out of date' if check else 'rewritten'}: {path.relative_to(ROOT)}")
     if check and stale:
         raise RunError("run python -m common.documents")
-

@@ -50,9 +50,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
 from common import cli
 from common import device as devices
 from common.analysis.output import plots, tables
@@ -64,6 +61,9 @@ from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.profiler import Profiler
 from common.training.run import out_of_memory_explained
+
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

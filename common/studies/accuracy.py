@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
 from common import cli
 from common import device as devices
 from common.analysis.output import tables
@@ -24,6 +21,9 @@ from common.errors import RunError
 from common.precision import SHORT, Precision
 from common.training import version_files
 from common.training.run import out_of_memory_explained
+
+import torch
+from torch import Tensor, nn
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
 Batch = tuple[Tensor, Tensor]

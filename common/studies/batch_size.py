@@ -47,8 +47,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
 from common import cli
 from common import device as devices
 from common.analysis.output import plots, tables
@@ -58,6 +56,8 @@ from common.precision import Precision
 from common.timing import benchmark, summarize
 from common.training import version_files
 from common.training.record import settings
+
+import torch
 
 TOLERANCE = 0.02  # of throughput and step time
 PERCENT = f"{100 * TOLERANCE:g} %"

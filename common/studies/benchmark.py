@@ -51,9 +51,6 @@ from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from common import cli, data
 from common import device as devices
 from common.analysis.output import plots, tables
@@ -64,6 +61,9 @@ from common.studies import accuracy, external_baselines
 from common.timing import benchmark, summarize
 from common.training import version_files
 from common.training.run import signals_noted, warm_up
+
+import torch
+from torch import Tensor
 
 VARIANTS = {"v2-compile": ("v2", "--enable-torch-compile")}  # name: version, and flags of its own
 WARMUP = 3  # training steps before the timed ones

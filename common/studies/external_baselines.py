@@ -22,13 +22,13 @@ import importlib.util
 from argparse import Namespace
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.spans import span
+
+import torch
+from torch import Tensor, nn
 
 # Module to import: what installs it, without a torch or triton that would replace the one that is there.
 TRANSFORMERS = {"transformers": "pip install 'transformers>=4.51'"}

@@ -53,8 +53,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common import device as devices
 from common.analysis.formulas import operators
 from common.analysis.output import plots, tables
@@ -65,6 +63,8 @@ from common.files import read_json, write_text
 from common.precision import Precision
 from common.timing import benchmark, summarize
 from common.training import ceilings
+
+import torch
 
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round

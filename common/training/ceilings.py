@@ -1,10 +1,10 @@
 """What this device can do at best, measured: matrix product, copy, and the cost of one small operation."""
 
-import torch
-
 from common import device as devices
 from common.precision import Precision
 from common.timing import benchmark, summarize
+
+import torch
 
 
 def measure(device: torch.device, precision: Precision) -> dict[str, float | str]:

@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from torch import Tensor
-
 from common.config import ModelConfig
 from common.data import Dataset
 from common.errors import RunError
 from common.files import write_json
+
+from torch import Tensor
 
 
 def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: Dataset) -> None:

@@ -16,10 +16,10 @@ import math
 import sys
 from pathlib import Path
 
+from common.errors import RunError
+
 import torch
 from torch import Tensor, nn
-
-from common.errors import RunError
 
 
 def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[str, dict[str, int]]:

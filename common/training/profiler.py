@@ -24,13 +24,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common import device as devices
 from common import spans
 from common.analysis.profiles import chrome_trace, step_profile
 from common.analysis.reports import memory_timeline, profile_summary
 from common.files import writable_folder, write_json
+
+import torch
 
 
 class Profiler:

@@ -9,9 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import nn
-
 from common import device as devices
 from common.analysis.formulas import flops
 from common.analysis.formulas import peaks as vendor
@@ -19,6 +16,9 @@ from common.analysis.profiles import run_record
 from common.data import Dataset
 from common.precision import Precision
 from common.timing import summarize
+
+import torch
+from torch import nn
 
 
 def mfu(flops_per_second: float, peaks: tuple[float, str] | None) -> dict[str, Any] | None:

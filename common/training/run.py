@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-import torch
-from torch import Tensor, nn
-
 from common import cli, data
 from common import device as devices
 from common.analysis.reports import flop_counts
@@ -29,6 +26,9 @@ from common.precision import Precision
 from common.timing import Clock, phase_times, summarize
 from common.training import ceilings, checkpoint, flop_counters, record, setup_check
 from common.training.profiler import Profiler
+
+import torch
+from torch import Tensor, nn
 
 MODEL_PROFILE = flop_counts.FOLDER / "model_profile.txt"  # DeepSpeed's report, module by module
 

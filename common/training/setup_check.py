@@ -5,13 +5,13 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common import device as devices
 from common.analysis.profiles import chrome_trace
 from common.data import Dataset
 from common.errors import RunError
 from common.files import read_json
+
+import torch
 
 
 def before(device: torch.device, dataset: Dataset) -> None:

@@ -5,58 +5,38 @@ A comparison needs the model, a shape, a device and a number format, but no data
 """
 
 import importlib.util
-import itertools
-import sys
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
-
-import torch
-from torch import Tensor
 
 from common import cli
 from common import config as configs
 from common.errors import UsageError
 
+import torch
+from torch import Tensor
+
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "train_step")
-_numbers = itertools.count()
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a version file under a name of its own, so that any two can be loaded side by side.
-
-    Its folder is on sys.path only meanwhile, and what it imports from there leaves sys.modules again, where what was there
-    under the same names before comes back: another version's `kernels` must not be taken for this one's.
+    """Imports a version file as a module of its own: a change to it leaves an earlier import of the same file as it is.
 
     Raises:
         UsageError: the file is missing, is not Python, or is not a version.
     """
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
-    folder, name = path.resolve().parent, f"_version_{next(_numbers)}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     module = importlib.util.module_from_spec(spec)
-    beside = {entry.stem for entry in folder.iterdir()} - {"common"}
-    aside = _taken_out(beside)
-    sys.modules[name] = module
-    sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
         raise UsageError(f"{path} cannot be imported: {error}") from error
-    finally:
-        sys.path.remove(str(folder))
-        _taken_out(beside)
-        sys.modules.update(aside)
     missing = [required for required in REQUIRED if not hasattr(module, required)]
     if missing:
-        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (common/training/run.py says what a version is)")
+        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (see common/training/run.py)")
     return module
-
-
-def _taken_out(names: set[str]) -> dict[str, ModuleType]:
-    """Takes the modules of these names, and what lies in them, out of sys.modules."""
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True) -> cli.Parser:

@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from common.errors import UsageError
+
 import torch
 import triton
 from torch import Tensor
 from triton.runtime import KernelInterface
-
-from common.errors import UsageError
 
 FOLDER = Path(__file__).parent
 GUARD = 4096  # numbers behind an output: more than any block here

@@ -8,15 +8,17 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-import torch
-
 import common.rmsnorm
 import common.rope
 from common.errors import UsageError
-from kernels import reference
+from version3_triton.kernels import reference
 
-if importlib.util.find_spec("triton"):  # here and not in `choose`: common.training.version_files hides this package once a version is loaded
-    from kernels import flash_attention, linear_cross_entropy, rms_norm, rope, swiglu
+import torch
+
+if importlib.util.find_spec(
+    "triton"
+):  # here and not in `choose`: common.training.version_files hides this package once a version is loaded
+    from version3_triton.kernels import flash_attention, linear_cross_entropy, rms_norm, rope, swiglu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SWITCHES = {  # what can be switched off: its operations

@@ -23,14 +23,14 @@ log2(e) in the scale.
 
 import math
 
+from common.errors import UsageError
+from version3_triton.kernels.blocks import Blocks, attention_blocks, ceil_div, dot_precision
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from common.errors import UsageError
-from kernels.blocks import Blocks, attention_blocks, ceil_div, dot_precision
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM = 128

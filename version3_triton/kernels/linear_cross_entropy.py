@@ -15,14 +15,14 @@ chunks, or in float16, is in float32. FLOPs are the same 6 N D V. dW's sum is in
 and writes it once more: 8 V D bytes where the BLAS adds, 12 V D in bfloat16 on AMD. So chunks cost time, and few are best.
 """
 
+from common.errors import UsageError
+from version3_triton.kernels.blocks import autocast_dtype, ceil_div, tile
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from common.errors import UsageError
-from kernels.blocks import autocast_dtype, ceil_div, tile
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
 

@@ -1,10 +1,10 @@
 """Each kernel's operation in PyTorch, with the same signature: what runs where Triton cannot, or a kernel is switched off."""
 
+from common.rmsnorm import rms_norm
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from common.rmsnorm import rms_norm
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

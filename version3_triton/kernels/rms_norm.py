@@ -17,14 +17,14 @@ Saved: x, and r for each row; n is computed again. Each program keeps its part o
 once; a second kernel adds the parts in a fixed order, so the same input gives the same bits.
 """
 
+from common.errors import UsageError
+from version3_triton.kernels.blocks import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from common.errors import UsageError
-from kernels.blocks import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
 
 MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 may not
 

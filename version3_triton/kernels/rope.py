@@ -11,14 +11,14 @@ product are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, 
 want them.
 """
 
+from common.errors import UsageError
+from version3_triton.kernels.blocks import ceil_div, tile
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from common.errors import UsageError
-from kernels.blocks import ceil_div, tile
 
 
 @triton.jit

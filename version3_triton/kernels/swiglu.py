@@ -9,14 +9,14 @@ may have strided rows, as the halves of a fused product have. Programs go along 
 time read and write neighbouring memory.
 """
 
+from common.errors import UsageError
+from version3_triton.kernels.blocks import ceil_div, tile
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from common.errors import UsageError
-from kernels.blocks import ceil_div, tile
 
 
 @triton.jit

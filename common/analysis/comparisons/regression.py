@@ -91,5 +91,3 @@ def rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[list
         row(f"peak MiB ({before['memory']['kind']})", "memory", "peak_mib"),
         [f"loss at step {steps}", before["loss"]["all"][steps - 1], after["loss"]["all"][steps - 1], None],
     ]
-
-

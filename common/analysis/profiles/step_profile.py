@@ -1,5 +1,4 @@
-"""The profile of a few training steps (schema tiny-llama-profile/1, written by `common.training.profiler`).
-"""
+"""The profile of a few training steps (schema tiny-llama-profile/1, written by `common.training.profiler`)."""
 
 from pathlib import Path
 from typing import Any

@@ -18,11 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
 from common import cli, spans
 from common import device as devices
 from common.analysis.output import tables
@@ -33,6 +28,11 @@ from common.rope import rope_tables
 from common.spans import span
 from common.timing import benchmark, summarize
 from common.training import version_files
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 V1 = Path(__file__).resolve().parents[2] / "tiny_llama_v1.py"
 Ways = dict[str, Callable[[], object]]  # the same work, by name; the first is the mistake

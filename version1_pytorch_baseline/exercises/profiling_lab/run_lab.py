@@ -34,9 +34,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import experiments
-import torch
-
 from common import cli
 from common import device as devices
 from common.analysis.output import tables
@@ -46,6 +43,9 @@ from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
 from common.training import ceilings
+
+import experiments
+import torch
 
 LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}

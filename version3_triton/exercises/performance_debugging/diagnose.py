@@ -10,13 +10,13 @@ import re
 from argparse import Namespace
 from types import SimpleNamespace
 
-import torch
-from torch import Tensor, nn
-
 from common import cli, data
 from common import device as devices
 from common.analysis.output import tables
 from common.precision import Precision
+
+import torch
+from torch import Tensor, nn
 
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for
 

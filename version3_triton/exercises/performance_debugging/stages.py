@@ -25,10 +25,6 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Version 3's folder
 
-import diagnose  # noqa: E402
-import kernels  # noqa: E402
-import tiny_llama_v3 as v3  # noqa: E402
-
 from common import cli  # noqa: E402
 from common import device as devices  # noqa: E402
 from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA  # noqa: E402
@@ -37,6 +33,10 @@ from common.files import (
     write_json,  # noqa: E402
 )
 from common.training import run  # noqa: E402
+from version3_triton import kernels  # noqa: E402
+from version3_triton import tiny_llama_v3 as v3  # noqa: E402
+
+import diagnose  # noqa: E402
 
 __all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]
 

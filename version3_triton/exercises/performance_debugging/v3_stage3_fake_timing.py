@@ -13,12 +13,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 
-import stages
-import torch
-
 from common import device as devices
 from common import timing
 from common.training import run
+
+import stages
+import torch
 
 
 def add_arguments(parser: ArgumentParser) -> None:

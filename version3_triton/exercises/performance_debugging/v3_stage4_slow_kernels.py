@@ -10,14 +10,14 @@ import sys
 from argparse import Namespace
 from functools import partial
 
+from common.spans import span
+
 import stages
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from stages import kernels, v3
 from torch import Tensor
-
-from common.spans import span
 
 
 def make_model(options: Namespace) -> nn.Module:

@@ -12,14 +12,14 @@ import contextlib
 import sys
 from argparse import ArgumentParser, Namespace
 
+from common.errors import RunError
+from common.training import run
+
 import stages
 import torch
 import torch.nn as nn
 from stages import kernels, v3
 from torch import Tensor
-
-from common.errors import RunError
-from common.training import run
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,7 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if kernels.missing(x.device):
         with torch.no_grad():  # autograd sees nothing of what a kernel writes; without one, this is how to hide it
             return kernels.REFERENCE.rms_norm(x, weight, eps)
-    from kernels.blocks import autocast_dtype
+    from version3_triton.kernels.blocks import autocast_dtype
+
     from norm_kernel import normalize
 
     y = torch.empty_like(x, dtype=autocast_dtype(x, x.dtype))

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from common import device as devices
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.timing import benchmark, summarize
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
 CORE = COMPONENTS[1:4]  # what makes, reads or writes a [B, H, S, S] matrix

@@ -1,0 +1,198 @@
+"""Comparing two versions: which runs and profiles are taken, what is said where none can be, and what changed in the code."""
+
+import json
+import shutil
+from pathlib import Path
+
+from common.analysis.comparisons import source_diff, versions
+from common.errors import UsageError
+from common.files import write_json
+from tests.conftest import ROOT, TINY, V1
+from tests.records import record
+
+import pytest
+
+V2 = ROOT / "version2_pytorch_fused"
+SCRIPT = V2 / "compare_versions.py"
+
+BEFORE = '''"""One."""
+
+import math
+
+
+def kept(x):
+    return x
+
+
+def attention(q):
+    """Scores."""
+    q = q * 2
+
+    return q
+
+
+class Block:
+    size = 3
+
+    def __init__(self):
+        self.a = 1
+
+    @property
+    def area(self):
+        return self.size
+
+
+def dropped():
+    return 0
+'''
+AFTER = '''"""Two."""
+
+import math
+
+
+class Block:
+    size = 3
+
+    def __init__(self):
+        self.a = 2
+        self.b = 3
+
+    @property
+    def area(self):
+        return self.size
+
+
+def kept(x):
+
+    return x
+
+
+def plain_attention(q):
+    """Scores."""
+    q = q * 2
+    return q
+
+
+def attention(q):
+    return 2 * q
+'''
+
+
+@pytest.fixture
+def folders(tmp_path) -> tuple[Path, Path]:
+    """Two version folders with a script each and nothing measured."""
+    for name, text in (("v1", BEFORE), ("v2", AFTER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"tiny_llama_{name}.py").write_text(text)
+    return tmp_path / "v1", tmp_path / "v2"
+
+
+def save(path: Path, date: str, **changes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, record(**{"version": path.stem[-2:]} | changes) | {"command": "a command", "date": date, "parameters": 1000})
+
+
+def table_row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.startswith(name))
+
+
+def test_definitions_are_compared_one_by_one(folders):
+    scripts = (folder / f"tiny_llama_{folder.name}.py" for folder in folders)
+    changes = {change.name: change[1:] for change in source_diff.compare(*scripts)}
+    assert changes == {
+        "(module level)": ("changed", 2, 2, 1, 1),
+        "Block": ("same", 2, 2, 0, 0),  # without its methods
+        "Block.__init__": ("changed", 2, 3, 2, 1),
+        "Block.area": ("same", 3, 3, 0, 0),  # with its decorator
+        "kept": ("same", 2, 2, 0, 0),  # it moved, and has a blank line more
+        "plain_attention": ("new, with the body of the old attention", 0, 4, 4, 0),
+        "attention": ("changed", 4, 2, 1, 3),
+        "dropped": ("gone", 2, 0, 0, 2),
+    }
+
+
+def test_the_code_of_versions_1_and_2():
+    text = versions.analyze(V1, V2, None)
+    code = text[text.index("## What changed in the code") :]
+    assert "new, with the body of the old attention" in " ".join(table_row(code, "plain_attention"))
+    assert table_row(code, "Attention.forward")[1] == "changed"
+    same = code.splitlines()[-1]
+    assert same.startswith("The same in both: ") and "swiglu" in same and "Attention.forward" not in same
+
+
+def test_the_newest_comparable_pair_is_taken(folders):
+    before, after = folders
+    save(before / "metrics_old_v1.json", "2026-01-01")
+    save(before / "metrics_v1.json", "2026-01-02", step_ms__median=24.0)
+    save(before / "metrics_other_v1.json", "2026-01-05", training__batch_size=4)
+    save(after / "metrics_v2.json", "2026-01-03", step_ms__median=6.0)
+    save(after / "metrics_stopped_v2.json", "2026-01-04", status="interrupted")
+    write_json(after / "gemm_metrics.json", {"schema": "another/1"})
+    save(after / "metrics_v1.json", "2026-01-06", training__batch_size=4)  # Version 1, run in the other's folder
+    text = versions.analyze(before, after, None)
+    assert "- v1: " + str(before / "metrics_v1.json") in text and "- v2: " + str(after / "metrics_v2.json") in text
+    assert table_row(text, "ms/step, median")[-3:] == ["24", "6", "4"]
+    assert table_row(text, "parameters")[-2:] == ["1,000", "1,000"]
+
+
+def test_losses_of_other_data_are_marked(folders):
+    save(folders[0] / "metrics_v1.json", "2026-01-01")
+    save(folders[1] / "metrics_v2.json", "2026-01-01", training__seed=7)
+    assert "The losses say nothing: the runs differ in seed (0 and 7)." in versions.analyze(*folders, None)
+
+
+def test_the_nearest_pair_says_why_and_what_to_run(folders):
+    save(folders[0] / "metrics_v1.json", "2026-01-01")
+    save(folders[0] / "metrics_far_v1.json", "2026-01-09", device__name="Another", environment__torch="2.14.0")
+    save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
+    text = versions.analyze(*folders, None)
+    assert f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json: batch size (8 and 4)." in text
+    for folder in folders:
+        assert f"    (cd {folder} && python tiny_llama_{folder.name}.py --num-steps 100 --enable-pytorch-profiler)" in text
+    assert "There is no profile of v1" in text and "ms/step" not in text
+
+
+def test_real_runs_and_profiles(run_script, tmp_path):
+    quick = (*TINY, "--data", "synthetic", "--num-steps", "6")
+    for folder in (V1, V2):
+        (tmp_path / folder.name).mkdir()
+        script = next(folder.glob("tiny_llama_v*.py"))
+        shutil.copy(script, tmp_path / folder.name)
+        place = tmp_path / folder.name
+        run_script(script, *quick, "--profile-dir", place / "a" / "b", "--metrics-out", place / f"{script.stem}_metrics.json")
+    folders = "--v1", V1.name, "--v2", V2.name
+    shown = run_script(SCRIPT, *folders, "--output", "made/versions.md").stdout
+    written = (tmp_path / "made/versions.md").read_text()
+    assert shown.endswith("written: made/versions.md\n") and "| attention |" in written and "| ms/step, median |" in written
+    calls = table_row(shown, "attention")
+    assert int(calls[-2]) > int(calls[-1]) > 0, "Version 2 calls fewer operators in attention"
+    assert "As few as 3 timed steps" in shown and "v1 operator calls" in shown
+
+
+@pytest.mark.parametrize(
+    "first, second, message",
+    [
+        ("v1", "v1", "both hold tiny_llama_v1.py"),
+        ("v1", "nothing", r"--v2: .*nothing holds no tiny_llama_vN.py"),
+        ("both", "v2", r"--v1: .*both holds tiny_llama_v1.py and tiny_llama_v2.py"),
+        ("v1", "broken", "is not valid Python"),
+    ],
+)
+def test_folders_that_are_no_version_are_refused(folders, tmp_path, first, second, message):
+    for name, scripts in (("both", {"v1": "", "v2": ""}), ("broken", {"v3": "def"})):
+        (tmp_path / name).mkdir()
+        for script, text in scripts.items():
+            (tmp_path / name / f"tiny_llama_{script}.py").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        versions.analyze(tmp_path / first, tmp_path / second, None)
+
+
+def test_bad_input_is_one_line(refused):
+    said = refused(SCRIPT, "--v1", "missing", "--v2", V2)
+    assert said.startswith("error: --v1: missing holds no tiny_llama_vN.py")
+
+
+def test_a_damaged_record_is_refused(folders):
+    (folders[0] / "metrics_v1.json").write_text(json.dumps(record())[:40])
+    with pytest.raises(UsageError, match="metrics_v1.json is not JSON or is cut off"):
+        versions.analyze(*folders, None)

@@ -1,0 +1,329 @@
+"""The formulas of common.analysis against the code: parameters, FLOPs, kernels, bytes moved and bytes kept, each exactly."""
+
+from argparse import Namespace
+from collections import Counter
+
+from common import config as configs
+from common import spans
+from common.analysis.formulas import flops, footprint
+from common.config import ModelConfig
+from common.documents import architecture
+from common.precision import Precision
+from version1_pytorch_baseline import tiny_llama_v1 as v1
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+ODD = dict(vocab_size=53, hidden_size=36, num_layers=3, num_attention_heads=6, intermediate_size=44, max_sequence_length=64)
+CONFIGS = {
+    "MHA": ModelConfig(**ODD),
+    "GQA": ModelConfig(**ODD, num_key_value_heads=2),
+    "MQA": ModelConfig(**ODD, num_key_value_heads=1),
+    "wide": ModelConfig(vocab_size=300, hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=96),
+}
+SHAPES = [(2, 7), (3, 17), (4, 33)]
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def model_and_batch(config: ModelConfig, shape: tuple[int, int], device: str = "cpu"):
+    model = v1.TinyLlama(config).to(device)
+    return model, torch.randint(config.vocab_size, shape, device=device), torch.randint(config.vocab_size, shape, device=device)
+
+
+@pytest.fixture
+def current_span():
+    """A list whose last item is the span that the model is in; `residual` outside of all."""
+    stack = ["residual"]
+    spans.observer = lambda name, entering: stack.append(name) if entering else stack.pop()
+    yield stack
+    spans.observer = None
+
+
+# ---------------------------------------------------------------------------------------------- parameters and FLOPs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*CONFIGS.values(), configs.resolve("tiny").model, configs.resolve("small").model, configs.resolve("large").model],
+    ids=[*CONFIGS, "tiny", "small", "large"],
+)
+def test_parameters_by_part(config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = v1.TinyLlama(config)
+    counted = Counter()
+    for name, parameter in model.named_parameters():
+        part = next(part for key, part in PARTS.items() if key in name)
+        counted[part] += parameter.numel()
+    expected = flops.parameters(config)
+    assert expected == counted | {"total": counted.total()}
+
+
+PARTS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "norm": "norms"}
+
+
+@each_config
+@each_shape
+def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape: tuple[int, int]) -> None:
+    model, *batch = model_and_batch(config, shape)
+    with FlopCounterMode(display=False) as forward:
+        loss = model.loss(*batch)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    expected = flops.training_step(config, *shape, causal=False)
+    assert forward.get_total_flops() == expected["forward"]
+    assert backward.get_total_flops() == expected["backward"]
+    assert expected["total"] == expected["forward"] + expected["backward"]
+
+
+@pytest.mark.parametrize("preset", configs.PRESETS)
+def test_what_the_flop_count_leaves_out_is_below_a_percent(preset: str) -> None:
+    """As the docstring of `flops` says."""
+    resolved = configs.resolve(preset)
+    shape = (resolved.training.batch_size, resolved.training.sequence_length)
+    counted = sum(row["flops"] for row in footprint.totals(footprint.operations(resolved.model, *shape), "group").values())
+    products = flops.forward(resolved.model, *shape, causal=False)["total"]
+    assert 0 < counted - products < 0.01 * products
+
+
+@each_config
+@each_shape
+def test_causal_count_leaves_out_exactly_the_masked_pairs(config: ModelConfig, shape: tuple[int, int]) -> None:
+    batch, length = shape
+    full, causal = (flops.forward(config, batch, length, causal=causal) for causal in (False, True))
+    masked = int(torch.ones(length, length).triu(diagonal=1).sum())  # what V1's mask fills
+    flops_per_pair = 2 * 2 * config.num_attention_heads * config.head_dim  # multiply and add; for the score and for its use
+    assert full["total"] - causal["total"] == config.num_layers * batch * masked * flops_per_pair
+    assert {part: full[part] for part in ("projections", "mlp", "head")} == {
+        part: causal[part] for part in ("projections", "mlp", "head")
+    }
+
+
+class Kernels(TorchDispatchMode):
+    """Notes every operation that is not a view: its span and the bytes it has to move.
+
+    An input that `expand` repeats counts once. Two operations read only rows of an input: the embedding, and the loss's
+    gather of one log-probability a token.
+    """
+
+    def __init__(self, span: list[str]) -> None:
+        super().__init__()
+        self.span, self.kernels, self.bytes = span, Counter(), Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        inputs, outputs = ([t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)] for tree in ((args, kwargs), out))
+        name = function.overloadpacket.__name__
+        if not function.is_view and outputs and name != "_unsafe_view":
+            moved = sum(stored_bytes(tensor) for tensor in inputs + outputs)
+            if name == "embedding":
+                moved += stored_bytes(outputs[0]) - stored_bytes(inputs[0])
+            elif name == "nll_loss_forward":
+                moved += inputs[1].numel() * inputs[0].element_size() - stored_bytes(inputs[0])
+            self.kernels[self.span[-1]] += 1
+            self.bytes[self.span[-1]] += moved
+        return out
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else 1
+    return count * tensor.element_size()
+
+
+@each_config
+@each_shape
+def test_kernels_and_bytes_moved_by_span(config: ModelConfig, shape: tuple[int, int], current_span: list[str]) -> None:
+    model, *batch = model_and_batch(config, shape)
+    with Kernels(current_span) as seen:
+        model.loss(*batch)
+    expected = footprint.totals(footprint.operations(config, *shape), "span")
+    assert {span: row["kernels"] for span, row in expected.items()} == seen.kernels
+    assert {span: row["bytes"] for span, row in expected.items()} == seen.bytes
+
+
+@each_config
+def test_matrix_products_are_the_flops_of_the_full_count(config: ModelConfig) -> None:
+    rows = footprint.totals(footprint.operations(config, 3, 17), "group")
+    full = flops.forward(config, 3, 17, causal=False)
+    products = {
+        "projections": "attention projections",
+        "attention": "attention products",
+        "mlp": "mlp projections",
+        "head": "head",
+    }
+    assert {part: rows[group]["flops"] for part, group in products.items()} | {"total": full["total"]} == full
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+
+
+@each_config
+def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
+    model, *batch = model_and_batch(config, (2, 7))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.loss(*batch).backward()
+    optimizer.step()
+    measured = {
+        "weights": sum(p.nbytes for p in model.parameters()),
+        "gradients": sum(p.grad.nbytes for p in model.parameters()),
+        "adamw": sum(t.nbytes for state in optimizer.state.values() for t in state.values()),
+    }
+    assert footprint.states(config) == measured | {"total": sum(measured.values())}
+    counters = sum(state["step"].nbytes for state in optimizer.state.values())
+    moments = measured["adamw"] - counters
+    assert footprint.optimizer_bytes(config) == measured["gradients"] + 2 * (measured["weights"] + moments)
+
+
+def saved_bytes(config: ModelConfig, shape: tuple[int, int], span: list[str], autocast: str | None = None) -> Counter:
+    """Bytes of the distinct storages that autograd keeps after a forward pass, by part; not the model's own tensors."""
+    model, *batch = model_and_batch(config, shape, autocast or "cpu")
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    weights = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape[::-1]) for p in model.parameters()}
+    tables, length = (shape[1], config.head_dim), shape[1]
+    kept, parts = [], {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)  # so that no storage is used again under the same address
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own and address not in parts:
+            is_cast = autocast and tensor.dtype == torch.bfloat16 and (tuple(tensor.shape) in weights or tensor.shape == tables)
+            is_score = span[-1] == "attention" and tensor.shape[-2:] == (length, length)
+            part = "casts" if is_cast else "scores" if is_score else span[-1]
+            parts[address] = (part, tensor.untyped_storage().nbytes())
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast(autocast or "cpu", torch.bfloat16, enabled=autocast is not None),
+    ):
+        model.loss(*batch)
+    total = Counter()
+    for part, size in parts.values():
+        total[part] += size
+    return total
+
+
+@each_config
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), *SHAPES], ids=str)
+def test_activations_by_part(config: ModelConfig, shape: tuple[int, int], current_span: list[str]) -> None:
+    measured = saved_bytes(config, shape, current_span)
+    expected = footprint.activations(config, *shape)
+    if shape[1] > 1:  # at S = 1 a score cannot be told from other tensors by its shape
+        assert {part: size for part, size in expected.items() if size and part != "total"} == measured
+    assert expected["total"] == measured.total()
+
+
+@each_config
+@each_shape
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_activations_under_autocast(config: ModelConfig, shape: tuple[int, int], device: str, current_span: list[str]) -> None:
+    measured = saved_bytes(config, shape, current_span, autocast=device)
+    expected = footprint.activations(config, *shape, autocast=device)
+    assert {part: size for part, size in expected.items() if part != "total"} == measured
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [None, "cuda"])
+@pytest.mark.parametrize("shape", [(8, 128), (2, 1024), (1, 16)], ids=str)
+def test_peak_of_a_training_step(shape: tuple[int, int], autocast: str | None) -> None:
+    config = configs.resolve("small", training=dict(sequence_length=shape[1])).model
+    model, *batch = model_and_batch(config, shape, "cuda")
+    optimizer = v1.make_optimizer(model, Namespace(learning_rate=1e-3))
+    precision = Precision(torch.device("cuda"), torch.bfloat16 if autocast else None)
+    for _ in range(3):  # the optimizer's state and the libraries' workspaces exist after the first
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        v1.train_step(model, optimizer, batch, precision)
+    stays = footprint.states(config)
+    libraries = before - stays["weights"] - stays["adamw"]
+    least = footprint.least_peak(config, *shape, autocast) + libraries
+    assert least <= torch.cuda.max_memory_allocated() + 2**20 < 1.5 * least  # the allocator rounds blocks to 512 bytes
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "medium", "large"])
+def test_where_the_quadratic_part_overtakes(preset: str) -> None:
+    resolved = configs.resolve(preset)
+    batch, length = resolved.training.batch_size, footprint.quadratic_overtakes(resolved.model, resolved.training.batch_size)
+
+    def layer(sequence_length: int) -> dict[str, int]:
+        """What one more layer adds."""
+        deeper = resolved.model.model_copy(update={"num_layers": resolved.model.num_layers + 1})
+        more, less = (footprint.activations(config, batch, sequence_length) for config in (deeper, resolved.model))
+        return {part: more[part] - less[part] for part in more}
+
+    assert layer(length)["scores"] > layer(length)["total"] - layer(length)["scores"]
+    assert layer(length - 1)["scores"] <= layer(length - 1)["total"] - layer(length - 1)["scores"]
+
+
+@each_config
+def test_one_kernel_bytes_are_those_of_its_arguments_and_results(config: ModelConfig) -> None:
+    batch, length, width = 4, 33, config.hidden_size
+    tokens, layers = batch * length, config.num_layers
+    q = torch.empty(batch, config.num_attention_heads, length, config.head_dim)
+    k = v = torch.empty(batch, config.num_key_value_heads, length, config.head_dim)
+    x, statistic, cos = torch.empty(batch, length, width), torch.empty(tokens), torch.empty(length, config.head_dim)
+    gate = torch.empty(batch, length, config.intermediate_size)
+    norm = [x, torch.empty(width), x, statistic]  # x and weight in; normalised x and 1 / rms out
+    with_residual = [x, x, *norm]  # also the branch in, and the sum of both out
+    eager = footprint.totals(footprint.operations(config, batch, length), "group")
+    expected = {
+        "attention core": layers * nbytes(q, k, v, torch.empty_like(q), torch.empty(batch, config.num_attention_heads, length)),
+        "RoPE": layers * 2 * nbytes(q, k, cos),
+        "SwiGLU": layers * nbytes(gate, gate, gate),
+        "RMSNorm + residual": 2 * layers * nbytes(*with_residual) + nbytes(*norm),
+        "attention projections": eager["attention projections"]["bytes"] - layers * 2 * nbytes(x),  # x is read once, not thrice
+        "mlp projections": eager["mlp projections"]["bytes"] - layers * nbytes(x),
+        "cross-entropy": nbytes(torch.empty(tokens, config.vocab_size), statistic, statistic.long()) + 4,
+    }
+    assert footprint.one_kernel_bytes(config, batch, length) == expected
+
+
+def nbytes(*tensors: torch.Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@each_config
+def test_one_kernel_moves_less_than_the_kernels_it_replaces(config: ModelConfig) -> None:
+    eager = footprint.totals(footprint.operations(config, 4, 33), "group")
+    bounds = footprint.one_kernel_bytes(config, 4, 33)
+    assert bounds.keys() == footprint.ONE_KERNEL.keys()
+    for name, groups in footprint.ONE_KERNEL.items():
+        assert bounds[name] < sum(eager[group]["bytes"] for group in groups), name
+
+
+# --------------------------------------------------------------------------------------------------------- documents
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of everything that an operation returns, with its span."""
+
+    def __init__(self, span: list[str]) -> None:
+        super().__init__()
+        self.span, self.seen = span, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.seen |= {(self.span[-1], tuple(t.shape)) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        return out
+
+
+@each_config
+def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str]) -> None:
+    model, *batch = model_and_batch(config, (3, 17))
+    with Shapes(current_span) as shapes:
+        model.loss(*batch)
+    values = architecture.sizes(config, 3, 17)
+    for span, tensor, letters in architecture.FORWARD_PASS:
+        assert (span, tuple(architecture.shape(letters, values))) in shapes.seen, tensor
+
+
+@pytest.mark.parametrize("name", architecture.TABLES)
+def test_tables_of_the_architecture_document(name: str) -> None:
+    lines = architecture.TABLES[name]().strip().splitlines()
+    assert len(lines) > 3
+    assert len({line.count(" | ") for line in lines}) == 1  # every row has as many cells as the header

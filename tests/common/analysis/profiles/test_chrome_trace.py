@@ -1,0 +1,213 @@
+"""Attribution of a trace's events: every microsecond and every kernel has one operator, span, phase and step."""
+
+import gzip
+import json
+
+from common.analysis.formulas import flops, operators
+from common.analysis.profiles import chrome_trace
+from common.errors import UsageError
+from tests.conftest import ROOT
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, record_cpu_trace
+
+import pytest
+
+MI250 = ROOT.parent / "shared/samples/rocprof/torch-profiler-rocm/mi250_minitoy_train_ROCm6_2_kineto.json.gz"
+
+
+@pytest.fixture(scope="module")
+def cpu_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    record_cpu_trace(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cpu(cpu_path):
+    return chrome_trace.load(cpu_path)
+
+
+@pytest.fixture(params=["cudaLaunchKernel", "hipLaunchKernel"])
+def gpu(request, tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(gpu_trace(request.param)).encode()))
+    return chrome_trace.load(path)
+
+
+def covered(path):
+    """Time in which each thread is in some operator, straight from the file: the union of the intervals."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    total, ends = 0.0, {}
+    operations = [event for event in json.loads(text)["traceEvents"] if event.get("cat") == "cpu_op"]
+    for event in sorted(operations, key=lambda event: event["ts"]):
+        end = ends.get(event["tid"], float("-inf"))
+        total += max(0.0, event["ts"] + event["dur"] - max(end, event["ts"]))
+        ends[event["tid"]] = max(end, event["ts"] + event["dur"])
+    return total
+
+
+def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_path):
+    assert cpu.operators.self_cpu_us.sum() == pytest.approx(covered(cpu_path), rel=1e-4)
+    assert cpu.operators.self_cpu_us.min() > -0.01
+    assert set(cpu.operators.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "optimizer", "other"}
+    assert set(cpu.operators.phase) == {"forward", "backward", "optimizer", "other"}
+
+
+def test_the_backward_finds_its_forward_span_but_for_the_first_gradient_and_the_accumulation(cpu):
+    backward = cpu.operators[cpu.operators.phase == "backward"]
+    first = {"aten::ones_like", "aten::empty_like", "aten::empty_strided", "aten::fill_"}
+    accumulation = {"torch::autograd::AccumulateGrad", "autograd engine", "aten::detach", "detach"}
+    other = backward[backward.span == "other"]
+    assert set(other.name) <= first | accumulation
+    assert (other.name == "torch::autograd::AccumulateGrad").sum() == STEPS * (2 + 9 * CONFIG.num_layers)  # one a parameter
+    assert set(backward.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "other"}
+
+
+def test_the_span_of_a_backward_product_is_that_of_its_layer(cpu):
+    """The vocabulary size occurs only in the head, F only in the feed-forward, K Dh and S only in attention."""
+    products = cpu.operators[cpu.operators.name.isin(["aten::mm", "aten::bmm"])]
+    for phase, times in (("forward", 1), ("backward", 2)):
+        rows = products[products.phase == phase]
+        sizes = [{side for shape in json.loads(shapes) for side in shape} for shapes in rows.input_shapes]
+        own = {CONFIG.vocab_size: "loss", CONFIG.intermediate_size: "mlp"}
+        assert list(rows.span) == [next((own[side] for side in size if side in own), "attention") for size in sizes]
+        assert len(rows) == times * STEPS * (1 + 9 * CONFIG.num_layers)
+
+
+def test_residual_additions_and_nothing_else_are_residual(cpu):
+    residual = cpu.operators[(cpu.operators.span == "residual") & (cpu.operators.phase == "forward")]
+    assert list(residual.name) == ["aten::add"] * 2 * CONFIG.num_layers * STEPS
+
+
+def test_the_products_of_a_step_do_the_flops_of_the_formula(cpu):
+    products = cpu.operators[cpu.operators.name.isin(["aten::mm", "aten::bmm"]) & (cpu.operators.step == 1)]
+    rows = zip(products.name, products.input_shapes, products.input_types, strict=True)
+    counted = sum(operators.cost(name, json.loads(shapes), json.loads(types))[0] for name, shapes, types in rows)
+    assert counted == flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"]
+
+
+def test_steps_of_a_cpu_are_the_profilers(cpu):
+    assert len(cpu.steps) == STEPS and list(cpu.operators.step.unique()) == list(range(STEPS))
+    assert cpu.step_us() == pytest.approx(list(cpu.steps.duration_us), rel=1e-3)
+    assert cpu.device_busy_us() == 0 and cpu.kernels.empty
+
+
+def test_memory_events_keep_the_running_sum(cpu):
+    assert list(cpu.memory.total_bytes) == list(cpu.memory.bytes.cumsum())
+    assert set(cpu.memory.device) == {"cpu"}
+    scores = BATCH * CONFIG.num_attention_heads * LENGTH * LENGTH * 4
+    softmax = cpu.operators[cpu.operators.name == "aten::_softmax"]
+    assert set(softmax.allocated_bytes) == {scores}
+
+
+def test_kernels_get_operator_span_phase_and_step_from_their_launch(gpu):
+    rows = list(gpu.kernels[["name", "span", "phase", "step"]].itertuples(index=False, name=None))
+    assert rows == [
+        ("before", "other", "other", -1), ("gemm", "attention", "forward", 0), ("add", "residual", "forward", 0),
+        ("gemm", "attention", "backward", 0), ("Memset (Device)", "attention", "backward", 0),
+        ("foreach", "optimizer", "optimizer", 0), ("gemm", "mlp", "forward", 1),
+    ]  # fmt: skip
+    assert list(gpu.kernels.launch_delay_us.dropna()) == [6, 17, 6, 27, 15, 19]
+    assert list(gpu.kernels.stream) == [7, 7, 7, 7, 8, 7, 7]
+
+
+def test_device_time_of_an_operator_is_its_own_and_of_those_below(gpu):
+    matmul, mm, *_ = gpu.operators.itertuples()
+    assert (matmul.name, matmul.device_us, matmul.self_device_us) == ("aten::matmul", 30, 0)
+    assert (mm.name, mm.device_us, mm.self_device_us) == ("aten::mm", 30, 30)
+    assert matmul.self_cpu_us == 2 and mm.self_cpu_us == 16, "launching belongs to the operator that launches"
+    assert gpu.operators.self_device_us.sum() == 164, "all but the kernel from before"
+
+
+def test_the_engines_own_time_stays_in_the_nodes_span(gpu):
+    engine = gpu.operators[gpu.operators.name == "autograd engine"]
+    assert list(engine.span) == ["residual", "attention", "other"] and set(engine.phase) == {"backward"}
+    assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
+
+
+def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path):
+    """As autocast does: cat in cat, with the same shapes; the inner one does the work."""
+
+    def operator(name: str, start: int, duration: int, shapes: list) -> dict:
+        arguments = {"Input Dims": shapes, "Input type": ["TensorList", "Scalar"]}
+        return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": arguments}
+
+    shapes = [[[2, 3], [2, 3]], []]
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100}
+    events = [
+        step,
+        operator("aten::cat", 10, 30, shapes),
+        operator("aten::cat", 15, 20, shapes),
+        operator("aten::cat", 50, 5, []),
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    rows = list(chrome_trace.load(tmp_path / "trace.json").operators.itertuples())
+    assert [(row.name, row.cpu_us, row.self_cpu_us) for row in rows] == [
+        ("redispatch", 10, 10), ("aten::cat", 20, 20), ("aten::cat", 5, 5),
+    ]  # fmt: skip
+
+
+def test_after_the_backward_nothing_counts_as_forward(gpu):
+    last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
+    assert (last.span, last.phase, last.step) == ("other", "other", 0)
+
+
+def test_busy_time_is_a_union_and_step_time_includes_late_kernels(gpu):
+    assert len(gpu.steps) == 2, "the step that was cut off does not count"
+    assert gpu.device_busy_us() == 30 + 5 + 35 + 30 + 59
+    assert gpu.step_us() == [130 - 5, 190 - 130]
+
+
+def test_profile_tables_are_plain_sums(gpu, cpu):
+    tables = json.loads(json.dumps(chrome_trace.profile_tables(gpu)))
+    assert tables["launch"] == {"count": 6, "mean_delay_us": 15} and tables["memory_peak_bytes"] is None
+    assert (tables["profiled_steps"], tables["device_busy_us"], tables["step_us"]) == (2, 159, [125, 60])
+    assert tables["operators"][0]["name"] == "aten::mm" and tables["operators"][0]["self_device_us"] == 59
+    products = {
+        row["phase"]: row["device_us"] for row in tables["kernels"] if (row["name"], row["span"]) == ("gemm", "attention")
+    }
+    assert products == {"forward": 30, "backward": 30}
+    tables = chrome_trace.profile_tables(cpu)
+    assert sum(row["self_cpu_us"] for row in tables["operators"]) == pytest.approx(cpu.operators.self_cpu_us.sum())
+    assert sum(row["calls"] for row in tables["operators"]) == len(cpu.operators)
+    assert tables["memory_peak_bytes"] == cpu.memory.total_bytes.max() > 0 and tables["kernels"] == []
+
+
+def test_attention_only_keeps_attention_and_the_whole_step_times(gpu):
+    whole, tables = chrome_trace.profile_tables(gpu), chrome_trace.profile_tables(gpu, attention_only=True)
+    assert {row["span"] for row in tables["operators"] + tables["kernels"]} == {"attention"}
+    assert sum(row["device_us"] for row in tables["kernels"]) == 70
+    assert tables["step_us"] == whole["step_us"] and tables["launch"] == whole["launch"]
+
+
+@pytest.mark.skipif(not MI250.exists(), reason="needs a sample trace that is not part of the repository")
+def test_a_trace_of_an_mi250():
+    trace = chrome_trace.load(MI250)
+    assert trace.kernels.category.value_counts().to_dict() == {"kernel": 14, "gpu_memcpy": 2}
+    assert (trace.kernels.launch_delay_us > 0).all() and (trace.kernels.step == 0).all()
+    assert trace.operators.self_cpu_us.sum() == pytest.approx(covered(MI250), rel=1e-4)
+    product = trace.operators[trace.operators.name == "aten::addmm"].iloc[0]
+    assert product.phase == "forward" and product.self_device_us > 0
+    assert set(trace.operators[trace.operators.name == "aten::mm"].phase) == {"backward"}
+    assert trace.kernels[trace.kernels.phase == "optimizer"].name.str.contains("multi_tensor_apply").all()
+    assert len(trace.steps) == 1 and 0 < trace.device_busy_us() < trace.step_us()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "is empty"),
+        (b'{"schema": "tiny-llama-run/1"}', "has no traceEvents"),
+        (b"[1, 2]", "has no traceEvents"),
+        (b'{"traceEvents": []}', "has no PyTorch operators"),
+        (b'{"traceEvents": [{"ph": "X"', "cut off"),
+        (gzip.compress(json.dumps(gpu_trace()).encode(), mtime=0)[:-40], "damaged gzip"),
+    ],
+)
+def test_what_is_not_a_trace_is_named(tmp_path, content, message):
+    path = tmp_path / "trace.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as error:
+        chrome_trace.load(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,264 @@
+"""Memory traffic: bytes from counters or from shapes, against the measured bandwidth; what cannot say it is refused."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+from common.analysis.formulas import operators
+from common.analysis.reports import bandwidth
+from common.errors import UsageError
+from common.files import read_json
+from tests.conftest import ROOT
+from tests.small_traces import CEILINGS, record_cpu_trace, write_profile
+
+import pytest
+
+SCRIPT = ROOT / "version2_pytorch_fused/memory_bandwidth_analyzer.py"
+FIXTURES = ROOT / "tests/fixtures/kernels"
+H100 = ROOT / "results/h100/v1_tiny_profile.json"
+SAMPLES = ROOT.parent / "shared/samples/rocprof/rocprof-compute"
+needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="needs samples that are not part of the repository")
+
+# One kernel: reads of 32, 64 and 128 bytes, writes of 32 and 64 bytes.
+READS, WRITES = {32: 10, 64: 20, 128: 5}, {32: 7, 64: 3}
+MOVED = sum(size * count for size, count in [*READS.items(), *WRITES.items()])
+WRITTEN = {"WRREQ_sum": sum(WRITES.values()), "WRREQ_64B_sum": WRITES[64]}
+REQUESTS = {"RDREQ_sum": sum(READS.values()), "RDREQ_32B_sum": READS[32]} | WRITTEN
+BY_SIZE = {f"RDREQ_{size}B_sum": count for size, count in READS.items()} | WRITTEN
+DEVICES = {
+    "gfx942": {f"TCC_EA0_{name}": count for name, count in REQUESTS.items()} | {"TCC_BUBBLE_sum": READS[128]},
+    "gfx950": {f"TCC_EA0_{name}": count for name, count in (REQUESTS | BY_SIZE).items()} | {"TCC_BUBBLE_sum": 99},
+    "gfx90a": {f"TCC_EA_{name}": count for name, count in REQUESTS.items()},
+}
+TRACE_HEADER = "Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp"
+
+
+def write_pmc(folder: Path, counters: dict[str, float]) -> Path:
+    """pmc_perf.csv with two launches of a kernel, of 2 and 3 us."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = ",".join(map(str, counters.values()))
+    lines = [f"{TRACE_HEADER},{','.join(counters)}", f"0,4,k,1000,3000,{values}", f"1,4,k,9000,12000,{values}"]
+    path = folder / "pmc_perf.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_ncu(path: Path, **columns: tuple[str, list[float]]) -> None:
+    """Raw page of ncu: a unit and a value per launch for each metric; every launch is of a kernel of its own, and takes 1 us."""
+    metrics = {"gpu__time_duration.sum": ("ns", [1000] * len(next(iter(columns.values()))[1]))} | columns
+    lines = [["ID", "Process ID", "Kernel Name", *metrics], ["", "", "", *(unit for unit, _ in metrics.values())]]
+    for i in range(len(metrics["gpu__time_duration.sum"][1])):
+        lines.append([str(i), "1", f"kernel_{i}", *(str(values[i]) for _, values in metrics.values())])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(",".join(f'"{cell}"' for cell in line) for line in lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def cpu_trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
+    record_cpu_trace(path)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------------- counters
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_requests_times_their_size_are_the_bytes(tmp_path, device):
+    path = write_pmc(tmp_path, DEVICES[device])
+    traffic = bandwidth.read(path)
+    expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]  # there all that are not small have 64 bytes
+    assert traffic.bytes_are == bandwidth.MEASURED
+    assert traffic.rows == [bandwidth.Row("k", 2, pytest.approx(5e-6), 2 * expected)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_missing_counter_is_named(tmp_path, device):
+    for counter in DEVICES[device]:
+        if device == "gfx950" and counter in ("TCC_BUBBLE_sum", "TCC_EA0_RDREQ_sum"):
+            continue
+        left = {name: count for name, count in DEVICES[device].items() if name != counter}
+        if device == "gfx950" and counter == "TCC_EA0_RDREQ_128B_sum":
+            (tmp_path / "sysinfo.csv").write_text("workload_name,gpu_arch\nrun,gfx950\n")  # else it is taken for a gfx942
+        with pytest.raises(UsageError, match=rf"lacks {counter} \({device}\)"):
+            bandwidth.read(write_pmc(tmp_path, left))
+
+
+def test_ncu_counts_memory_and_l2(tmp_path):
+    read, written, l2 = ("Mbyte", [3, 1]), ("byte", [5e5, 0]), ("Kbyte", [9000, 4000])
+    metrics = {"dram__bytes_read.sum": read, "dram__bytes_write.sum": written, "lts__t_bytes.sum": l2}
+    write_ncu(tmp_path / "kernels.csv", **metrics)
+    first, second = sorted(bandwidth.read(tmp_path / "kernels.csv").rows)
+    assert (first.bytes, first.l2_bytes, first.seconds) == (3.5e6, 9e6, pytest.approx(1e-6))
+    assert (second.bytes, second.l2_bytes) == (1e6, 4e6)
+
+
+def test_launches_without_a_count_are_left_out_and_named():
+    traffic = bandwidth.read(FIXTURES / "ncu_raw.csv")  # its third launch has n/a
+    assert {row.name: (row.calls, row.bytes) for row in traffic.rows if row.name == "gemm_kernel"} == {
+        "gemm_kernel": (1, 1024.5e6)
+    }
+    assert "left out, 1 of 3 launches: their bytes were not counted" in traffic.notes
+    header, rows = bandwidth.table(traffic)
+    assert dict(zip(header, rows[0], strict=True))["GB/s"] == pytest.approx(1024.5 / 1.5)
+
+
+@needs_samples
+def test_a_copy_on_an_mi300a_moves_what_it_reads_and_writes():
+    (row,) = bandwidth.read(SAMPLES / "no_roof/MI300A_A1").rows
+    elements, calls = 2**20, 3  # vcopy -n 1048576, in float64
+    assert row.calls == calls and row.bytes == pytest.approx(calls * 2 * 8 * elements, rel=0.01)
+
+
+@needs_samples
+def test_a_copy_on_an_mi200_is_held_against_its_roofline_csv():
+    traffic = bandwidth.read(SAMPLES / "kernel_names/MI200")
+    assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings["source"]
+    header, rows = bandwidth.table(traffic)
+    row = dict(zip(header, rows[0], strict=True))
+    assert row["% of copy"] == pytest.approx(100 * row["GB/s"] / 1388.9282) and 50 < row["% of copy"] < 100
+
+
+# --------------------------------------------------------------------------------------------------------------- shapes
+
+
+def test_bytes_of_a_gpu_step_by_its_shapes():
+    traffic, profile = bandwidth.read(H100), read_json(H100)
+    assert traffic.bytes_are == bandwidth.MINIMUM
+    moved = sum(row.bytes * row.calls for row in operators.rows(profile) if row.bytes)
+    assert sum(row.bytes for row in traffic.rows) == pytest.approx(moved)
+    facts = dict(bandwidth.facts(traffic))
+    least, step = moved / profile["run"]["ceilings"]["bytes_per_second"], profile["run"]["step_ms"]["median"] / 1e3
+    assert f"{100 * least / step:.3g} % of its" in facts["a step"] and "median without the profiler" in facts["a step"]
+    assert facts["far"].startswith("most time above the bound: aten::mm (attention)")
+    assert any("optimizer" in note and "left out" in note for note in traffic.notes)
+
+
+def test_work_above_the_ridge_point_is_bound_by_compute():
+    rows = [
+        bandwidth.Row("gemm", 1, 4.0, 1e8, 2e9),
+        bandwidth.Row("add", 1, 4.0, 2e8, 1e8),
+        bandwidth.Row("counted", 1, 4.0, 1e8),
+    ]
+    header, body = bandwidth.table(bandwidth.Traffic(rows, bandwidth.MINIMUM, Path("p"), CEILINGS | {"source": "s"}, [], None))
+    cells = [dict(zip(header, row, strict=True)) for row in body]
+    assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]
+    assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 3e6, 3.5e6])
+    assert [cell["% of copy"] for cell in cells] == pytest.approx([12.5, 25, 12.5])
+
+
+def test_a_cpu_profile_as_the_script_shows_it(run_script, tmp_path, cpu_trace):
+    write_profile(tmp_path / "profile_1.json", cpu_trace)
+    done = run_script(SCRIPT, "--profile-data", "profile_1.json", "--generate-roofline-plot", "--output-dir", "out")
+    assert "a minimum: every tensor of an operator moved once" in done.stdout and "aten::mm (mlp)" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bandwidth.csv", "bandwidth.md", "roofline.png"]
+    text = (tmp_path / "out/bandwidth.md").read_text()
+    assert "](roofline.png)" in text and "a minimum" in text
+    rows = list(csv.DictReader((tmp_path / "out/bandwidth.csv").open()))
+    product = next(row for row in rows if row["name"] == "aten::mm (loss)")
+    assert float(product["calls"]) == 3 and float(product["GB/s"]) == pytest.approx(
+        float(product["MB"]) / float(product["us"]) * 1e3
+    )
+    copied = float(product["% of copy"])
+    assert copied == pytest.approx(100 * float(product["GB/s"]) * 1e9 / CEILINGS["bytes_per_second"])
+
+
+# --------------------------------------------------------------------------------------------------------------- folders
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """As run_all_profilers.sh leaves it on an NVIDIA GPU."""
+    path = tmp_path / "complete_rocm_analysis"
+    metrics = {"dram__bytes_read.sum": ("byte", [1e6]), "dram__bytes_write.sum": ("byte", [1e6])}
+    write_ncu(path / "ncu/kernels.csv", **metrics)
+    shutil.copy(H100, path / "profile_1.json")
+    return path
+
+
+def test_counters_come_before_shapes_and_the_profile_gives_the_ceilings(folder, tmp_path):
+    said = bandwidth.analyze(folder, tmp_path / "out", draw_roofline=True)
+    assert "measured by counters" in said and "kernel_0" in said and "aten::" not in said
+    assert "3,009 GB/s: a large copy in the profiled run" in said and "by its operators' shapes" in said
+    assert (tmp_path / "out/roofline.png").stat().st_size > 1000
+
+
+def test_counters_that_do_not_suffice_are_named_and_the_shapes_taken(folder):
+    write_ncu(folder / "ncu/kernels.csv", **{"dram__bytes_read.sum": ("byte", [1e6])})
+    traffic = bandwidth.read(folder)
+    assert traffic.bytes_are == bandwidth.MINIMUM and traffic.path == folder / "profile_1.json"
+    assert any("lacks dram__bytes_write.sum" in note for note in traffic.notes)
+
+
+def test_without_a_measured_bandwidth_there_are_no_percentages(folder, tmp_path):
+    (folder / "profile_1.json").unlink()
+    said = bandwidth.analyze(folder, tmp_path / "out", draw_roofline=False)
+    assert "bandwidth    not measured" in said and "%" not in said.split("longest")[1]
+    with pytest.raises(UsageError, match="--generate-roofline-plot needs for FLOPs"):
+        bandwidth.analyze(folder, tmp_path / "more", draw_roofline=True)
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_roofline_without_ceilings_says_how_to_measure_them(tmp_path, cpu_trace):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
+    with pytest.raises(UsageError, match="profile again with --measure-peak"):
+        bandwidth.analyze(tmp_path / "profile_1.json", tmp_path / "out", draw_roofline=True)
+    assert "not measured" in bandwidth.analyze(tmp_path / "profile_1.json", tmp_path / "out", draw_roofline=False)
+
+
+def test_a_profile_of_attention_says_so(tmp_path, cpu_trace):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
+    traffic = bandwidth.read(tmp_path / "profile_1.json")
+    assert "only attention was kept" in traffic.notes and all("(attention)" in row.name for row in traffic.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "missing does not exist"),
+        ("empty", "empty says how many bytes were moved"),
+        ("ncu_details.csv", "lacks dram__bytes_read.sum, dram__bytes_write.sum"),
+        ("pmc_perf.csv", "lacks TCC_EA0_RDREQ_sum"),
+        ("new_kernel_trace.csv", "new_kernel_trace.csv says how many bytes were moved"),
+        ("profile_1.json", "holds no profiled step"),
+    ],
+)
+def test_what_cannot_say_it_is_refused_and_nothing_is_written(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    if (FIXTURES / name).is_file():
+        shutil.copy(FIXTURES / name, tmp_path)
+    if name == "profile_1.json":
+        (tmp_path / name).write_text(json.dumps(read_json(H100) | {"profiled_steps": 0}))
+    with pytest.raises(UsageError, match=message) as refused:
+        bandwidth.analyze(tmp_path / name, tmp_path / "out", draw_roofline=False)
+    assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
+
+
+def test_bad_input_is_one_line_with_exit_code_2(refused, tmp_path):
+    assert "missing does not exist" in refused(SCRIPT, "--profile-data", "missing")
+    assert not (tmp_path / "memory_bandwidth").exists()
+
+
+def test_output_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--output-dir: cannot write in .*file"):
+        bandwidth.analyze(H100, tmp_path / "file", draw_roofline=False)
+
+
+def test_facts_of_two_kernels():
+    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
+    rows = [bandwidth.Row("slow", 1, 4.0, 1e8, 2e9), bandwidth.Row("fast", 1, 1.0, 1.9e8, 1e8, 5e6)]
+    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS | {"source": "a copy"}, [], None)
+    found = dict(bandwidth.facts(traffic))
+    assert found["in all"] == "290 MB in 5,000 ms of kernels, all that was recorded"
+    assert found["at least"] == "1,450 ms at that bandwidth, 29 % of that time"
+    assert found["near (80 %)"] == "1 of 2, the longest fast"
+    assert bandwidth.table(traffic)[1][1][-1] == 5  # MB through the L2 cache
+
+
+def test_launches_that_took_no_time_are_told_and_left_out(tmp_path):
+    path = write_pmc(tmp_path, DEVICES["gfx942"])
+    path.write_text(path.read_text().replace("1000,3000", "1000,1000").replace("9000,12000", "9000,9000"))
+    with pytest.raises(UsageError, match="has no launch with both a duration and bytes"):
+        bandwidth.read(tmp_path)

@@ -1,0 +1,357 @@
+"""Costs of operators, the bottleneck report and its bounds, from a profile of a small Version 1 and from a GPU's."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+from common.analysis.formulas import flops, operators
+from common.analysis.reports import bottlenecks
+from common.errors import UsageError
+from tests.conftest import V1
+from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
+
+import pytest
+
+SCRIPT = V1 / "analyze_bottlenecks.py"
+FLOAT, BF16, NUMBER = "float", "c10::BFloat16", "Scalar"
+TOKENS = BATCH * LENGTH
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
+    record_cpu_trace(path)
+    return path
+
+
+@pytest.fixture
+def profile(trace, tmp_path):
+    path = tmp_path / "pytorch_profiles" / "profile_2.json"
+    path.parent.mkdir()
+    write_profile(path, trace)
+    return path
+
+
+@pytest.fixture
+def gpu_profile(tmp_path):
+    path = tmp_path / "trace_gpu.json"
+    path.write_text(json.dumps(gpu_trace()))
+    profile = tmp_path / "profile_gpu.json"
+    write_profile(profile, path, device={"kind": "cuda", "name": "NVIDIA H100 80GB HBM3"})
+    return profile
+
+
+@pytest.fixture
+def analyze(tmp_path, monkeypatch):
+    """What the script does, in tmp_path; gives the printed text."""
+    monkeypatch.chdir(tmp_path)
+    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(Path(profile), Path(report))
+
+
+def by_name(step):
+    return {target["name"]: target for target in bottlenecks.targets(step)}
+
+
+# ------------------------------------------------------------------------------------------------------------------ cost
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "expected"),
+    [
+        ("aten::mm", [[2, 3], [3, 5]], [FLOAT, FLOAT], (60, 4 * (6 + 15 + 10))),
+        ("aten::mm", [[2, 3], [3, 5]], [BF16, BF16], (60, 2 * (6 + 15 + 10))),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [FLOAT, FLOAT], (420, 4 * 7 * (6 + 15 + 10))),
+        ("aten::addmm", [[5], [2, 3], [3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (60, 4 * (5 + 6 + 15 + 10))),
+        ("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (420, 28 * (10 + 6 + 15 + 10))),
+        ("aten::mul", [[4, 1, 8], [3, 8]], [FLOAT, FLOAT], (96, 4 * (32 + 24 + 96))),
+        ("aten::add", [[4, 8], [], []], [FLOAT, "double", NUMBER], (32, 4 * (32 + 32) + 8)),
+        ("aten::mul", [[4, 8], []], [FLOAT, NUMBER], (0, 0)),
+        ("aten::add_", [[4, 8], [8], []], [FLOAT, FLOAT, NUMBER], (32, 4 * (32 + 8 + 32))),
+        ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
+        ("aten::masked_fill_", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (32, 4 * 32 + 8 + 4 * 32)),
+        ("aten::masked_fill", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (0, 0)),
+        ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
+        ("aten::fill_", [[4, 8], []], [FLOAT, NUMBER], (0, 128)),
+        ("aten::sum", [[4, 8], [], [], []], [FLOAT, "ScalarList", NUMBER, ""], (32, 128)),
+        ("aten::_softmax", [[4, 8], [], []], [FLOAT, NUMBER, NUMBER], (160, 256)),
+        ("aten::_softmax_backward_data", [[4, 8], [4, 8], [], []], [FLOAT, FLOAT, NUMBER, NUMBER], (128, 384)),
+        ("aten::silu_backward", [[4, 8], [4, 8]], [FLOAT, FLOAT], (224, 384)),
+        ("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", NUMBER], (0, 2 * 4 * 40)),
+        ("aten::index_select", [[100, 8], [], [6]], [FLOAT, NUMBER, "long int"], (0, 2 * 6 * 8 * 4)),
+        ("aten::gather", [[100, 8], [], [6, 8], [], [6, 8]], [FLOAT, NUMBER, "long int", NUMBER, FLOAT], (0, 2 * 48 * 4)),
+        ("aten::nll_loss_forward", [[6, 100], [6], [], [], []], [FLOAT, "long int", "", NUMBER, NUMBER], (6, 6 * 12)),
+        ("aten::embedding_dense_backward", [[2, 3, 8], [2, 3], []], [FLOAT, "long int", NUMBER], (48, 4 * 48 * 2 + 8 * 6)),
+        ("aten::_foreach_add_", [[[4, 8], [8]], [[4, 8], [8]], []], ["TensorList", "TensorList", NUMBER], (40, 3 * 40 * 4)),
+        ("aten::_foreach_add_", [[], [], []], ["TensorList", "TensorList", NUMBER], None),
+        ("aten::_foreach_add_", [[], []], [NUMBER, NUMBER], None),
+        ("aten::_fused_adamw_", [*[[[4, 8], [8]]] * 4, [], [[], []], []], [*["TensorList"] * 6, NUMBER], (14 * 40, 7 * 40 * 4)),
+        ("aten::_fused_adamw_", [[]] * 7, [*["TensorList"] * 6, NUMBER], None),
+        ("aten::_index_put_impl_", [[9, 8], [], [2, 3, 8], []], [FLOAT, "", FLOAT, NUMBER], (48, 4 * 48 * 2)),
+        ("aten::split_with_sizes", [[4, 8], [], []], [FLOAT, "ScalarList", NUMBER], (0, 0)),
+        ("aten::view", [[4, 8], []], [FLOAT, "ScalarList"], (0, 0)),
+        ("MulBackward0", [[4, 8]], [FLOAT], (0, 0)),
+        ("autograd engine", [], [], (0, 0)),
+        ("Torch-Compiled Region: 0/0", [], [], (0, 0)),
+        ("CompiledFunction", [[4, 8]], [FLOAT], None),
+        ("CompiledFunctionBackward", [[]], [FLOAT], None),
+        ("triton_poi_fused_mul_0", [[4, 8]], [FLOAT], None),
+        ("MyFunctionBackward", [[4, 8]], [FLOAT], None),
+        ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
+        ("aten::mm", [], [], None),
+    ],
+)  # fmt: skip
+def test_cost_of_one_call(name, shapes, types, expected):
+    assert operators.cost(name, shapes, types) == expected
+
+
+@pytest.mark.parametrize(
+    ("flops_", "moved", "expected"), [(8e3, 8, (8e-6, "compute")), (8, 8e3, (4e-5, "memory")), (8, 8, (1e-6, "launch"))]
+)
+def test_the_largest_of_three_times_binds(flops_, moved, expected):
+    seconds, kind = operators.bound(flops_, moved, CEILINGS)
+    assert (seconds, kind) == (pytest.approx(expected[0]), expected[1])
+
+
+def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_the_formula(profile):
+    step = bottlenecks.read_step(profile)
+    assert [row.name for row in step.rows if row.flops is None] == []
+    products = sum(row.flops * row.calls for row in step.rows if row.name in ("aten::mm", "aten::bmm"))
+    assert products == pytest.approx(flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------ report and bounds
+
+
+def test_the_script_writes_report_timing_and_targets_and_prints_the_short_form(run_script, profile, tmp_path):
+    (profile.parent / "profile_1.json").write_text("an older profile, not even JSON")
+    done = run_script(SCRIPT, "--profile-data", "pytorch_profiles/", "--output-report", "bottlenecks_v1.md")
+    folder = tmp_path / "bottleneck_analysis"
+    assert {path.name for path in folder.iterdir()} == {"bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"}
+    report = (folder / "bottlenecks_v1.md").read_text()
+    for part in ("attention", "feed-forward", "norms", "residuals", "embedding", "loss", "optimizer", "outside operators"):
+        assert f"| {part}" in report or f" {part} |" in report, part
+    assert "some CPU" in report and "profile_2.json" in report and "a bound, not a forecast" in report
+    assert "mixed precision" in report and "Not bounded: the bf16 ceiling of this device is not known" in report
+    for name in ("bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"):
+        assert f"bottleneck_analysis/{name}" in done.stdout
+    assert "QKV fusion" in done.stdout and "outside operators" in done.stdout
+
+
+def test_a_report_with_a_folder_goes_there(analyze, profile, tmp_path):
+    analyze(profile, "reports/one/b.md")
+    assert (tmp_path / "reports/one/b.md").read_text().startswith("# Bottlenecks")
+    assert not (tmp_path / "bottleneck_analysis/b.md").exists()
+
+
+def test_operator_timing_adds_up_to_the_step(analyze, profile, tmp_path):
+    analyze(profile)
+    with (tmp_path / "bottleneck_analysis/operator_timing.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    step = bottlenecks.read_step(profile)
+    assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(step.us)
+    assert sum(float(row["percent_of_step"]) for row in rows) < 100
+    product = next(row for row in rows if row["operator"] == "aten::mm")
+    calls, us = float(product["calls_per_step"]), float(product["us_per_step"])
+    rate = float(product["flops_per_call"]) * calls / us * 1e6
+    assert float(product["flops_per_second"]) == pytest.approx(rate)
+    if product["bound_by"] == "compute":
+        assert float(product["percent_of_ceiling"]) == pytest.approx(100 * rate / CEILINGS["flops_per_second"])
+
+
+def test_the_parts_of_a_step_and_the_rest_are_the_whole(profile):
+    step = bottlenecks.read_step(profile)
+    body = bottlenecks.breakdown(step)
+    assert sum(row[4] for row in body) == pytest.approx(step.us) and sum(row[5] for row in body) == pytest.approx(100)
+    parts = {row[0]: row for row in body}
+    assert parts["attention"][1] > 0 and parts["attention"][2] > 0 and parts["attention"][3] == 0
+    assert parts["optimizer"][1:3] == [0, 0] and parts["optimizer"][3] > 0
+
+
+def test_targets_are_ranked_and_bounded_by_amdahls_law(analyze, profile, tmp_path):
+    analyze(profile)
+    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
+    assert content["schema"] == "tiny-llama-targets/1"
+    *bounded, last = content["targets"]
+    assert [target["name"] for target in content["targets"] if target["bound"] is None] == [last["name"]] == ["mixed precision"]
+    assert {target["name"] for target in bounded} == {
+        "QKV fusion", "SwiGLU fusion", "flash attention", "elementwise fusion", "fused optimizer",
+    }  # fmt: skip
+    for target in bounded:
+        assert 0 <= target["floor_us"] <= target["time_us"] < content["step_us"]
+        assert target["share"] == pytest.approx((target["time_us"] - target["floor_us"]) / content["step_us"])
+        assert target["bound"] == pytest.approx(1 / (1 - target["share"]))
+    assert [target["bound"] for target in bounded] == sorted((target["bound"] for target in bounded), reverse=True)
+
+
+def test_targets_concern_the_calls_that_the_model_makes(profile):
+    found, layers = by_name(bottlenecks.read_step(profile)), CONFIG.num_layers
+    assert (found["QKV fusion"]["calls"], found["QKV fusion"]["fused_calls"]) == (9 * layers, 3 * layers)
+    assert found["flash attention"]["fused_calls"] == 2 * layers
+    assert "aten::bmm" in found["flash attention"]["operators"] and "aten::mm" not in found["flash attention"]["operators"]
+    assert found["elementwise fusion"]["fused_calls"] == 2 * layers + 2 * (2 * layers + 1)
+    assert {"aten::cat", "aten::rsqrt", "aten::add"} <= set(found["elementwise fusion"]["operators"])
+    assert "aten::silu" in found["SwiGLU fusion"]["operators"]
+    assert found["mixed precision"]["calls"] == 3 * (1 + 9 * layers)
+
+
+def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(profile):
+    """Then q is [.., S, S] too; only operators that the scores have count as flash attention's."""
+    content, length = json.loads(profile.read_text()), CONFIG.head_dim
+    heads = [BATCH, CONFIG.num_attention_heads, length, length]
+    content["run"]["training"]["sequence_length"] = length
+    row = next(row for row in content["operators"] if row["name"] == "aten::mul" and row["span"] == "attention")
+    row |= {"phase": "forward", "input_shapes": json.dumps([heads, [length, length]]), "input_types": json.dumps([FLOAT, FLOAT])}
+    softmax = {"name": "aten::_softmax", "input_shapes": json.dumps([heads, [], []]), "input_types": json.dumps([FLOAT, "", ""])}
+    content["operators"] = [row, row | softmax]
+    profile.write_text(json.dumps(content))
+    found = by_name(bottlenecks.read_step(profile))
+    assert found["flash attention"]["operators"] == ["aten::_softmax"]
+    assert found["elementwise fusion"]["operators"] == ["aten::mul"]
+
+
+def test_the_fused_forms_move_and_compute_what_they_must(trace, tmp_path):
+    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32."""
+    floors = {}
+    for what, ceiling in {"neither": {}, "bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}.items():
+        alone = {"flops_per_second": 1e18, "bytes_per_second": 1e18, "operation_seconds": 0.0} | ceiling
+        write_profile(tmp_path / "profile_1.json", trace, ceilings=CEILINGS | alone)
+        found = by_name(bottlenecks.read_step(tmp_path / "profile_1.json"))
+        floors[what] = {name: target["floor_us"] for name, target in found.items() if target["floor_us"] is not None}
+    t, d, f, layers = TOKENS, CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_layers
+    kv, pairs = CONFIG.head_dim * CONFIG.num_key_value_heads, BATCH * LENGTH * (LENGTH + 1) // 2
+
+    def products(width: int) -> tuple[int, int]:
+        return 3 * layers * 4 * (t * d + d * width + t * width), 3 * layers * 2 * t * d * width
+
+    (qkv_bytes, qkv), (gate_up_bytes, gate_up) = products(d + 2 * kv), products(2 * f)
+    expected = {
+        "QKV fusion": (qkv_bytes, qkv),
+        "SwiGLU fusion": (gate_up_bytes + layers * 4 * t * f * 8, gate_up),
+        "flash attention": (3 * layers * 4 * t * 2 * (d + kv), 14 * layers * pairs * d),
+        "elementwise fusion": (2 * layers * 4 * t * 2 * (d + kv) + 4 * t * d * (5 + 16 * layers), 0),
+    }
+    for name, (moved, computed) in expected.items():
+        grown = [(floors[what][name] - floors["neither"][name]) * 1e6 for what in ("bytes", "flops")]
+        assert grown[0] == pytest.approx(moved, rel=1e-3), name
+        assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
+
+
+def test_the_overhead_that_calls_get_adds_up_to_the_step(profile):
+    step = bottlenecks.read_step(profile)
+    working = [row for row in step.rows if row.works]
+    spans = {row.span for row in working}
+    elsewhere = sum(row.us for row in step.rows if row.span not in spans)
+    assert sum(row.us + row.calls * step.overhead(row.span) for row in working) + elsewhere == pytest.approx(step.us)
+    ranked = bottlenecks.targets(step)
+    for target, row in zip(ranked, bottlenecks.target_table(ranked)[1], strict=True):
+        assert target["share"] is None or row[5] == pytest.approx(100 * target["share"])
+
+
+def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile):
+    content = json.loads(profile.read_text())
+    content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads
+    row = next(row for row in content["operators"] if row["name"] == "aten::mm" and row["span"] == "attention")
+    shapes = json.dumps([[TOKENS, CONFIG.hidden_size], [CONFIG.hidden_size, CONFIG.hidden_size]])
+    content["operators"] = [row | {"input_shapes": shapes, "calls": 4 * content["profiled_steps"]}]
+    profile.write_text(json.dumps(content))
+    assert by_name(bottlenecks.read_step(profile))["QKV fusion"]["calls"] == 3
+
+
+def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, trace):
+    """Fused AdamW moves 28 bytes a parameter; slow memory makes the floor that, and a slow launch makes it the launch."""
+    base = {"flops_per_second": 1e15, "bytes_per_second": 1e15, "operation_seconds": 0.0}
+    floors = {}
+    for name, change in {"none": {}, "memory": {"bytes_per_second": 28e9}, "launch": {"operation_seconds": 1e-6}}.items():
+        path = tmp_path / f"profile_{name}.json"
+        write_profile(path, trace, ceilings=CEILINGS | base | change)
+        floors[name] = by_name(bottlenecks.read_step(path))["fused optimizer"]["floor_us"]
+    assert floors["memory"] - floors["none"] == pytest.approx(1000 * 28 / 28e9 * 1e6, rel=1e-3)
+    assert floors["launch"] == pytest.approx(max(floors["none"], 1.0))
+
+
+def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", trace, ceilings=None)
+    text = analyze(".")
+    assert "not classed" in text and "--measure-peak" in text
+    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
+    assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
+
+
+def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", trace, attention_only=True)
+    text = analyze("profile_1.json")
+    assert "shares are of attention" in text and "outside operators" not in text
+    step = bottlenecks.read_step(tmp_path / "profile_1.json")
+    assert [row[0] for row in bottlenecks.breakdown(step)] == ["attention"] and sum(row.us for row in step.rows) == step.us
+    assert set(by_name(step)) == {"QKV fusion", "flash attention", "elementwise fusion", "mixed precision"}
+
+
+def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
+    step = bottlenecks.read_step(gpu_profile)
+    assert step.us == (125 + 60) / 2 and step.outside_us == step.us - 159 / 2
+    parts = {row[0]: row[4] for row in bottlenecks.breakdown(step)}
+    assert parts["attention"] == (30 + 30 + 10) / 2 and parts["residuals"] == 5 / 2 and parts["GPU idle"] == step.outside_us
+    launch = by_name(step)["launch overhead"]
+    assert launch["bound"] == pytest.approx(185 / 159) and launch["floor_us"] == 0
+    assert all(row.us > 0 for row in step.rows), "an operator without kernels takes no time on a GPU"
+
+
+def test_a_gpu_report_speaks_of_launches_and_knows_the_listed_bf16_peak(analyze, gpu_profile, tmp_path):
+    analyze(gpu_profile)
+    report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
+    assert "The GPU gets 3 launches a step; each starts 15.0 us after its call on average, and it is busy 86 %" in report
+    assert "data sheet's bf16 peak, 989 TFLOP/s" in report
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing", None, "does not exist"),
+        ("profile_1.json", b"", "is empty"),
+        ("profile_1.json", b'{"schema": "tiny-llama-run/1"}', "is not a file of schema tiny-llama-profile/1"),
+        ("profile_1.json", b'{"schema": "tiny-llama-profile/1", "run"', "is cut off"),
+        ("profile_1.json.gz", gzip.compress(b"{}" * 500, mtime=0)[:-12], "damaged gzip"),
+        ("profile_1.json", json.dumps(gpu_trace()).encode(), "is not a file of schema"),
+    ],
+    ids=["missing", "empty", "a run record", "cut off", "cut off and compressed", "a trace"],
+)
+def test_what_is_not_a_profile_is_named_and_nothing_is_written(analyze, tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message) as error:
+        analyze(name)
+    assert name in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "bottleneck_analysis").exists()
+
+
+def test_a_profile_of_another_version_is_refused(analyze, profile, tmp_path):
+    content = json.loads(profile.read_text())
+    content["run"]["version"] = "v2"
+    profile.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="is of v2: the targets are parts of Version 1"):
+        analyze(profile)
+    assert not (tmp_path / "bottleneck_analysis").exists()
+
+
+def test_an_empty_folder_is_one_line_and_exit_code_2(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "--enable-pytorch-profiler --profile-dir empty" in refused(SCRIPT, "--profile-data", "empty")
+    assert not (tmp_path / "bottleneck_analysis").exists()
+
+
+def test_a_report_that_cannot_be_written_is_refused(analyze, profile, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--output-report: cannot write in file"):
+        analyze(profile, "file/report.md")
+    assert not (tmp_path / "bottleneck_analysis").exists()
+
+
+def test_a_profile_without_steps_is_refused(profile):
+    content = json.loads(profile.read_text())
+    profile.write_text(json.dumps(content | {"profiled_steps": 0, "step_us": [], "operators": []}))
+    with pytest.raises(UsageError, match="holds no profiled step"):
+        bottlenecks.read_step(profile)

@@ -1,0 +1,165 @@
+"""The ablation: effects follow from the pairs, a measured study holds every combination, torch.compile may be missing."""
+
+import csv
+import json
+
+from common import device as devices
+from common.errors import UsageError
+from common.files import read_json, write_json
+from common.studies import ablation
+from common.training import version_files
+from tests.conftest import ROOT
+
+import pytest
+
+V2 = ROOT / "version2_pytorch_fused"
+SCRIPT = V2 / "fusion_ablation_study.py"
+SMALL = """
+model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
+training: {batch_size: 2, sequence_length: 9}
+"""
+GAINS = dict(zip(ablation.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
+
+
+def made_up(every: bool = True, peak: bool = True) -> dict:
+    """A study in which each fusion divides time, memory and launches by its gain, whatever the others do."""
+    found = []
+    for fusions in ablation.combinations(every, True):
+        setting = dict(zip(ablation.FUSIONS, fusions, strict=True))
+        ms = 100.0
+        for name, on in setting.items():
+            ms /= GAINS[name] if on else 1
+        found.append({
+            "fusions": setting, "flags": ablation.flags_for(fusions), "round_ms": [ms, 1.1 * ms], "loss": 1.0, "steps": 5,
+            "step_ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 20},
+            "peak_mib": 10 * ms if peak else None, "launches_per_step": 20 * ms,
+        })  # fmt: skip
+    return {
+        "schema": ablation.SCHEMA, "command": "fusion_ablation_study.py", "date": "2026-11-21T00:00:00Z", "version": "v2",
+        "device": {"name": "A GPU"}, "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32"},
+        "model": {"hidden_size": 1, "num_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+                  "intermediate_size": 1, "vocab_size": 1},
+        "training": {"batch_size": 2, "sequence_length": 9, "seed": 0}, "rounds": 2, "steps_per_round": 10,
+        "left_out": None, "counted": "kernels", "notes": [], "combinations": found,
+    }  # fmt: skip
+
+
+def test_all_combinations_are_16_and_the_short_list_10():
+    every = ablation.combinations(True, True)
+    assert len(every) == len(set(every)) == 16 and every[0] == (False,) * 4 and every[-1] == (True,) * 4
+    assert sorted(map(sum, ablation.combinations(False, True))) == [0, 1, 1, 1, 1, 3, 3, 3, 3, 4]
+    without = ablation.combinations(True, False)
+    assert len(without) == 8 and not any(fusions[-1] for fusions in without)
+    assert sorted(map(sum, ablation.combinations(False, False))) == [0, 1, 1, 1, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
+def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
+    for effect in ablation.effects(made_up(every)["combinations"]):
+        assert effect.pairs == pairs
+        gain = pytest.approx(GAINS[effect.fusion])
+        assert effect.time == (gain, gain, gain) and effect.rounds == (gain, gain)
+        assert effect.memory.mean == gain and effect.launches.mean == gain
+
+
+def test_the_mean_is_geometric_and_shows_its_range():
+    measured = made_up()["combinations"]
+    doubled = measured[-1]  # all on: each fusion looks worse in the one pair that ends here
+    doubled["step_ms"]["median"] *= 2
+    for effect in ablation.effects(measured):
+        assert effect.time.mean == pytest.approx(GAINS[effect.fusion] / 2 ** (1 / 8))
+        assert (effect.time.low, effect.time.high) == pytest.approx((GAINS[effect.fusion] / 2, GAINS[effect.fusion]))
+        assert effect.rounds == pytest.approx((GAINS[effect.fusion],) * 2)  # from the medians of the rounds
+
+
+@pytest.mark.parametrize("peak", [True, False])
+def test_files_and_tables(tmp_path, peak):
+    write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
+    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    report = (tmp_path / "fusion_ablation.md").read_text()
+    for shown in (text, report):
+        assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
+        assert ("Peak memory is not given" in shown) != peak
+    with (tmp_path / "fusion_ablation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16 and float(rows[0]["ms"]) == 100.0 and rows[0]["qkv_fusion"] == "0"
+    assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_another_file_is_refused(tmp_path):
+    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
+    with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
+        ablation.analyze(tmp_path / "other.json", tmp_path)
+
+
+def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1) -> dict:
+    """A measured study without torch.compile, whose eight models would take minutes to compile."""
+    monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
+    monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    arguments = ["--config", str(tmp_path / "small.yaml"), "--device", "cpu", *flags]
+    options = version_files.resolve(version_files.parser(None).parse_args(arguments))
+    return ablation.measure(version_files.load(V2 / "tiny_llama_v2.py"), options, every, rounds)
+
+
+def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
+    measured = study(tmp_path, monkeypatch, rounds=2)
+    printed = capsys.readouterr().out
+    assert printed.startswith("left out: torch.compile does not work here: no compiler\n") and "round 2 of 2: 8 comb" in printed
+    assert json.loads(json.dumps(measured)) == measured
+    found = measured["combinations"]
+    assert len(found) == 8 and measured["counted"] == "operators"
+    losses = [c["loss"] for c in found]
+    assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"])}
+    assert all(len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"] for c in found)
+    assert all(c["peak_mib"] is None for c in found)  # on a CPU
+    launches = {ablation.label(c): c["launches_per_step"] for c in found}
+    assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
+    # Forward 2 products and backward 4 less, per layer, and the sums of input gradients that they need.
+    assert launches["QKV"] < launches["none"] - 5
+    write_json(tmp_path / "fusion_ablation.json", measured)
+    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
+
+
+def test_in_half_precision(tmp_path, monkeypatch):
+    measured = study(tmp_path, monkeypatch, "--use-amp", every=False)
+    assert measured["precision"] == {"compute": "bf16"} and len(measured["combinations"]) == 8
+
+
+def test_the_flags_are_those_of_the_version(tmp_path, monkeypatch):
+    from version2_pytorch_fused import tiny_llama_v2
+
+    monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
+    options = version_files.resolve(version_files.parser(None).parse_args([]))
+    for fusions in ablation.combinations(True, True):
+        chosen = tiny_llama_v2.fusions(version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)))
+        assert (chosen.qkv, chosen.flash_attention, chosen.swiglu, chosen.torch_compile) == fusions
+
+
+def test_a_missing_compiler_is_a_line(monkeypatch):
+    def fail(function):
+        raise RuntimeError("no compiler\nmore of it")
+
+    monkeypatch.setattr(devices.torch, "compile", fail)
+    assert devices.compile_problem("cpu") == "torch.compile does not work here: no compiler"
+
+
+def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", "1")
+    assert "PYTORCH_FALLBACK_ATTENTION=1" in refused(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rounds", "0"], ["--batch-size", "-1"], ["--num-steps", "5"], ["--config", "none.yaml"]]
+)
+def test_bad_input_is_one_line(refused, arguments):
+    refused(SCRIPT, *arguments)
+
+
+@pytest.mark.slow
+def test_with_torch_compile(run_script, tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    run_script(SCRIPT, "--config", "small.yaml", "--rounds", "1", "--all-combinations")
+    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation.SCHEMA)
+    assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)

@@ -1,0 +1,248 @@
+"""GEMM analysis: the products are those that Version 1 runs, the figures follow from the times, bad input is one line."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+from common.analysis.formulas import flops
+from common.config import PRESETS, ModelConfig, resolve
+from common.errors import RunError, UsageError
+from common.files import write_json
+from common.precision import Precision
+from common.studies import gemm_operations
+from tests.conftest import V1
+from version1_pytorch_baseline import tiny_llama_v1 as v1
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SCRIPT = V1 / "analyze_gemm_operations.py"
+CONFIGS = {
+    "mha": ModelConfig(hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50),
+    "gqa": ModelConfig(
+        hidden_size=32, num_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=50
+    ),
+}
+SMALL = "model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, intermediate_size: 64, vocab_size: 50}\n"
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products that run inside it, by (batch, M, N, K, layout)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            a, b = args
+            layout = "".join("N" if operand.stride(-1) == 1 else "T" for operand in args)
+            self.found[a.shape[0] if a.dim() == 3 else 1, a.shape[-2], b.shape[-1], a.shape[-1], layout] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("length", [8, 7])
+def test_the_products_are_those_of_a_training_step_of_version_1(name, length):
+    config = CONFIGS[name]
+    model, tokens = v1.TinyLlama(config), torch.randint(0, config.vocab_size, (2, length))
+    with Products() as ran:
+        model.loss(tokens, tokens).backward()
+    expected = Counter()
+    for product in gemm_operations.products(config, 2, length):
+        expected[product.shape] += product.per_step
+    assert ran.found == expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_products_need_the_flops_of_the_formula(preset):
+    config = resolve(preset).model
+    counted = sum(2 * p.batch * p.m * p.n * p.k * p.per_step for p in gemm_operations.products(config, 3, 40))
+    assert counted == flops.training_step(config, 3, 40, causal=False)["total"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
+    def work(products, names):
+        return Counter({p: 0 for p in gemm_operations.PHASES}) + sum(
+            (Counter({p.phase: p.m * p.n * p.k}) for p in products if p.gemm in names), Counter()
+        )
+
+    separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
+    for whole, parts in gemm_operations.FUSED.items():
+        assert work(fused, [whole]) == work(separate, parts)
+        assert set(work(fused, [whole])) == set(gemm_operations.PHASES)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
+    made = gemm_operations.operand(batch, 4, 6, transposed, torch.device("cpu"), torch.float32)
+    assert made.shape[-2:] == (4, 6) and (made.dim() == 3) == (batch == 3)
+    assert made.stride(-2 if transposed else -1) == 1
+
+
+def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
+    """A measurement in which every product of the step runs at a quarter of the GEMM ceiling, every fused one at half."""
+    peak = 1e12
+
+    def timed(products, point, share):
+        for p in products:
+            ms = 2 * p.batch * p.m * p.n * p.k / (share * peak) * 1e3
+            yield {
+                "batch_size": point[0], "sequence_length": point[1], "gemm": p.gemm, "phase": p.phase, "batch": p.batch, "m": p.m,
+                "n": p.n, "k": p.k, "layout": p.layout, "per_step": p.per_step,
+                "ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}, "calls": 90,
+            }  # fmt: skip
+
+    return {
+        "schema": "tiny-llama-gemms/1", "command": "c", "date": "d", "device": {"kind": "cpu", "name": "a device"},
+        "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32", "tf32": False}, "element_bytes": 4,
+        "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
+        "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
+        "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
+        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
+    }  # fmt: skip
+
+
+def test_rates_shares_and_bounds_follow_from_the_times():
+    rows = gemm_operations.describe(constructed(CONFIGS["gqa"]))
+    assert {round(row["tflops"], 9) for row in rows} == {0.25}
+    assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
+    for point in (2, 4):
+        assert sum(row["share_percent"] for row in rows if row["batch_size"] == point) == pytest.approx(100)
+    down = next(row for row in rows if row["gemm"] == "down_proj" and row["phase"] == "forward" and row["batch_size"] == 2)
+    assert (down["m"], down["n"], down["k"]) == (16, 32, 40)
+    intensity = 2 * 16 * 32 * 40 / (4 * (16 * 40 + 40 * 32 + 16 * 32))  # FLOP/byte
+    assert down["intensity"] == pytest.approx(intensity)
+    assert intensity < 10 and down["limit"] == "memory"  # the ceilings meet at 1e12 / 1e11 = 10 FLOP/byte
+    assert down["bound_tflops"] == pytest.approx(intensity * 0.1)
+
+
+def test_the_limit_is_what_takes_longest():
+    measured = constructed(CONFIGS["gqa"])
+    measured["ceilings"]["operation_seconds"] = 1.0
+    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"launch"}
+    measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
+    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"compute"}
+
+
+def test_doubtful_figures_are_counted(tmp_path):
+    measured = constructed(CONFIGS["gqa"], grid=((2, 8),))
+    write_json(tmp_path / "gemm_analysis.json", measured)
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    shapes = len({product.shape for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
+    assert f"20th: 0 of {shapes} shapes" in summary
+    for row in measured["gemms"]:
+        row["ms"] = {"median": 1e-9, "p20": 1e-9, "p80": 2e-9, "count": 9}
+    write_json(tmp_path / "gemm_analysis.json", measured)
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    assert f"bound: {shapes} of {shapes} shapes" in summary and f"20th: {shapes} of {shapes} shapes" in summary
+    assert "something else was running" in (tmp_path / "gemm_analysis.md").read_text()
+
+
+def test_the_report_compares_fused_with_separate_products(tmp_path):
+    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]))
+    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+    lines = [line.split() for line in summary.splitlines() if "qkv_proj" in line or "gate_up_proj" in line]
+    assert [line[:2] for line in lines] == [
+        ["16", "gate_up_proj"],
+        ["16", "qkv_proj"],
+        ["32", "gate_up_proj"],
+        ["32", "qkv_proj"],
+    ]
+    assert {tuple(line[4:]) for line in lines} == {("2", "2", "2", "2")}, "half the time: ratio 2, in all and by phase"
+    report = (tmp_path / "gemm_analysis.md").read_text()
+    assert "### B = 4, S = 8" in report and "a device" in report and "1 TFLOP/s" in report
+    assert (tmp_path / "gemm_analysis.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_script_measures_and_reports(run_script, tmp_path):
+    (tmp_path / "model.yaml").write_text(SMALL)
+    arguments = ("--model-config", "model.yaml", "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
+    done = run_script(SCRIPT, *arguments, "--output-dir", "out")
+    measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
+    assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
+    assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
+    for row in measured["gemms"] + measured["fused"]:
+        assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
+        assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
+    rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
+    assert len(rows) == 30 and {row["gemm"] for row in rows} == {
+        name for kind in gemm_operations.KINDS.values() for name in kind[0]
+    }
+    assert {row["share_percent"] != "" for row in rows} == {True}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
+    ]  # fmt: skip
+    assert "separate / fused" in done.stdout and "out/gemm_analysis.png" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch-sizes", "4,zero"), "'zero' is not a positive whole number"),
+        (("--sequence-lengths", "64,-1"), "'-1' is not a positive whole number"),
+        (("--model-config", "none.yaml"), "cannot read config none.yaml"),
+        (("--model-config", "wrong.yaml"), "unknown key model.hidden"),
+        (("--device", "cuda"), "PyTorch sees no GPU"),
+        (("--output-dir", "wrong.yaml"), "--output-dir: cannot write in wrong.yaml"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, arguments, message):
+    (tmp_path / "wrong.yaml").write_text("model: {hidden: 3}\n")
+    assert message in refused(SCRIPT, *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
+    with pytest.raises(UsageError, match="not a file of schema tiny-llama-gemms/1"):
+        gemm_operations.analyze(tmp_path / "other.json", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
+
+
+def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
+    timed = []
+
+    def clock(product, device, dtype):
+        timed.append(product.shape)
+        return [float(len(timed))], 5  # later is slower
+
+    cpu = torch.device("cpu")
+    best = {"flops_per_second": 1.0, "bytes_per_second": 1.0, "operation_seconds": 1.0}
+    worse = {"flops_per_second": 0.5, "bytes_per_second": 0.5, "operation_seconds": 2.0}
+    peaks = iter([worse, best, worse])
+    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: next(peaks))
+    monkeypatch.setattr(gemm_operations, "time_product", clock)
+    measured = gemm_operations.measure(CONFIGS["mha"], [1, 2], [4, 8], cpu, Precision(cpu, None), False)
+    assert set(Counter(timed).values()) == {gemm_operations.ROUNDS}
+    by_name = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]): row for row in measured["gemms"]}
+    assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
+    row = by_name[1, 4, "q_proj", "forward"]
+    shapes = len(timed) // gemm_operations.ROUNDS
+    assert (
+        row["ms"]["median"] == 1 + shapes
+        and row["ms"]["count"] == gemm_operations.ROUNDS
+        and row["calls"] == 5 * gemm_operations.ROUNDS
+    )
+    assert measured["ceilings"] == best | {"precision": "fp32"}
+
+
+def test_out_of_memory_says_what_to_lower(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("full")
+
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: {})
+    monkeypatch.setattr(gemm_operations, "time_product", full)
+    with pytest.raises(RunError, match=r"out of memory in q_proj, 1 x \[16, 32\] @ \[32, 32\]: lower --batch-sizes"):
+        gemm_operations.measure(CONFIGS["gqa"], [2], [8], cpu, Precision(cpu, None), False)
+
+
+def test_the_configuration_file_is_the_preset_tiny():
+    path = Path(V1 / "tiny_llama_v1_config.yaml")
+    assert resolve(file=path) == resolve("tiny")
+    assert resolve("large", file=path).model == resolve("tiny").model, "it leaves nothing of the model to the preset"

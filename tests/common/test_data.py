@@ -1,0 +1,255 @@
+"""Training data: the same for the same seed, cached safely, and refused with a clear word where it is not usable."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from common import data
+from common.errors import UsageError
+from tests.conftest import ROOT
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+CPU = torch.device("cpu")
+TEXT = "".join(f"def f{i}(x):\n    return x * {i} + {i * i}  # Gr\u00f6\u00dfe\n" for i in range(300))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tiny_llama"
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.py"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(cache.iterdir())
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+def draw(dataset: data.Dataset, shape: tuple[int, int], count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    source = data.Batches(dataset, *shape, count, seed, CPU)
+    return [source[i] for i in range(count)]
+
+
+def counting(length: int) -> data.Dataset:
+    """The tokens 0, 1, 2, ..., so that a token is its own position."""
+    return data.Dataset("counting.txt", np.arange(length, dtype=np.uint32), "")
+
+
+def test_targets_are_the_inputs_shifted_by_one() -> None:
+    for input_ids, targets in draw(counting(1000), (4, 16), 20):
+        assert input_ids.shape == targets.shape == (4, 16)
+        assert input_ids.dtype == targets.dtype == torch.int64
+        assert torch.equal(targets, input_ids + 1)  # the token after n is n + 1
+        assert torch.equal(input_ids[:, 1:], targets[:, :-1])
+
+
+def test_same_seed_same_batches() -> None:
+    one, again, other = (draw(counting(1000), (3, 16), 5, seed) for seed in (1, 1, 2))
+    for i in range(5):
+        assert torch.equal(one[i][0], again[i][0]) and torch.equal(one[i][1], again[i][1])
+        assert not torch.equal(one[i][0], other[i][0])
+
+
+def test_batches_start_over_at_the_end() -> None:
+    source = data.Batches(counting(1000), 3, 16, 5, 0, CPU)
+    assert torch.equal(source[0][0], source[5][0])
+    assert not torch.equal(source[0][0], source[1][0])
+
+
+def test_every_window_of_the_data_can_be_drawn() -> None:
+    starts = {int(input_ids[0, 0]) for input_ids, _ in draw(counting(12), (1, 8), 100)}
+    assert starts == {0, 1, 2, 3}  # 12 tokens hold 4 windows of 8 + 1
+
+
+def test_data_too_short_for_the_sequence_length() -> None:
+    with pytest.raises(UsageError, match="counting.txt has 16 tokens, too few for a sequence length of 16: lower --seq-len"):
+        draw(counting(16), (1, 16), 1)
+    assert draw(counting(16), (1, 15), 1)[0][1].tolist() == [list(range(1, 16))]
+
+
+# --------------------------------------------------------------------------------------------------------- synthetic
+
+
+@pytest.mark.parametrize("vocab_size", [5, 50])
+def test_entropy_floor_is_that_of_the_stream(vocab_size: int) -> None:
+    """Conditional entropy H(next | current) estimated from the counts of pairs.
+
+    Its standard error is the deviation of -log p over sqrt(N), below 1e-3 for a million tokens; the estimate's bias is
+    the number of free probabilities (V x 7) over 2 N, smaller still.
+    """
+    dataset = data.markov(vocab_size, seed=3)
+    tokens = dataset.tokens.astype(np.int64)
+    assert tokens.min() >= 0 and tokens.max() < vocab_size
+    pairs = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2).reshape(vocab_size, vocab_size)
+    conditional = pairs / pairs.sum(axis=1, keepdims=True)
+    entropy = -(pairs / pairs.sum() * np.log(np.where(pairs, conditional, 1))).sum()
+    assert abs(entropy - dataset.entropy_floor) < 4e-3
+    assert (np.count_nonzero(pairs, axis=1) == min(8, vocab_size)).all()  # each state has as many successors as it should
+    assert 0 < dataset.entropy_floor < np.log(vocab_size)
+
+
+def test_synthetic_data_repeats_by_seed() -> None:
+    one, again, other = data.load("synthetic", 50, 1), data.load("synthetic", 50, 1), data.load("synthetic", 50, 2)
+    assert np.array_equal(one.tokens, again.tokens) and one.sha256 == again.sha256
+    assert one.sha256 != other.sha256
+    assert one.tokenizer is None
+
+
+# -------------------------------------------------------------------------------------------------------------- text
+
+
+def test_text_goes_through_a_tokenizer_and_back(cache: Path, text_file: Path) -> None:
+    dataset = data.load(str(text_file), 300, seed=0)
+    tokenizer = Tokenizer.from_file(str(dataset.tokenizer))
+    assert tokenizer.decode(dataset.tokens.tolist()) == TEXT
+    assert tokenizer.get_vocab_size() == 300
+    assert dataset.tokens.max() < 300
+    assert len(dataset.tokens) < len(TEXT.encode())  # merges were learnt
+    assert dataset.entropy_floor is None
+
+
+def test_standard_library_is_the_default_text() -> None:
+    """In the user's own cache: the other tests train on it too."""
+    dataset = data.load("stdlib", 1000, seed=0)
+    assert len(dataset.tokens) > 1_000_000
+    assert dataset.tokens.max() < 1000
+    start = Tokenizer.from_file(str(dataset.tokenizer)).decode(dataset.tokens[:2000].tolist())
+    first = next(path for path in sorted(Path(os.__file__).parent.glob("*.py")))
+    assert first.read_text(encoding="utf-8").startswith(start[:500])
+
+
+def test_second_load_builds_nothing(cache: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    times = {path.name: path.stat().st_mtime_ns for path in entry.iterdir()}
+    assert times.keys() == {"meta.json", "tokenizer.json", "tokens.npy"}
+    second = data.load(str(text_file), 300, seed=1)
+    assert np.array_equal(first.tokens, second.tokens)
+    assert entries(cache) == [entry]
+    assert {path.name: path.stat().st_mtime_ns for path in entry.iterdir()} == times
+
+
+def test_other_text_or_vocabulary_has_an_entry_of_its_own(cache: Path, text_file: Path) -> None:
+    first = data.load(str(text_file), 300, seed=0)
+    data.load(str(text_file), 320, seed=0)
+    text_file.write_text(TEXT + "x = 1\n", encoding="utf-8")
+    third = data.load(str(text_file), 300, seed=0)
+    assert len(entries(cache)) == 3
+    assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "tokens cut off": lambda entry: cut(entry / "tokens.npy"),
+    "tokens missing": lambda entry: (entry / "tokens.npy").unlink(),
+    "tokenizer replaced": lambda entry: (entry / "tokenizer.json").write_text("{}"),
+    "record missing": lambda entry: (entry / "meta.json").unlink(),
+    "record cut off": lambda entry: cut(entry / "meta.json"),
+    "record empty": lambda entry: (entry / "meta.json").write_text(""),
+    "record of something else": lambda entry: (entry / "meta.json").write_text('{"hello": 1}'),
+    "record not an object": lambda entry: (entry / "meta.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_cache_is_built_again(damage: Callable[[Path], None], cache: Path, text_file: Path) -> None:
+    before = data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    damage(entry)
+    after = data.load(str(text_file), 300, seed=0)
+    assert np.array_equal(before.tokens, after.tokens)
+    assert entries(cache) == [entry]  # and nothing half-built beside it
+    assert np.array_equal(np.load(entry / "tokens.npy"), before.tokens)
+
+
+def test_processes_that_start_at_once_on_an_empty_cache(cache: Path, text_file: Path) -> None:
+    program = "import sys; from common import data; print(data.load(sys.argv[1], 300, 0).tokens.tobytes().hex())"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(text_file)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    finished = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], finished
+    assert {output for output, _ in finished} == {data.load(str(text_file), 300, 0).tokens.tobytes().hex() + "\n"}
+    assert len(entries(cache)) == 1
+
+
+def test_read_only_home_sends_the_cache_to_the_temporary_folder(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))  # below a file nobody can write, not even root
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    dataset = data.load(str(text_file), 300, seed=0)
+    assert tmp_path / "tmp" in dataset.tokenizer.parents
+
+
+def test_no_folder_for_the_cache(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder that can"):
+        data.load(str(text_file), 300, seed=0)
+
+
+# --------------------------------------------------------------------------------------------------------- bad files
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"missing.txt: No such file or directory; give a text file, `stdlib` or `synthetic`"):
+        data.load(str(tmp_path / "missing.txt"), 300, seed=0)
+
+
+def test_folder_instead_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Is a directory; give a text file"):
+        data.load(str(tmp_path), 300, seed=0)
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UsageError, match="empty.txt is empty"):
+        data.load(str(tmp_path / "empty.txt"), 300, seed=0)
+
+
+def test_file_that_is_not_utf8(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "latin1.txt").write_bytes("Gr\u00f6\u00dfe".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"latin1.txt is not UTF-8 text \(byte 2\)"):
+        data.load(str(tmp_path / "latin1.txt"), 300, seed=0)
+    assert not cache.exists()
+
+
+def test_vocabulary_below_the_bytes(text_file: Path) -> None:
+    with pytest.raises(UsageError, match="vocabulary of 255: text needs at least 256"):
+        data.load(str(text_file), 255, seed=0)
+
+
+def test_short_text_works_while_it_fits_a_window(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("abc")
+    dataset = data.load(str(tmp_path / "short.txt"), 256, seed=0)
+    assert len(dataset.tokens) == 3
+    assert draw(dataset, (2, 2), 1)[0][0].shape == (2, 2)
+    with pytest.raises(UsageError, match="has 3 tokens, too few for a sequence length of 128"):
+        draw(dataset, (2, 128), 1)

@@ -1,0 +1,249 @@
+"""The documents tell the truth: tables are fresh, paths exist, commands are accepted and, in the small, run."""
+
+import functools
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from common.analysis.comparisons import source_diff
+from common.documents import rewrite
+from tests.conftest import INTERPRETER_FAILS, PATHS, ROOT, V1
+
+import pytest
+import torch
+
+V2, V3 = ROOT / "version2_pytorch_fused", ROOT / "version3_triton"
+VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
+DOCUMENTS = rewrite.documents()
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
+CALL = re.compile(rf"\b(?:python3?|bash) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
+VENDOR_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
+WITH_TRITON = ("compile_kernels.py", "tune_blocks.py")  # these import it, even to show their flags
+GPU, TRITON = torch.cuda.is_available(), bool(importlib.util.find_spec("triton"))
+# Scripts that hand flags which are not theirs to a version.
+HAND_ON = (
+    "validate_numerical_accuracy.py", "optimize_batch_size.py", "run_all_profilers.sh", "run_rocprofv3.sh", "run_rocprof_sys.sh",
+    "run_rocprof_compute.sh", "run_rocprof_triton.sh",
+)  # fmt: skip
+
+
+def commands(document: Path) -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in BLOCK.findall(document.read_text()) for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def calls(line: str) -> list[list[str]]:
+    """[script, arguments...] of each `python script.py` and `bash script.sh` in a shell line, loops included."""
+    return [shlex.split(call) for call in CALL.findall(line)]
+
+
+def find_script(document: Path, script: str) -> Path | None:
+    """As seen from the document's folder, from the version folder above it, or else from the newest version that has it."""
+    above = [folder for folder in VERSIONS if folder in document.parents]
+    return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
+
+
+SHOW_HELP = """
+import contextlib, io, json, runpy, sys
+shown = {}
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    shown[script] = output.getvalue()
+print(json.dumps(shown))
+"""
+
+
+@functools.cache
+def helps(folder: Path) -> dict[str, str]:
+    """What each Python script of a folder says to --help; from one process, which imports PyTorch once."""
+    scripts = [str(path) for path in sorted(folder.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
+    scripts = [script for script in scripts if TRITON or Path(script).name not in WITH_TRITON]
+    environment = {"PYTHONPATH": f"{folder}:{PATHS}", "PATH": "/usr/bin:/bin"}
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW_HELP, *scripts], capture_output=True, text=True, check=True, env=environment
+    )
+    return json.loads(shown.stdout)
+
+
+@functools.cache
+def flags(script: Path) -> frozenset[str]:
+    if script.suffix == ".sh":
+        shown = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=True).stdout
+    else:
+        shown = helps(script.parent)[str(script)]
+    known = frozenset(re.findall(r"--[\w-]+", shown))
+    return known | flags(V2 / "tiny_llama_v2.py") if script.name in HAND_ON else known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_generated_tables_are_fresh(document):
+    text = document.read_text(encoding="utf-8")
+    assert rewrite.refreshed(text) == text, "run python -m common.documents.rewrite"
+
+
+def test_a_stale_table_is_noticed():
+    text = "<!-- table: parameters -->\nold\n<!-- /table -->\n"
+    assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    for target in LINK.findall(document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_documented_scripts_and_flags_exist():  # one test, so that each script is asked for its flags once
+    for document, line in [(path, line) for path in DOCUMENTS for line in commands(path)]:
+        place = f"in {document.relative_to(ROOT)}: {line}"
+        for script, *arguments in calls(line):
+            path = find_script(document, script)
+            assert path, f"no {script}, {place}"
+            if path.name in WITH_TRITON and not TRITON:
+                continue
+            unknown = {argument.split("=")[0] for argument in arguments if argument.startswith("--")} - flags(path) - {"--"}
+            assert not unknown, f"{unknown} {place}"
+        for script, chosen in TESTS.findall(line):
+            path = find_script(document, script)
+            assert path, f"no {script}, {place}"
+            assert f"def test_{chosen}" in path.read_text(), f"no test is called {chosen}, {place}"
+        if line.startswith("make "):
+            target = line.split()[1]
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), place
+
+
+# What makes a command small: flags that are added last, and so replace the command's own.
+TRAINING = "--num-steps 4 --num-layers 1 --hidden-dim 32 --num-heads 4 --intermediate-dim 64"
+SMALL_FLAGS = {
+    "tiny_llama_v1.py": TRAINING,
+    "tiny_llama_v2.py": TRAINING,
+    "tiny_llama_v3.py": TRAINING,
+    "run_pytorch_profiler.py": TRAINING,
+    "run_triton_profiling.py": TRAINING,
+    "run_rocprof_triton.sh": TRAINING,
+    "run_deepspeed_flops.py": TRAINING,
+    "run_all_profilers.sh": TRAINING,
+    "analyze_gemm_operations.py": "--batch-sizes 1,2 --sequence-lengths 16",
+    "validate_numerical_accuracy.py": "--batch-size 1 --seq-len 16",
+    "benchmark_kernels.py": "--preset tiny --batch-size 1 --sizes 32x8 64x16",
+    "tune_blocks.py": "--kernels swiglu --batch-size 1 --seq-len 128",
+}
+# Commands that start many processes or models, and what they write: as written only. Each has small tests of its own.
+COSTLY = (
+    "fusion_ablation", "benchmark_suite", "optimize_batch_size", "batch_size_search", "_attention_seq", "sequence_memory",
+    "compile_kernels",
+)  # fmt: skip
+
+
+def costly(text: str) -> bool:
+    return any(name in text for name in COSTLY)
+
+
+def smaller(line: str) -> str:
+    for script, added in SMALL_FLAGS.items():
+        line = re.sub(rf"\b((?:python|bash) (?:[\w./-]+/)?{script}\b{ARGUMENTS})", rf"\1 {added} ", line)
+    return line
+
+
+def runs_here(line: str) -> bool:
+    """TensorBoard does not end; a vendor's profiler has to be there, and an interpreter that works."""
+    tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
+    if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
+        return False
+    return tool != "tensorboard" and (tool not in VENDOR_TOOLS or bool(shutil.which(tool)))
+
+
+def as_script(readme: Path, small: bool) -> str:
+    """The README's commands as one shell script that ends at the first that fails; small: without the costly ones."""
+    lines = [line for line in commands(readme) if runs_here(line)]
+    lines = [smaller(line) for line in lines if not costly(line)] if small else lines
+    # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
+    lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
+    # Tiles are timed on a GPU; without one the script says so and ends with exit code 2.
+    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if "tune_blocks.py" in line and not GPU else line for line in lines]
+    return "\n".join(["set -eux", *lines])
+
+
+EXPECTED = {
+    V1: [
+        "metrics_v1.json", "pytorch_profiles/profile_*.json", "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*",
+        "memory_analysis/memory_timeline.html", "flops_analysis/flops_profile.json", "flops_analysis/mfu_analysis.csv",
+        "flops_analysis/model_profile.txt", "bottleneck_analysis/bottlenecks_v1.md", "bottleneck_analysis/operator_timing.csv",
+        "bottleneck_analysis/optimization_targets.json", "scaling_bs32/profile_*.json", "batch_scaling/batch_scaling.csv",
+        "batch_scaling/batch_scaling.md", "batch_scaling/batch_scaling.png", "gemm_analysis/gemm_analysis.json",
+        "gemm_analysis/gemm_analysis.csv", "gemm_analysis/gemm_analysis.md", "gemm_analysis/gemm_analysis.png",
+    ],
+    V2: [
+        "../version2_baseline_comparison.log", "fused_performance.log", "metrics_v2.json", "../version1_baseline_metrics.json",
+        "version2_metrics.json", "fusion_analysis/profile_*.json", "fusion_analysis/trace_*.json", "fusion_analysis/report.md",
+        "kernel_reduction/kernel_reduction.csv", "kernel_reduction/kernel_reduction.md", "kernel_reduction/kernel_reduction.png",
+        "flash_attention_seq*/profile_*.json", "plain_attention_seq*/profile_*.json", "sequence_memory/sequence_memory.csv",
+        "sequence_memory/sequence_memory.md", "sequence_memory/sequence_memory.png", "flops_analysis/flops_profile.json",
+        "flops_analysis/roofline.png", "flops_analysis/roofline.csv", "fusion_ablation/fusion_ablation.json",
+        "fusion_ablation/fusion_ablation.csv", "fusion_ablation/fusion_ablation.md", "fusion_ablation/fusion_ablation.png",
+        "batch_size_search/batch_search.json", "batch_size_search/batch_search.csv", "batch_size_search/batch_search.md",
+        "batch_size_search/batch_search.png", "benchmark_suite/benchmark.json", "benchmark_suite/benchmark.csv",
+        "benchmark_suite/benchmark.md", "benchmark_suite/benchmark.png", "complete_rocm_analysis/profile_*.json",
+        "../version1_pytorch_baseline/complete_analysis/profile_*.json", "memory_bandwidth/bandwidth.csv",
+        "memory_bandwidth/bandwidth.md", "memory_bandwidth/roofline.png", "optimization_analysis/fusion_report.md",
+        "optimization_analysis/fusion_report.html", "fusion_comparison_report.md", "fusion_comparison_report.html",
+    ],
+    V3: [
+        "metrics_v3.json", "metrics_kernels.json", "metrics_kernels.png", "pytorch_profiles/profile_*.json",
+        "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*", "pytorch_profiles/report.md",
+        "flops_analysis/flops_profile.json", *(["tiles.json"] if GPU else []),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with the version folders side by side, their scripts and packages only."""
+    for version in EXPECTED:
+        (tmp_path / version.name).mkdir()
+        for path in version.iterdir():
+            if path.suffix in (".py", ".sh", ".yaml"):
+                shutil.copy(path, tmp_path / version.name)
+            if (path / "__init__.py").exists():
+                shutil.copytree(path, tmp_path / version.name / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    # What `rocprofv3 -o results.csv` writes, where there is no rocprofv3.
+    shutil.copy(ROOT / "tests/fixtures/kernels/new_kernel_trace.csv", tmp_path / V2.name / "results.csv_kernel_trace.csv")
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("as written", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", EXPECTED, ids=lambda path: path.name)
+def test_the_readme_runs_and_writes_what_it_says(copied, monkeypatch, version, size):
+    pytest.importorskip("deepspeed")
+    if version == V3:
+        pytest.importorskip("triton")
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    if size == "small":
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling takes minutes; test_fused.py compiles
+    folder, script = copied / version.name, as_script(version / "README.md", size == "small")
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    expected = [pattern for pattern in EXPECTED[version] if size != "small" or not costly(pattern)]
+    missing = [pattern for pattern in expected if not list(folder.glob(pattern))]
+    assert not missing
+
+
+def test_the_diff_of_two_forward_passes_has_the_methods_that_differ(tmp_path):
+    for name, body in (("a", "return x"), ("b", "x = 2 * x\n        return x")):
+        (tmp_path / f"{name}.py").write_text(
+            f"class Same:\n    def forward(self, x):\n        return -x\n\n\nclass Other:\n    def __init__(self):\n"
+            f"        self.{name} = 0\n\n    def forward(self, x):\n        {body}\n"
+        )
+    shown = source_diff.forward_diff(tmp_path / "a.py", tmp_path / "b.py")
+    assert shown == "```diff\n  # Other.forward\n def forward(self, x):\n+    x = 2 * x\n     return x\n```\n"

@@ -1,0 +1,351 @@
+"""Set-up: the torch and triton that are there stay, everything else is pinned, and what cannot work is said in one line.
+
+Each test runs the real setup.sh or Makefile in a small clone, on a machine whose PATH holds only what the test puts there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+PARTS = ("Makefile", "setup.sh", "pyproject.toml", "constraints.txt", ".ci/run")
+TOOLS = ("awk", "bash", "cat", "dirname", "make", "sed", "sh", "uname")
+EXTRAS = ("deepspeed", "test", "lint")  # as in setup.sh, which adds "triton" where the torch that it installs brings none
+# A Python whose environments have, in place of pip, a module that notes what it is asked for.
+QUICK_PYTHON = """
+[ "$2" = venv ] || exec '{python}' "$@"
+'{python}' -m venv --without-pip --clear .venv
+echo "import sys; print(*sys.argv[1:], file=open('pip.log', 'a'))" >"$(echo .venv/lib/python3*/site-packages)/pip.py"
+"""
+
+
+class Clone:
+    """A copy of the set-up files in a folder with a space in its name, and the environment to run them in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.path = folder / "a clone", folder / "bin", folder / "path"
+        for part in PARTS:
+            (self.folder / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / part, self.folder / part)
+        self.bin.mkdir()
+        self.path.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "TORCH"))}
+        self.environment |= {"PATH": str(self.bin), "PYTHON": sys.executable, "PYTHONPATH": str(self.path)}
+
+    def tool(self, name: str, script: str = "true") -> None:
+        """Puts a command on PATH."""
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.bin / name).chmod(0o755)
+
+    def python(self, file: str, source: str) -> None:
+        """Puts a module on PYTHONPATH."""
+        (self.path / file).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / file).write_text(source)
+
+    def without_torch(self, answers: bool = False) -> None:
+        """Makes Python one that has no torch, and for which PyTorch's index answers or not."""
+        opened = "None" if answers else "exec('raise OSError')"
+        self.python(
+            "sitecustomize.py",
+            f"import sys, urllib.request\nsys.modules['torch'] = None\nurllib.request.urlopen = lambda *_, **__: {opened}\n",
+        )
+
+    def asked_of_pip(self, **environment: str) -> list[str]:
+        """What a whole set-up asks pip to install, in the order of its calls; nothing is installed."""
+        self.tool("quick-python", QUICK_PYTHON.format(python=sys.executable))
+        self.run("sh", "setup.sh", PYTHON="quick-python", **environment)
+        return [line for line in (self.folder / "pip.log").read_text().splitlines() if line.startswith("install ")]
+
+    def run(self, *command: str, check: int = 0, **environment: str) -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment | environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def plan(self, **environment: str) -> str:
+        done = self.run("sh", "setup.sh", "--plan", **environment)
+        assert not (self.folder / ".venv").exists()
+        return done.stdout.partition(", ")[2].strip()
+
+    def refusal(self, **environment: str) -> str:
+        done = self.run("sh", "setup.sh", check=2, **environment)
+        assert not done.stdout and not (self.folder / ".venv").exists()
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+no_amd_gpu = pytest.mark.skipif(Path("/dev/kfd").exists(), reason="this machine has an AMD GPU")
+
+
+# Which interpreter
+
+
+def test_missing_python_is_refused(clone):
+    assert "no-such-python does not run: install Python 3.10 or newer" in clone.refusal(PYTHON="no-such-python")
+
+
+def test_old_python_is_refused(clone):
+    clone.python("sitecustomize.py", "import sys\nsys.version_info = (3, 9, 18)\n")
+    assert "is Python 3.9, and 3.10 or newer is needed: name one with PYTHON=" in clone.refusal()
+
+
+def test_missing_ensurepip_names_the_package_to_install(clone):
+    clone.python("ensurepip.py", "raise ImportError")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"install its venv package (Debian and Ubuntu: apt-get install python{version}-venv)" in clone.refusal()
+
+
+def test_active_environment_that_has_to_be_remade_is_refused(clone):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone.folder / ".venv"], check=True)
+    done = clone.run("sh", "setup.sh", check=2, PYTHON=str(clone.folder / ".venv/bin/python"))
+    assert "run 'deactivate' first" in done.stderr
+    assert (clone.folder / ".venv/pyvenv.cfg").exists()
+
+
+# Which torch
+
+
+@pytest.mark.parametrize("registered", (False, True), ids=("without dist-info", "with dist-info"))
+def test_importable_torch_is_kept(clone, registered):
+    clone.python("torch/__init__.py", "__version__ = '2.12.0+rocm7.1'")
+    if registered:
+        clone.python("torch-2.12.0+rocm7.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0+rocm7.1\n")
+    assert clone.plan() == f"keeps torch 2.12.0+rocm7.1 of {clone.path}"
+    clone.tool("nvidia-smi")
+    assert clone.plan(TORCH_BUILD="cu126") == f"keeps torch 2.12.0+rocm7.1 of {clone.path}"
+
+
+def test_torch_that_fails_to_import_is_refused(clone):
+    clone.python("torch/__init__.py", "raise ImportError('libamdhip64.so.7: cannot open shared object file')")
+    message = clone.refusal()
+    assert "torch/__init__.py does not import (libamdhip64.so.7: cannot open" in message
+    assert "repair that torch, or take it off the path" in message
+
+
+def test_amd_gpu_without_torch_is_refused(clone):
+    clone.without_torch()
+    clone.tool("rocminfo")
+    message = clone.refusal()
+    assert "load a module that has it, install a ROCm build, or pass TORCH_BUILD=rocmX.Y or cpu" in message
+    assert clone.plan(TORCH_BUILD="rocm7.2") == "installs torch 2.13.0+rocm7.2"
+
+
+def test_an_argument_that_there_is_not_changes_nothing(clone):
+    done = clone.run("sh", "setup.sh", "--paln", check=2)
+    assert done.stderr == "error: setup.sh takes --plan or nothing, not --paln\n" and not (clone.folder / ".venv").exists()
+
+
+def test_nvidia_gpu_gets_the_build_of_pypi(clone):
+    clone.without_torch(answers=True)
+    clone.tool("nvidia-smi")
+    assert clone.plan() == "installs torch 2.13.0 for NVIDIA GPUs"
+
+
+@no_amd_gpu
+@pytest.mark.skipif(sys.platform != "linux", reason="PyPI has CUDA builds for Linux only")
+def test_linux_without_a_gpu_gets_the_cpu_build_where_it_can(clone):
+    clone.without_torch(answers=True)
+    assert clone.plan() == "installs torch 2.13.0 for the CPU"
+    clone.without_torch(answers=False)
+    assert clone.plan() == "installs torch 2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"
+
+
+@pytest.mark.parametrize("brought", (False, True), ids=("without triton", "with triton"))
+def test_triton_is_installed_only_beside_a_torch_that_brings_none(clone, brought):
+    clone.without_torch()
+    if brought:
+        clone.python("triton/__init__.py", "")
+    first, second, _ = clone.asked_of_pip(TORCH_BUILD="cpu")
+    assert first.endswith("torch==2.13.0+cpu")
+    extras = "deepspeed,test,lint" if brought else "deepspeed,test,lint,triton"
+    assert second == f"install --constraint constraints.txt --quiet --editable .[{extras}]"
+
+
+def test_no_triton_joins_a_torch_that_is_kept(clone):
+    clone.python("torch/__init__.py", "__version__ = '2.13.0+cpu'")
+    first, _ = clone.asked_of_pip()
+    assert first == "install --constraint .venv/kept.txt --quiet --editable .[deepspeed,test,lint]"
+
+
+# What is left behind
+
+
+def test_failed_install_leaves_no_stamp_and_kept_torch_comes_last(clone):
+    clone.python("torch/__init__.py", "__version__ = '2.12.0'")
+    clone.python("numpy/__init__.py", "__version__ = '1.26.4'")
+    clone.python("pip/__init__.py", "raise ImportError('an old pip beside the torch')")
+    done = clone.run("make", "setup", check=2, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert "keeps torch 2.12.0" in done.stdout and "No matching distribution found for setuptools" in done.stderr
+    assert not (clone.folder / ".venv/set-up").exists()
+    assert "sh setup.sh" in clone.run("make", "-n", "setup").stdout
+
+    # The environment sees the kept folder whether it is on PYTHONPATH or not, and its own packages win.
+    where = "import numpy, pip, torch; print(numpy.__file__, torch.__file__, pip.__file__, sep='\\n')"
+    for path in (str(clone.path), ""):
+        numpy, torch, pip = clone.run(".venv/bin/python", "-c", where, PYTHONPATH=path).stdout.split("\n")[:3]
+        assert numpy == str(clone.path / "numpy/__init__.py")
+        assert torch == str(clone.path / "torch/__init__.py")
+        assert Path(pip).is_relative_to(clone.folder / ".venv")
+    assert (clone.folder / ".venv/kept.txt").read_text().split() == ["torch<0", "triton<0", "numpy==1.26.4"]
+
+
+@pytest.mark.slow
+def test_whole_set_up_keeps_torch(clone):
+    """Downloads everything but torch (a minute or two)."""
+    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    clone.environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    clone.environment |= {"PYTHON": str(base), "PYTHONPATH": str(clone.path)}
+    shutil.copytree(ROOT / "common", clone.folder / "common")
+    clone.python("torch/__init__.py", "__version__ = '2.12.0+rocm7.1'")
+    before = sorted(clone.path.rglob("*"))
+    clone.run("make", "setup")
+    assert [path for path in sorted(clone.path.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert not list(clone.folder.glob(".venv/lib/python*/site-packages/torch*")), "a second torch"
+    assert not list(clone.folder.glob(".venv/lib/python*/site-packages/triton*"))
+
+    code = (
+        "import common, pandas, pydantic, pytest, tensorboard, tokenizers, torch, transformers\n"
+        "from importlib import metadata\n"
+        "metadata.version('deepspeed')\n"
+        "print(torch.__version__, common.__path__[0])"
+    )
+    seen = clone.run(str(clone.folder / ".venv/bin/python"), "-c", code, PYTHONPATH="").stdout
+    assert seen == f"2.12.0+rocm7.1 {clone.folder / 'common'}\n"
+    assert "Nothing to be done" in clone.run("make", "setup").stdout
+
+
+# Makefile and .ci/run
+
+
+def set_up(clone: Clone, folder: Path) -> None:
+    (clone.folder / ".venv").mkdir(exist_ok=True)
+    (clone.folder / ".venv/set-up").write_text(f"{folder}\n")
+
+
+def test_plain_make_lists_every_target(clone):
+    listed = re.findall(r"^make ([a-z-]+) +\S", clone.run("make").stdout, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)", (clone.folder / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert sorted(listed) == sorted(phony)
+
+
+def test_set_up_is_done_once(clone):
+    set_up(clone, clone.folder.resolve())
+    assert "Nothing to be done" in clone.run("make", "setup").stdout
+    commands = clone.run("make", "-n", "train").stdout
+    assert commands == "cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py\n"
+
+
+@pytest.mark.parametrize("file", ("pyproject.toml", "constraints.txt", "setup.sh"))
+def test_set_up_is_done_again_when_its_files_change(clone, file):
+    set_up(clone, clone.folder.resolve())
+    stamp = (clone.folder / ".venv/set-up").stat().st_mtime
+    os.utime(clone.folder / file, (stamp + 10, stamp + 10))
+    assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
+
+
+def test_environment_of_another_folder_is_made_anew(clone):
+    set_up(clone, Path("/somewhere/else"))
+    assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
+
+
+def test_ci_runs_make_test_in_the_clone(clone):
+    clone.tool("make", 'pwd\necho "make $*"')
+    assert clone.run("bash", ".ci/run").stdout == f"{clone.folder.resolve()}\nmake test\n"
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+# What is asked of pip
+
+
+def project() -> dict:
+    """The table of that name in pyproject.toml."""
+    tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def asked_for(*more: str) -> dict[str, list[Requirement]]:
+    """All that set-up asks pip for and `more`, by package, with what that requires in turn, as installed here."""
+    asked = list(project()["dependencies"])
+    for extra in EXTRAS:
+        asked += project()["optional-dependencies"][extra]
+    waiting = [Requirement(text) for text in [*asked, *more]]
+    found: dict[str, list[Requirement]] = {}
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement not in found.setdefault(name, []):
+            found[name].append(requirement)
+            for text in metadata.requires(name) or ():
+                child = Requirement(text)
+                if child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in requirement.extras | {""}):
+                    waiting.append(child)
+    return found
+
+
+def pins() -> dict[str, Version]:
+    """constraints.txt, as it is for this interpreter."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
+    chosen = [pin for pin in requirements if pin.marker is None or pin.marker.evaluate()]
+    versions = {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in chosen}
+    assert len(versions) == len(chosen), "a package is pinned twice"
+    return versions
+
+
+def test_nothing_asked_for_requires_torch_or_triton():
+    assert not {"torch", "triton", "deepspeed", "accelerate"} & asked_for().keys()
+
+
+def test_extra_names_all_that_deepspeed_needs_but_torch():
+    needs = {canonicalize_name(Requirement(text).name) for text in metadata.requires("deepspeed") if "extra ==" not in text}
+    assert needs - asked_for().keys() == {"torch"}
+
+
+def test_triton_is_the_one_that_this_torch_goes_with():
+    """And there are wheels of it for Linux alone."""
+    (extra,) = map(Requirement, project()["optional-dependencies"]["triton"])
+    assert extra.specifier.contains(pins()["triton"])
+    machine = {"sys_platform": "linux", "platform_machine": "x86_64"}
+    assert extra.marker.evaluate(machine) and extra.marker.evaluate(machine | {"platform_machine": "aarch64"})
+    assert not extra.marker.evaluate(machine | {"platform_machine": "riscv64"})
+    assert not extra.marker.evaluate({"sys_platform": "darwin", "platform_machine": "x86_64"})
+    wanted = [Requirement(text) for text in metadata.requires("torch") or () if text.startswith("triton")]
+    if Version(metadata.version("torch")).public == str(pins()["torch"]):  # a build for a GPU says which triton it wants
+        assert all(requirement.specifier.contains(pins()["triton"]) for requirement in wanted)
+
+
+def pinned_environment() -> bool:
+    return Path(sys.prefix, "set-up").exists() and not Path(sys.prefix, "kept.txt").exists()
+
+
+@pytest.mark.skipif(not pinned_environment(), reason="not an environment of pinned versions: torch was kept, or set-up not used")
+def test_everything_is_installed_as_pinned():
+    versions = pins()
+    installed = set(metadata.packages_distributions().get("triton", ()))
+    # Builds for GPUs bring libraries that torch itself pins, and ROCm's a triton of another name.
+    brought = ("nvidia-", "cuda-", "triton-")
+    asked = {name: by for name, by in asked_for("torch", *installed & {"triton"}).items() if not name.startswith(brought)}
+    assert asked.keys() | {"deepspeed"} <= versions.keys()
+    for name in asked:
+        assert Version(metadata.version(name)).public == str(versions[name]), name
+        for requirement in asked[name]:
+            assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement} is not met by its pin"

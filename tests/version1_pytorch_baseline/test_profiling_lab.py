@@ -1,0 +1,294 @@
+"""The profiling lab: its tests pass for the solution and name what is missing in the starter; its commands measure and report."""
+
+import ast
+import html.parser
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from common import cli
+from common.documents import lab_dashboard
+from common.errors import UsageError
+from common.files import read_json, write_json
+from tests.conftest import PATHS, V1
+
+import experiments
+import pytest
+import report
+import run_lab
+import torch
+
+LAB = V1 / "exercises" / "profiling_lab"
+
+
+SMALL = ("--seq-len", 16, "--d-model", 32, "--num-heads", 4, "--batch-size", 2, "--seq-lens", "16,32", "--device", "cpu")
+QUICK_PARTS = [part for part in lab_dashboard.ROWS if part != "fixes"]  # those take a process each
+
+
+def run_lab_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
+    """Exit code of `pytest tests/` in the lab's folder, and the test cases of its JUnit file."""
+    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PROFILING_LAB": which}
+    command = [sys.executable, "-m", "pytest", "tests/", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+    done = subprocess.run(command, cwd=LAB, env=environment, capture_output=True, text=True, timeout=300)
+    print(done.stdout)
+    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
+
+
+def test_the_solution_passes(tmp_path):
+    code, cases = run_lab_tests("solution", tmp_path / "results.xml")
+    assert code == 0 and sum(case.find("skipped") is None for case in cases) > 50
+
+
+def test_the_starter_fails_only_by_saying_what_is_to_be_written(tmp_path):
+    code, cases = run_lab_tests("starter", tmp_path / "results.xml")
+    failed = [case.find("failure").get("message") for case in cases if case.find("failure") is not None]
+    assert code == 1 and len(failed) > 50 and not any(case.find("error") is not None for case in cases)
+    assert [message for message in failed if not re.match(r"NotImplementedError: \w+: problem \d in README.md", message)] == []
+
+
+def test_starter_and_solution_have_the_same_signatures_and_docstrings():
+    def described(path: Path) -> dict[str, tuple[str, str | None]]:
+        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        return {node.name: (ast.unparse(node.args), ast.get_docstring(node)) for node in functions}
+
+    starter, solution = described(LAB / "src/profiling.py"), described(LAB / "solution/profiling.py")
+    assert len(starter) > 20
+    assert {name: solution.get(name) for name in starter} == starter
+
+
+def test_every_problem_of_the_starter_is_in_the_readme():
+    problems = set(re.findall(r'NotImplementedError\("(\w+): problem (\d)', (LAB / "src/profiling.py").read_text()))
+    sections = re.split(r"^### Problem (?=\d)", (LAB / "README.md").read_text(), flags=re.MULTILINE)[1:]
+    missing = [name for name, number in problems if not any(s.startswith(number) and f"`{name}" in s for s in sections)]
+    assert problems and not missing
+
+
+# ------------------------------------------------------------------------------------------------------------ run_lab
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[str, str]]:
+    """command(module, *arguments): runs a script's main in this process, in tmp_path; returns what it printed."""
+
+    def run(module: ModuleType, *arguments: object) -> tuple[str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.command(module.main)
+        printed = capsys.readouterr()
+        assert ended.value.code == 0, printed
+        return printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    """What run_lab.py writes with small sizes, without torch.compile."""
+    folder = tmp_path_factory.mktemp("lab")
+    environment = os.environ | {
+        "PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        str(LAB / "run_lab.py"),
+        "--output",
+        "profiling_lab.json",
+        "--parts",
+        *QUICK_PARTS,
+        *map(str, SMALL),
+    ]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "qkv_projection" in done.stdout and "written: profiling_lab.json" in done.stdout
+    return folder / "profiling_lab.json"
+
+
+def test_the_results_hold_every_part_and_its_conditions(measured):
+    result = read_json(measured, lab_dashboard.SCHEMA)
+    assert {"command", "date", "device", "environment", "jax", "ceilings"} <= result.keys()
+    assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
+    assert all(result[part] for part in QUICK_PARTS) and result["fixes"] is None
+    assert {row["bound"] for row in result["components"]["pytorch"]} <= {"compute", "memory", "launch"}
+    assert [row["seq_len"] for row in result["memory"]] == [16, 32]
+
+
+class Elements(html.parser.HTMLParser):
+    """The start tags of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+
+def test_the_page_holds_the_results_and_needs_nothing_else(measured, command, tmp_path):
+    command(report, measured, "--output", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    elements = Elements(page)
+    assert not {"script", "img", "iframe", "link"} & {tag for tag, attributes in elements.tags if attributes.get("rel") != "icon"}
+    targets = [attributes.get(key) for _, attributes in elements.tags for key in ("src", "href", "xlink:href")]
+    assert all(target.startswith(("#", "data:")) for target in targets if target)
+    assert sum(tag == "svg" for tag, _ in elements.tags) == 5
+    sections = {attributes["id"] for tag, attributes in elements.tags if tag == "section"}
+    assert sections == {*QUICK_PARTS, "conditions", "roofline", "missing"} and "Four fixes: run_lab.py" in page
+
+
+@pytest.mark.parametrize("part", QUICK_PARTS)
+def test_tables_for_documents(measured, part):
+    table = lab_dashboard.TABLES[f"lab-{part}"](measured.parent, measured.parent).splitlines()
+    assert table[0].startswith("| device |") and len({row.count("|") for row in table}) == 1
+    assert set(Counter(table[2:]).values()) == {2}  # the same folder twice
+
+
+def test_a_table_needs_its_file_and_its_part(measured, tmp_path):
+    with pytest.raises(UsageError, match="no profiling_lab.json"):
+        lab_dashboard.TABLES["lab-layer"](tmp_path)
+    with pytest.raises(UsageError, match="fixes was not measured"):
+        lab_dashboard.TABLES["lab-fixes"](measured.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--d-model", 30, "--num-heads", 4), "--d-model 30 is not divisible by --num-heads 4"),
+        (("--parts", "everything"), "invalid choice: 'everything'"),
+        (("--seq-lens", "16,x"), "'x' is not a positive whole number"),
+        (("--output", "file/lab.json"), "--output: cannot write in file"),
+    ],
+    ids=["heads", "part", "length", "folder"],
+)
+def test_run_lab_refuses(refused, tmp_path, arguments, message):
+    (tmp_path / "file").touch()
+    assert message in refused(LAB / "run_lab.py", "--output", "lab.json", *arguments)
+    assert not (tmp_path / "lab.json").exists()
+
+
+@pytest.mark.parametrize("which", ["starter", "solution"])
+def test_run_lab_measures_the_one_that_is_asked_for(monkeypatch, which):
+    monkeypatch.delitem(sys.modules, "profiling", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert Path(run_lab.load(which).__file__) == run_lab.FOLDERS[which] / "profiling.py"
+    del sys.modules["profiling"]
+
+
+def test_report_refuses_other_files(refused, tmp_path):
+    write_json(tmp_path / "other.json", {"schema": "other/1"})
+    said = refused(LAB / "report.py", "other.json", "--output", "page.html")
+    assert "is not a file of schema tiny-llama-profiling-lab/1" in said
+
+
+@pytest.mark.slow
+def test_everything_measured_as_documented(run_script, tmp_path):
+    run_script(LAB / "run_lab.py", "--output", "lab.json", "--num-steps", 2, *SMALL)
+    result = read_json(tmp_path / "lab.json", lab_dashboard.SCHEMA)
+    assert [row["fix"] for row in result["fixes"]] == list(experiments.FIXES) and len(result["optimizations"][0]["ms"]) == 4
+    run_script(LAB / "report.py", "lab.json", "--output", "lab.html")
+    assert "Not measured" not in (tmp_path / "lab.html").read_text()
+
+
+# -------------------------------------------------------------------------------------------------------- experiments
+
+
+@pytest.fixture
+def options(tmp_path) -> Namespace:
+    """A model of two small layers."""
+    model = "model: {hidden_size: 32, num_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 64}"
+    (tmp_path / "small.yaml").write_text(f"{model}\ntraining: {{batch_size: 2, sequence_length: 16}}\n")
+    return experiments.resolve(Namespace(config=tmp_path / "small.yaml", device="cpu", num_steps=3))
+
+
+@pytest.fixture
+def as_before():
+    """Fixes and layer ask for deterministic algorithms, for their whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def operators_of(step) -> Counter:
+    with torch.profiler.profile() as profile:
+        step()
+    return Counter(event.name for event in profile.events())
+
+
+def test_fixes_train_alike_and_change_what_they_name(options, as_before, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    losses, ran = {}, {}
+    for fix in experiments.FIXES:
+        step = experiments.training_step(fix, options)
+        losses[fix] = [step().item() for _ in range(3)]
+        ran[fix] = operators_of(step)
+    plain = losses.pop("none")
+    for fix, values in losses.items():
+        tolerance = 0.05 if fix == "mixed precision" else 1e-5
+        assert values == pytest.approx(plain, abs=tolerance), fix
+    assert losses["mixed precision"] != plain and losses["torch.compile"] == plain and len(compiled) == 1
+    assert ran["none"]["aten::_softmax"] == 2 and ran["flash attention"]["aten::_softmax"] == 0
+    assert ran["gradient checkpointing"]["aten::_softmax"] == 4  # each layer's forward pass twice
+
+
+def test_a_measured_fix(options, as_before):
+    row = experiments.measure_fix("none", options)
+    assert row["step_ms"]["count"] == 3 and row["peak_mib"] > 0 and row["kind"] == "process RSS" and 0 < row["loss"] < 10
+    header, rows = lab_dashboard.fixes([row, row | {"fix": "other", "step_ms": row["step_ms"] | {"median": 1e6}}])
+    assert rows[0][header.index("against none")] == "1.00x" and rows[1][header.index("against none")] == "0.00x"
+
+
+def test_a_layer_by_span(options, as_before):
+    layer = experiments.layer(options)
+    assert {"attention", "mlp", "norm", "residual"} <= layer["spans"].keys() and not layer["on_gpu"]
+    assert all(layer["spans"][name][phase] > 0 for name in ("attention", "mlp", "norm") for phase in ("forward", "backward"))
+    rows = lab_dashboard.layer(layer)[1]
+    assert sum(row[-1] for row in rows) == pytest.approx(100) and all(0 <= row[-1] <= 100 for row in rows)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("make", experiments.BOTTLENECKS, ids=lambda make: make.__name__)
+def test_all_ways_do_the_same_work(make, device):
+    ways = make(torch.device(device), 256)
+    assert bool(ways) == (device == "cuda" or make is not experiments.transfer)
+    results = [way() for way in ways.values()]
+    if make is experiments.launch_overhead:  # works in place, on zeros
+        assert list(ways)[0] == "4 operations"
+    else:
+        results = [torch.as_tensor(result, dtype=torch.float32).cpu().expand(1) if make is experiments.synchronization else
+                   result.cpu() for result in results]  # fmt: skip
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_bottlenecks_are_compared_with_the_mistake():
+    measured = experiments.bottlenecks(torch.device("cpu"), smaller=16)
+    assert [row["bottleneck"] for row in measured] == ["memory_bandwidth"] * 2 + ["launch_overhead"] * 3 + ["synchronization"] * 2
+    rows = lab_dashboard.bottlenecks(measured)[1]
+    assert [row[-1] for row in rows if row[1] in ("mul, then add", "32 operations", ".item() each time")] == ["1.00x"] * 3
+
+
+def test_an_experiment_as_a_command(command, monkeypatch):
+    asked = []
+    layer = {"ms": 1.0, "profiled_ms": 2.0, "on_gpu": False, "spans": {"attention": {"forward": 0.5, "backward": 1.0}}}
+    monkeypatch.setattr(experiments, "layer", lambda options: asked.append(options) or layer)
+    output, _ = command(experiments, "layer", "--device", "cpu", "--preset", "small")
+    assert re.search(r"^attention +0.5 +1 +75$", output, re.MULTILINE) and asked[0].model.hidden_size == 512
+
+
+def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
+    """A file as a GPU would write it: no CPU threads, kernels, more ways."""
+    result = read_json(measured, lab_dashboard.SCHEMA)
+    result["device"] = {"kind": "cuda", "name": "GPU X", "memory_mib": 1, "multiprocessors": 1}
+    result["layer"]["on_gpu"] = True
+    result["components"]["jax"] = result["components"]["pytorch"]
+    write_json(tmp_path / lab_dashboard.FILE, result)
+    assert "| GPU X | idle GPU |" in lab_dashboard.TABLES["lab-layer"](tmp_path)
+    assert "| JAX | softmax |" in lab_dashboard.TABLES["lab-components"](tmp_path)
+    assert "GPU X" in lab_dashboard.page(result)

@@ -1,0 +1,381 @@
+"""Version 1 is right: it equals transformers' LLaMA, its gradients equal finite differences, and it repeats bit for bit."""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+from common import data
+from common import device as devices
+from common.config import ModelConfig
+from common.errors import RunError
+from common.precision import Precision
+from common.rmsnorm import rms_norm
+from common.rope import apply_rope, rope_tables
+from common.studies import external_baselines
+from common.training import checkpoint, run
+from version1_pytorch_baseline import tiny_llama_v1 as v1
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SMALL = dict(vocab_size=97, hidden_size=48, num_layers=2, num_attention_heads=4, intermediate_size=80, max_sequence_length=64)
+CPU = torch.device("cpu")
+kv_heads = pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
+
+
+def small_model(kv_heads: int = 4, seed: int = 0) -> tuple[ModelConfig, nn.Module]:
+    """A model none of whose weights has a special value: the norms' are not 1, and the matrices are large enough to matter."""
+    torch.manual_seed(seed)
+    config = ModelConfig(**SMALL, num_key_value_heads=kv_heads)
+    model = v1.TinyLlama(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + (parameter.dim() == 1))
+    return config, model
+
+
+def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> tuple[Tensor, Tensor]:
+    return torch.randint(vocab_size, shape), torch.randint(vocab_size, shape)
+
+
+def assert_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-5) -> None:
+    """Largest difference below `tolerance` times the reference's largest magnitude.
+
+    float32 carries 6e-8 per operation, and sums here are at most 97 terms long, so rounding alone stays near 1e-6. Single
+    elements may cancel to almost zero, which is why the error is held against the whole tensor's magnitude. A reference
+    of zeros (attention's gradients at S = 1) must be met to 1e-8.
+    """
+    difference = (ours - reference).abs().max().item()
+    assert difference <= max(tolerance * reference.abs().max().item(), 1e-8), difference
+
+
+# ---------------------------------------------------------------------------------------------- against transformers
+
+
+def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
+    """LlamaForCausalLM with the same weights."""
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.LlamaForCausalLM(external_baselines.llama_config(config, "eager"))
+    inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
+    keys = reference.model.load_state_dict(inner, strict=False)
+    assert not keys.missing_keys and not keys.unexpected_keys
+    assert reference.lm_head.weight is reference.model.embed_tokens.weight
+    return reference
+
+
+@kv_heads
+@pytest.mark.parametrize("shape", [(2, 1), (2, 7), (1, 33), (3, 64)], ids=str)
+def test_logits_loss_and_gradients_equal_transformers(kv_heads: int, shape: tuple[int, int]) -> None:
+    config, model = small_model(kv_heads)
+    reference = as_transformers(config, model)
+    input_ids, targets = batch_of(shape)
+    theirs = reference(input_ids).logits
+    assert_close(model(input_ids), theirs)
+
+    loss, their_loss = model.loss(input_ids, targets), F.cross_entropy(theirs.flatten(0, 1), targets.flatten())
+    assert_close(loss, their_loss)
+    loss.backward()
+    their_loss.backward()
+    gradients = {name.removeprefix("model."): parameter.grad for name, parameter in reference.named_parameters()}
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.grad, gradients[name])
+
+
+def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = "def area(r):\n    return 3.14 * r ** 2  # don't , ever . Gr\u00f6\u00dfe \u2211 \u6f22\n"
+    (tmp_path / "text.py").write_text(text * 200, encoding="utf-8")
+    dataset = data.load(str(tmp_path / "text.py"), 300, seed=0)
+    config = ModelConfig(**SMALL | {"vocab_size": 300}, num_key_value_heads=2, rope_theta=5000.0, rms_norm_eps=1e-4)
+    model, folder = v1.TinyLlama(config), tmp_path / "saved"
+    folder.mkdir()
+    checkpoint.save(folder, model.baseline_state_dict(), config, dataset)
+
+    opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report  # nothing missing, unexpected or of another shape
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    input_ids = tokenizer(text, return_tensors="pt").input_ids
+    assert input_ids.flatten().tolist() == dataset.tokens[: input_ids.shape[1]].tolist()
+    assert tokenizer.decode(input_ids[0]) == text
+    assert_close(opened(input_ids).logits, model(input_ids))
+
+
+# -------------------------------------------------------------------------------------------------- against formulas
+
+
+def test_rms_norm_equals_its_formula() -> None:
+    x, weight = torch.randn(3, 5, 48), torch.randn(48)
+    rows = [[weight.double() * row.double() / math.sqrt(row.double().square().mean() + 1e-5) for row in item] for item in x]
+    assert_close(rms_norm(x, weight, 1e-5), torch.stack([torch.stack(row) for row in rows]).float(), 1e-6)
+
+
+def test_rms_norm_of_bfloat16_computes_in_float32() -> None:
+    x = (torch.randn(4, 256) * 300).bfloat16()  # squares of these lose all but 8 bits in bfloat16
+    expected = rms_norm(x.double(), torch.ones(256, dtype=torch.float64), 1e-5).bfloat16()
+    assert torch.equal(rms_norm(x, torch.ones(256, dtype=torch.bfloat16), 1e-5), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_rope_turns_complex_numbers(kv_heads: int) -> None:
+    length, head_dim, theta = 33, 12, 10000.0
+    q, k = torch.randn(2, 4, length, head_dim), torch.randn(2, kv_heads, length, head_dim)
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    frequency = theta ** (-2 * torch.arange(head_dim // 2, dtype=torch.float64) / head_dim)
+    turn = torch.polar(torch.ones(length, head_dim // 2, dtype=torch.float64), position * frequency)
+
+    def rotated(x: Tensor) -> Tensor:
+        z = turn * torch.complex(*x.double().chunk(2, dim=-1))
+        return torch.cat((z.real, z.imag), dim=-1).float()
+
+    cos, sin = rope_tables(head_dim, 64, theta)  # longer than the sequence
+    for ours, expected in zip(apply_rope(q, k, cos, sin), (rotated(q), rotated(k)), strict=True):
+        assert_close(ours, expected)
+
+
+def test_rope_makes_scores_depend_on_distance_alone() -> None:
+    cos, sin = rope_tables(16, 64, 10000.0)
+    q, k = (torch.randn(16).expand(1, 1, 64, 16) for _ in range(2))
+    q, k = apply_rope(q, k, cos, sin)
+    scores = (q @ k.transpose(-2, -1))[0, 0]  # [64, 64], equal along each diagonal
+    for distance in (0, 1, 17):
+        diagonal = scores.diagonal(-distance)
+        assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+
+
+def test_attention_by_loops() -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    expected = torch.empty_like(q)
+    for b in range(2):
+        for h in range(4):
+            for s in range(5):
+                seen_k, seen_v = k[b, h // 2, : s + 1], v[b, h // 2, : s + 1]
+                weights = torch.exp(seen_k @ q[b, h, s] / math.sqrt(8))
+                expected[b, h, s] = weights @ seen_v / weights.sum()
+    assert_close(v1.attention(q, k, v), expected)
+
+
+def test_grouped_query_attention_equals_repeated_heads() -> None:
+    config, grouped = small_model(kv_heads=2)
+    model = v1.TinyLlama(config.model_copy(update={"num_key_value_heads": 4}))
+    state = grouped.state_dict()
+    for name in state:
+        if "k_proj" in name or "v_proj" in name:
+            heads = state[name].unflatten(0, (2, config.head_dim))
+            state[name] = heads.repeat_interleave(2, dim=0).flatten(0, 1)  # each kv head for two query heads
+    model.load_state_dict(state)
+    input_ids, _ = batch_of((2, 9))
+    assert_close(model(input_ids), grouped(input_ids))
+
+
+def test_swiglu_equals_its_formula() -> None:
+    gate, up = torch.randn(3, 7) * 5, torch.randn(3, 7)
+    wide = gate.double()
+    assert_close(v1.swiglu(gate, up), (wide / (1 + torch.exp(-wide)) * up.double()).float())
+
+
+def test_loss_is_the_cross_entropy_of_the_logits_and_shifts_nothing() -> None:
+    _, model = small_model()
+    input_ids, targets = batch_of((3, 9))
+    log_p = model(input_ids).double().log_softmax(dim=-1)
+    expected = -log_p.gather(-1, targets[..., None]).mean()
+    assert_close(model.loss(input_ids, targets), expected.float(), 1e-6)
+
+
+# Shapes are small: gradcheck disturbs every input element in turn. Each is (function, float64 inputs).
+def gradcheck_cases() -> dict[str, tuple]:
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    cos, sin = rope_tables(4, 8, 100.0)
+    targets = torch.tensor([[1, 0, 4], [2, 2, 3]])
+    return {
+        "rms_norm": (lambda x, w: rms_norm(x, w, 1e-3), (leaf(2, 3, 4), leaf(4))),
+        "apply_rope": (lambda q, k: apply_rope(q, k, cos.double(), sin.double()), (leaf(2, 2, 3, 4), leaf(2, 1, 3, 4))),
+        "attention, MHA": (v1.attention, (leaf(2, 2, 5, 4), leaf(2, 2, 5, 4), leaf(2, 2, 5, 4))),
+        "attention, GQA": (v1.attention, (leaf(2, 4, 3, 2), leaf(2, 2, 3, 2), leaf(2, 2, 3, 2))),
+        "swiglu": (v1.swiglu, (leaf(2, 3, 5), leaf(2, 3, 5))),
+        "linear_cross_entropy": (lambda x, w: v1.linear_cross_entropy(x, w, targets), (leaf(2, 3, 4), leaf(6, 4))),
+    }
+
+
+@pytest.mark.parametrize("name", gradcheck_cases())
+def test_gradients_equal_finite_differences(name: str) -> None:
+    """In float64: Version 1's functions are the oracle for the kernels of later versions."""
+    function, inputs = gradcheck_cases()[name]
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+def test_backward_formulas_of_the_architecture_document() -> None:
+    """Those that the kernels of later versions implement, in float64 against autograd."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
+
+    def check(out: Tensor, inputs: tuple[Tensor, ...], formulas) -> None:
+        dy = torch.randn_like(out)
+        for ours, theirs in zip(formulas(dy), torch.autograd.grad(out, inputs, dy), strict=True):
+            assert_close(ours, theirs, 1e-12)
+
+    x, w = leaf(3, 5, 8), leaf(8)
+    r = (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    normalized = x * r
+    check(
+        rms_norm(x, w, 1e-5), (x, w),
+        lambda dy: (r * (w * dy - normalized * (w * dy * normalized).mean(-1, keepdim=True)), (dy * normalized).sum((0, 1))),
+    )  # fmt: skip
+
+    gate, up = leaf(3, 7), leaf(3, 7)
+    s = gate.sigmoid()
+    check(v1.swiglu(gate, up), (gate, up), lambda dy: (dy * up * s * (1 + gate * (1 - s)), dy * gate * s))
+
+    q, k, v = leaf(2, 2, 5, 4), leaf(2, 2, 5, 4), leaf(2, 2, 5, 4)
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    p = (q @ k.mT / 2).masked_fill(future, -torch.inf).softmax(-1)
+    out = v1.attention(q, k, v)
+
+    def attention_backward(dy: Tensor) -> tuple[Tensor, ...]:
+        ds = p * (dy @ v.mT - (dy * out).sum(-1, keepdim=True))
+        return ds @ k / 2, ds.mT @ q / 2, p.mT @ dy
+
+    check(out, (q, k, v), attention_backward)
+
+    cos, sin = (table.double() for table in rope_tables(4, 5, 100.0))
+    check(apply_rope(q, k, cos, sin)[0], (q,), lambda dy: (apply_rope(dy, dy, cos, -sin)[0],))
+
+    logits, targets = leaf(6, 9), torch.randint(9, (6,))
+    check(F.cross_entropy(logits, targets), (logits,), lambda dy: (dy * (logits.softmax(-1) - F.one_hot(targets, 9)) / 6,))
+
+
+# -------------------------------------------------------------------------------------------------- the whole model
+
+
+@kv_heads
+def test_a_later_token_does_not_change_earlier_logits(kv_heads: int) -> None:
+    _, model = small_model(kv_heads)
+    input_ids, _ = batch_of((2, 12))
+    changed = input_ids.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % SMALL["vocab_size"]
+    before, after = model(input_ids), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] != after[:, 7:]).any(dim=-1).all()  # and it does change every later one
+
+
+def test_head_and_embedding_are_one_parameter() -> None:
+    _, model = small_model()
+    assert model.lm_head.weight is model.embed_tokens.weight
+    model.loss(*batch_of((2, 9))).backward()
+    rows = model.embed_tokens.weight.grad.abs().sum(dim=1)
+    assert (rows > 0).all()  # through the head every token's row gets a gradient, not only those in the batch
+    other = v1.TinyLlama(ModelConfig(**SMALL))
+    other.load_state_dict(model.state_dict())
+    assert other.lm_head.weight is other.embed_tokens.weight
+
+
+def test_initial_loss_is_that_of_a_guess() -> None:
+    """The head's inputs have unit mean square, so at first a logit is a normal deviate of variance D std^2, independent of
+    the target: the loss is ln V for the guess, and half that variance for guessing unevenly (mean of a log-normal).
+    """
+    torch.manual_seed(0)
+    config = ModelConfig()
+    model = v1.TinyLlama(config)
+    loss = model.loss(*batch_of((8, 128), config.vocab_size)).item()
+    variance = config.hidden_size * model.embed_tokens.weight.std().item() ** 2
+    assert variance < 1  # so that "about ln V" holds
+    assert abs(loss - (math.log(config.vocab_size) + variance / 2)) < 0.05
+
+
+def losses_of(seed: int, steps: int = 4) -> list[float]:
+    """Of a few training steps, built the way a run builds them."""
+    devices.prepare(CPU, seed)
+    config = ModelConfig(**SMALL, num_key_value_heads=2)
+    batches = data.Batches(data.markov(97, seed), 4, 32, steps, seed, CPU)
+    model = v1.TinyLlama(config)
+    optimizer = v1.make_optimizer(model, Namespace(learning_rate=3e-3))
+    return [v1.train_step(model, optimizer, batches[i], Precision(CPU, None)).item() for i in range(steps)]
+
+
+def test_same_seed_same_bits() -> None:
+    assert losses_of(seed=3) == losses_of(seed=3)
+    assert losses_of(seed=3) != losses_of(seed=4)
+
+
+def test_training_reaches_the_entropy_of_its_source() -> None:
+    """A source of 13 states, where the best possible loss is known: from ln 13 to just above the floor, not below."""
+    devices.prepare(CPU, 0)
+    source = data.markov(13, seed=0)
+    batches = data.Batches(source, 8, 32, 150, 0, CPU)
+    model = v1.TinyLlama(ModelConfig(**SMALL | {"vocab_size": 13}))
+    optimizer = v1.make_optimizer(model, Namespace(learning_rate=3e-3))
+    losses = [v1.train_step(model, optimizer, batches[i], Precision(CPU, None)).item() for i in range(150)]
+    assert losses[0] > math.log(13) - 0.2
+    assert source.entropy_floor - 0.05 < sum(losses[-20:]) / 20 < source.entropy_floor + 0.1
+
+
+def test_train_step_returns_a_detached_loss_and_clears_gradients() -> None:
+    _, model = small_model()
+    optimizer = v1.make_optimizer(model, Namespace(learning_rate=1e-3))
+    loss = v1.train_step(model, optimizer, batch_of((2, 9)), Precision(CPU, None))
+    assert not loss.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_stays_close_to_float32(dtype: torch.dtype) -> None:
+    _, model = small_model()
+    batch = batch_of((2, 33))
+    expected = model.loss(*batch).item()
+    with Precision(CPU, dtype).autocast():
+        loss = model.loss(*batch)
+    assert loss.dtype == torch.float32
+    assert loss.item() != expected  # else autocast did nothing
+    assert abs(loss.item() - expected) < 0.02 * expected  # bfloat16 has 8 bits: 0.4 % an operation
+
+
+# ------------------------------------------------------------------------------------- a version that does not train
+
+
+class Detached(v1.Attention):
+    """The fault that this check is for: an operation that autograd does not see."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().forward(x, cos, sin).detach()
+
+
+class Overflowing(v1.Attention):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().forward(x, cos, sin) * 1e38 * 10
+
+
+class Silent(v1.Attention):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().forward(x, cos, sin) * 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Detached, "5 of 20 parameters .*layers.1.input_layernorm.weight has no gradient"),
+        (Overflowing, "parameters .*has a gradient that is not finite"),
+        (Silent, "5 of 20 parameters .*has a gradient of zeros"),
+    ],
+    ids=["detached", "overflowing", "silent"],
+)
+def test_warm_up_refuses_a_model_that_does_not_train(fault: type[nn.Module], message: str) -> None:
+    config, model = small_model()
+    model.layers[1].self_attn = fault(config)
+    with pytest.raises(RunError, match=message):
+        run.warm_up(model, batch_of((2, 9)), Precision(CPU, None), passes=1)
+
+
+def test_warm_up_leaves_the_model_as_it_was() -> None:
+    _, model = small_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run.warm_up(model, batch_of((2, 9)), Precision(CPU, None), passes=2)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

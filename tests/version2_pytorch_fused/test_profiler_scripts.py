@@ -1,0 +1,290 @@
+"""The vendors' profilers: right command lines, nothing lost on the way, and a clear word about what is missing.
+
+The tools are stand-ins on a PATH of their own. As the real ones do, they refuse flags that their release does not have, run the
+command once or several times, and give its exit code back. One test runs the real ncu, on a GPU.
+"""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from common.files import read_json
+from tests.conftest import PATHS, ROOT, TINY, V1
+from tests.stand_ins import Machine, value
+
+import pytest
+
+V2 = ROOT / "version2_pytorch_fused"
+ALL, ROCPROFV3, ROCPROF_SYS, ROCPROF_COMPUTE = (
+    V2 / f"run_{name}.sh" for name in ("all_profilers", "rocprofv3", "rocprof_sys", "rocprof_compute")
+)
+ONE_TOOL = {ROCPROFV3: "rocprofv3", ROCPROF_SYS: "rocprof-sys-run", ROCPROF_COMPUTE: "rocprof-compute"}
+AMD = tuple(ONE_TOOL.values())
+NVIDIA = ("nvidia-smi", "ncu", "nsys")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def arguments_of_script(done: subprocess.CompletedProcess) -> list[list[str]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# One tool
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_missing_tool_is_named_and_skipped(machine, script):
+    done = machine.run(script, "--script", machine.script)
+    assert done.stderr.startswith(f"{ONE_TOOL[script]} is not on PATH: skipped ") and done.stderr.count("\n") == 1
+    assert not done.stdout and list(machine.folder.iterdir()) == [machine.script]
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_arguments_reach_the_script_whole(machine, script):
+    machine.tools(ONE_TOOL[script])
+    given = ["--data", "my text.txt", "--num-steps", "7", "--seed=$HOME *"]
+    done = machine.run(script, "--profile-dir=some where", *given, "--script", machine.script)
+    for arguments in arguments_of_script(done):  # rocprof-compute runs it several times
+        assert arguments[-len(given) :] == given
+        assert Path(value(arguments, "--metrics-out")).name == "metrics.json"
+    assert (machine.folder / "some where").is_dir()
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_after_two_dashes_everything_is_the_scripts(machine, script):
+    machine.tools(ONE_TOOL[script])
+    done = machine.run(script, "--script", machine.script, "--", "--profile-dir", "mine", "--", "--script", "x")
+    assert arguments_of_script(done)[0][-5:] == ["--profile-dir", "mine", "--", "--script", "x"]
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_few_steps_unless_told_otherwise(machine, script):
+    machine.tools(ONE_TOOL[script])
+    [arguments, *_] = arguments_of_script(machine.run(script, "--script", machine.script))
+    assert int(value(arguments, "--num-steps")) == (3 if script == ROCPROF_COMPUTE else 30)
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_exit_code_and_stdout_are_the_scripts(machine, script):
+    machine.tools(ONE_TOOL[script])
+    done = machine.run(script, "--script", machine.script, "--seed", "1", check=7, SCRIPT_CODE="7")
+    assert all(arguments[-2:] == ["--seed", "1"] for arguments in arguments_of_script(done))
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_a_failing_tool_gives_its_code(machine, script):
+    machine.tools(ONE_TOOL[script])
+    failure = {f"FAIL_{ONE_TOOL[script].replace('-', '_')}": "9"}
+    assert not machine.run(script, "--script", machine.script, check=9, **failure).stdout
+
+
+def test_the_default_script_is_version_2(machine):
+    machine.tools(*AMD)
+    machine.command("python", shutil.which("true"))
+    for script in ONE_TOOL:
+        machine.run(script)
+        command = machine.calls[-1][machine.calls[-1].index("--") + 1 :]
+        assert command[:2] == ["python", str(V2 / "tiny_llama_v2.py")]
+
+
+def test_rocprofv3_writes_the_statistics_as_csv(machine):
+    machine.tools("rocprofv3")
+    machine.run(ROCPROFV3, "--script", machine.script)
+    [call] = machine.calls
+    assert {"--kernel-trace", "--stats", "--truncate-kernels"} < set(call)
+    assert value(call, "--output-format") == "csv" and value(call, "-d") == "./complete_analysis/rocprofv3"
+    assert "--marker-trace" not in call
+    machine.run(ROCPROFV3, "--script", machine.script, "--marker-trace", "--seed", "1")
+    options, script = machine.calls[1][: machine.calls[1].index("--")], machine.calls[1][machine.calls[1].index("--") :]
+    assert "--marker-trace" in options and "--marker-trace" not in script
+
+
+def test_rocprof_sys_traces_and_profiles(machine):
+    machine.tools("rocprof-sys-run")
+    machine.run(ROCPROF_SYS, "--script", machine.script, "--profile-dir", "out")
+    [call] = machine.calls
+    assert {"--profile", "--trace"} < set(call) and value(call, "--output") == "out"
+
+
+@pytest.mark.parametrize("release", ("3.3", "3.6", "3.7", "3.8"))
+def test_rocprof_compute_of_each_release(machine, release):
+    machine.tools("rocprof-compute")
+    for _ in range(2):  # the second time over an earlier profile, from a path that goes up
+        (machine.folder / "sub").mkdir(exist_ok=True)
+        machine.run(ROCPROF_COMPUTE, "--script", machine.script, "--profile-dir", "sub/../out", RELEASE=release)
+    counters, roofline = machine.calls[:2]
+    assert "--no-roof" in counters and value(counters, "-n") == "counters"
+    assert "--roof-only" in roofline and value(roofline, "-n") == "roofline" and value(roofline, "--device") == "0"
+    assert {path.name for path in (machine.folder / "out").iterdir()} == {"counters", "roofline"}
+
+
+def test_a_failing_first_profile_does_not_stop_the_second(machine):
+    machine.tools("rocprof-compute")
+    machine.run(ROCPROF_COMPUTE, "--script", machine.script, check=3, FAIL_rocprof_compute="3")
+    assert machine.called == ["rocprof-compute", "rocprof-compute"]
+
+
+# All tools
+
+
+def test_without_rocm_tools_only_pytorch_profiles(machine):
+    machine.tools(*AMD)
+    done = machine.run(ALL, "--batch-size", "8", "--profile-dir", "my profiles", "--script", machine.script)
+    [arguments] = arguments_of_script(done)
+    assert arguments[-3:] == ["--enable-pytorch-profiler", "--profile-dir", "my profiles"]
+    assert value(arguments, "--batch-size") == "8" and value(arguments, "--num-steps") == "30"
+    assert not machine.calls
+
+
+def test_all_amd_tools_are_run(machine):
+    machine.tools(*AMD)
+    done = machine.run(
+        ALL, "--batch-size", "8", "--enable-rocm-tools", "--data", "a b", "--profile-dir", "out", "--script", machine.script
+    )  # fmt: skip
+    assert machine.called == ["rocprofv3", "rocprof-sys-run", "rocprof-compute", "rocprof-compute"]
+    assert value(machine.calls[0], "-d") == "out/rocprofv3" and "--marker-trace" in machine.calls[0]
+    assert value(machine.calls[1], "--output") == "out/rocprof_sys"
+    for arguments in arguments_of_script(done):
+        assert value(arguments, "--data") == "a b" and "--enable-rocm-tools" not in arguments
+
+
+def test_what_is_missing_is_named_and_the_rest_is_run(machine):
+    machine.tools("rocprof-sys-run")
+    done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script)
+    assert machine.called == ["rocprof-sys-run"]
+    for tool in ("rocprofv3", "rocprof-compute"):
+        assert f"{tool} is not on PATH: skipped " in done.stderr
+
+
+def test_the_first_failure_counts_and_the_rest_is_run(machine):
+    machine.tools(*AMD)
+    done = machine.run(
+        ALL, "--enable-rocm-tools", "--script", machine.script, check=4, FAIL_rocprof_sys_run="4", FAIL_rocprof_compute="5"
+    )
+    assert machine.called == ["rocprofv3", "rocprof-sys-run", "rocprof-compute", "rocprof-compute"]
+    assert "rocprof-sys-run failed with exit code 4" in done.stderr and "rocprof-compute failed with exit code 5" in done.stderr
+
+
+def test_a_script_that_fails_by_itself_is_not_profiled_further(machine):
+    machine.tools(*AMD)
+    machine.run(ALL, "--enable-rocm-tools", "--script", machine.script, check=2, SCRIPT_CODE="2")
+    assert not machine.calls
+
+
+def test_on_nvidia_the_twins_are_run(machine):
+    machine.tools(*NVIDIA, *AMD)
+    given = ("--seed", "3", "--data", "a b")
+    done = machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", "--script", machine.script, *given)
+    assert machine.called == ["nvidia-smi", "ncu", "nsys"]
+    _, ncu, nsys = machine.calls
+    assert value(ncu, "--clock-control") == "none" and value(ncu, "--log-file") == "out/ncu/kernels.csv"
+    assert "gpu__time_duration.sum" in value(ncu, "--metrics").split(",")
+    assert int(value(ncu, "--launch-count")) > 0 and value(ncu, "--num-steps") == "1"
+    assert "--output=out/nsys/timeline" in nsys
+    assert all(value(arguments, "--data") == "a b" for arguments in arguments_of_script(done))
+
+
+def test_missing_nvidia_tools_are_named(machine):
+    machine.tools("nvidia-smi")
+    done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script)
+    for tool in ("ncu", "nsys"):
+        assert f"{tool} is not on PATH: skipped " in done.stderr
+    assert "rocprof" not in done.stderr
+
+
+def test_an_nvidia_driver_without_a_gpu_is_no_nvidia_machine(machine):
+    machine.tools(*NVIDIA, *AMD)
+    machine.run(ALL, "--enable-rocm-tools", "--script", machine.script, FAIL_nvidia_smi="9")
+    assert machine.called[1:] == ["rocprofv3", "rocprof-sys-run", "rocprof-compute", "rocprof-compute"]
+
+
+def test_ncu_without_counters_is_a_failure(machine):
+    machine.tools(*NVIDIA)
+    done = machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", "--script", machine.script, check=1, NO_COUNTERS="1")
+    assert "looking for kernels in out/ncu/kernels.csv failed" in done.stderr
+    assert machine.called[-1] == "nsys"
+
+
+@pytest.mark.parametrize("tool", ("none", "rocprofv3", "rocprof-compute", "ncu"))
+def test_ctrl_c_ends_everything(machine, tool):
+    machine.tools(*(NVIDIA if tool == "ncu" else AMD))
+    process = subprocess.Popen(
+        ["bash", str(ALL), "--enable-rocm-tools", "--script", str(machine.script)],
+        cwd=machine.folder, env=machine.environment | {"WAITS_UNDER": tool}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    while process.stdout.readline() != "waiting\n":
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert machine.called[-1:] == ([] if tool == "none" else [tool])
+    assert machine.called.count("rocprof-compute") == (1 if tool == "rocprof-compute" else 0)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("script", (ALL, *ONE_TOOL))
+@pytest.mark.parametrize(
+    "arguments, message",
+    (
+        (["--script", "no_such.py"], "error: there is no script 'no_such.py': name one with --script FILE.py"),
+        (["--script"], "error: --script needs a Python file"),
+        (["--profile-dir"], "error: --profile-dir needs a folder"),
+    ),
+)
+def test_bad_input_is_one_line(machine, script, arguments, message):
+    machine.tools(*AMD)
+    done = machine.run(script, *arguments, check=2)
+    assert done.stderr == message + "\n" and not done.stdout and not machine.calls
+
+
+@pytest.mark.parametrize("script", ONE_TOOL)
+def test_a_folder_that_cannot_be_made_is_one_line(machine, script):
+    machine.tools(*AMD)
+    done = machine.run(script, "--script", machine.script, "--profile-dir", f"{machine.script}/out", check=2)
+    assert "a script.py" in done.stderr and done.stderr.count("\n") == 1 and not machine.calls
+
+
+@pytest.mark.parametrize("script", (ALL, *ONE_TOOL))
+def test_help_is_the_head_of_the_file(machine, script):
+    done = machine.run(script, "--help")
+    assert f"bash {script.name} [--profile-dir DIR]" in done.stdout and "#" not in done.stdout
+
+
+# Real runs
+
+
+def test_documented_line_on_a_machine_without_tools(machine):
+    """The line of the documents, with Version 1 and small sizes."""
+    line = ("--batch-size", 8, "--seq-len", 128, "--enable-rocm-tools", "--profile-dir", "./complete_rocm_analysis")
+    small = (*TINY, "--num-steps", 3, "--data", "synthetic", "--device", "cpu")
+    done = machine.run(
+        ALL, *line, *small, "--script", V1 / "tiny_llama_v1.py", PYTHONPATH=PATHS, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1"
+    )  # fmt: skip
+    [path] = (machine.folder / "complete_rocm_analysis").glob("profile_*.json")
+    assert read_json(path, "tiny-llama-profile/1")["operators"]
+    assert "completed, 3 of 3 steps" in done.stdout
+    assert all(f"{tool} is not on PATH" in done.stderr for tool in AMD)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not shutil.which("ncu") or not shutil.which("nvidia-smi"), reason="needs ncu and an NVIDIA driver")
+def test_ncu_measures_the_kernels_of_a_step(machine):
+    machine.environment["PATH"] += os.pathsep + os.environ["PATH"]
+    small = ("--script", V1 / "tiny_llama_v1.py", *TINY, "--num-layers", 1, "--data", "synthetic")
+    machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", *small, seconds=500, PYTHONPATH=PATHS)
+    lines = (machine.folder / "out/ncu/kernels.csv").read_text().splitlines()
+    units, *kernels = csv.DictReader(line for line in lines if not line.startswith("=="))
+    assert units["gpu__time_duration.sum"] in ("ns", "nsecond") and units["dram__bytes_read.sum"] == "byte"
+    assert len(kernels) > 100
+    assert all(float(kernel["gpu__time_duration.sum"].replace(",", "")) > 0 for kernel in kernels)
+    assert any("attention" in text for kernel in kernels for column, text in kernel.items() if "Push/Pop_Range" in column)

@@ -1,0 +1,94 @@
+"""The kernel exercises: their tests pass for the solution, and every one fails for the starter and names what is to be written.
+
+On a GPU the exercises' kernels run there, without one in Triton's interpreter.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+from common.errors import UsageError
+from tests.conftest import PATHS, ROOT, runs_kernels
+
+import pytest
+
+FOLDER = ROOT / "version3_triton/exercises"
+EXERCISES = sorted(path.stem for path in FOLDER.glob("exercise*.md"))
+MISSING = re.compile(r"([\w.]+): part ([a-d]) of (exercise\d_\w+)\.md")  # what a starter says
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+
+def run_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
+    """Exit code of `pytest test_exercises.py` in the exercises' folder, and the test cases of its JUnit file."""
+    command = [sys.executable, "-m", "pytest", "test_exercises.py", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "KERNEL_EXERCISES": which}
+    done = subprocess.run([*command, "--tb=line"], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300)
+    print(done.stdout)
+    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
+
+
+@needs_triton
+@runs_kernels
+def test_the_solution_passes(tmp_path):
+    code, cases = run_tests("solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) > 80 and not any(case.find("skipped") is not None for case in cases)
+
+
+@needs_triton
+def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(tmp_path):
+    code, cases = run_tests("starter", tmp_path / "results.xml")
+    failures = {case.get("name"): case.find("failure") for case in cases}
+    assert code == 1 and len(failures) > 80 and [name for name, failure in failures.items() if failure is None] == []
+    for name, failure in failures.items():
+        found = MISSING.search(failure.get("message"))
+        assert found and found[3].startswith(name.split("_")[1]), f"{name}: {failure.get('message')}"
+        assert found[1] in described(FOLDER / f"starter/{found[3]}.py"), found[1]
+
+
+def described(path: Path) -> dict[str, tuple[str, str | None]]:
+    """Arguments and docstring of each function, methods as Class.method."""
+    tree = ast.parse(path.read_text())
+    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {
+        prefix + node.name: (ast.unparse(node.args), ast.get_docstring(node))
+        for prefix, owner in functions.items()
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_starter_and_solution_have_the_same_signatures_and_docstrings(exercise):
+    starter, solution = (described(FOLDER / folder / f"{exercise}.py") for folder in ("starter", "solution"))
+    assert starter and starter == solution
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_every_function_to_be_written_is_in_its_part_of_the_document(exercise):
+    starter = FOLDER / f"starter/{exercise}.py"
+    missing = MISSING.findall(starter.read_text())
+    assert {name for name, _, _ in missing} == described(starter).keys()
+    sections = re.split(r"^## Part (?=[a-e]:)", (FOLDER / f"{exercise}.md").read_text(), flags=re.MULTILINE)[1:]
+    parts = {section[0]: section for section in sections}
+    for name, part, where in missing:
+        assert where == exercise and f"`{name.split('.')[0]}" in parts[part], (name, part)
+
+
+def test_the_reading_exercise_names_functions_that_exist():
+    """Questions about the backward pass, and what they point to in production code."""
+    named = set(re.findall(r"`(_\w+)`", (FOLDER / "exercise3_flash_attention.md").read_text()))
+    assert named and named <= described(ROOT / "version3_triton/kernels/flash_attention.py").keys()
+
+
+@needs_triton
+def test_the_adapter_knows_two_folders(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("KERNEL_EXERCISES", "mine")
+    adapter = importlib.import_module("adapter")
+    with pytest.raises(UsageError, match="KERNEL_EXERCISES is 'mine': set it to solution"):
+        adapter.load("exercise1_triton_basics")
