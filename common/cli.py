@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common import config as configs
@@ -73,6 +73,47 @@ def add_precision(group: Flags) -> None:
     group.add_argument("--amp-dtype", choices=AMP_DTYPES, help="of --use-amp (default: bfloat16)")
 
 
+def add_capture(group: Flags) -> None:
+    group.add_argument("--capture-step", action="store_true", help="run the whole step as one CUDA or HIP graph (GPU only)")
+
+
+def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
+    """`--enable-X` and `--disable-X` for each switch of a version, and for all of them together (`all-fusion`)."""
+    on = [name for name, value in switches.items() if value]
+    group = parser.add_argument_group(f"switches (on unless switched off: {', '.join(on)})")
+    for name in (*switches, "all-fusion"):
+        choice, key = group.add_mutually_exclusive_group(), name.replace("-", "_")
+        choice.add_argument(f"--enable-{name}", dest=key, action="store_true", default=None)
+        choice.add_argument(f"--disable-{name}", dest=key, action="store_false", default=None)
+    if "torch-compile" in switches:
+        modes = ("default", "reduce-overhead", "max-autotune")
+        group.add_argument("--torch-compile-mode", choices=modes, help="of torch.compile (default: default)")
+
+
+def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
+    """Which switches of a version are on: its defaults, or all or none (`all-fusion`), and then each as it was given.
+
+    A mode of torch.compile stands in place of True.
+
+    PYTORCH_FALLBACK_ATTENTION=1 in the environment keeps flash attention off.
+
+    Raises:
+        UsageError: a mode for torch.compile is given, but it is off.
+    """
+    given = {name: getattr(options, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
+    every = given.pop("all-fusion")
+    if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1" and "flash-attention" in defaults:
+        given["flash-attention"] = False
+    result = {
+        name: next(value for value in (given[name], every, default) if value is not None) for name, default in defaults.items()
+    }
+    if mode := getattr(options, "torch_compile_mode", None):
+        if not result["torch-compile"]:
+            raise UsageError("--torch-compile-mode needs --enable-torch-compile")
+        result["torch-compile"] = mode
+    return result
+
+
 def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
     """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
     if options.amp_dtype and not options.use_amp:
@@ -113,6 +154,7 @@ def parser(description: str | None) -> Parser:
     )
     add_device(training)
     add_precision(training)
+    add_capture(training)
     training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
     training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
     training.add_argument("--metrics-out", type=Path, metavar="FILE", help="default: metrics_<version>.json")
@@ -196,6 +238,8 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     if arguments.profile_dir or arguments.profile_memory or arguments.profile_operators or arguments.profile_attention_only:
         arguments.enable_pytorch_profiler = True
     arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
+    if arguments.time_phases and arguments.capture_step:
+        raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
     if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
         raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
     return arguments

@@ -51,20 +51,35 @@ def compile_problem(device: torch.device) -> str | None:
     return None
 
 
+def compiled(function: Callable, device: torch.device, on: bool | str = True) -> Callable:
+    """torch.compile of a function if it is on, otherwise the function itself.
+
+    Args:
+        on: a mode of torch.compile stands for True.
+
+    Raises:
+        UsageError: torch.compile does not work here.
+    """
+    if not on:
+        return function
+    if problem := compile_problem(device):
+        raise UsageError(problem)
+    return torch.compile(function, mode=on if isinstance(on, str) else None)
+
+
 def synchronize(device: torch.device) -> None:
     if is_gpu(device):
         torch.cuda.synchronize(device)
 
 
-def record(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
-    """A function's work on the GPU, `times` over, recorded as a graph (CUDA or HIP); a call of the result does it again, without
-    the host.
+def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
-    The function must not wait for the GPU, and what it reads and writes stays where it was when it was recorded.
+    The function must not wait for the GPU. What it reads and writes stays where it was while the graph was captured.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # warm-up off the default stream, or the recording could take in its work
+    with torch.cuda.stream(side):  # warm-up off the default stream, or the capture could take in its work
         for _ in range(3):
             work()
     torch.cuda.current_stream().wait_stream(side)
@@ -133,10 +148,18 @@ def reset_peak_memory(device: torch.device) -> None:
         _CLEAR.write_text("5")  # Linux: the resident-set peak starts anew
 
 
-def peak_memory(device: torch.device) -> dict[str, Any]:
-    """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident set on a CPU."""
+def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
+    """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident set on a CPU.
+
+    On a GPU `peak_mib` is what tensors took at once, and `reserved_mib` what the allocator's pools held, graphs' pools included.
+
+    Args:
+        graph_bytes: what a captured step allocates at once, which the allocator counts only while it is captured.
+    """
     if is_gpu(device):
-        return {"peak_mib": torch.cuda.max_memory_allocated(device) / 2**20, "kind": "GPU allocator"}
+        peak = max(torch.cuda.max_memory_allocated(device), graph_bytes)
+        reserved = torch.cuda.max_memory_reserved(device) / 2**20
+        return {"peak_mib": peak / 2**20, "kind": "GPU allocator", "reserved_mib": reserved}
     if _STATUS.exists():
         return {"peak_mib": int(re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()).group(1)) / 1024, "kind": "process RSS"}
     import resource  # no /proc: macOS, where the figure is in bytes

@@ -1,13 +1,26 @@
-"""Reading and writing result files: whole or not at all, and a clear word about anything that is not one of ours."""
+"""Reads and writes result files. A file is written whole or not at all, and what is read is checked before it is used.
 
+Each schema of ours has one model, a TypedDict class beside the reader of its file. Its key `schema` is a Literal that names it.
+"""
+
+import functools
 import gzip
 import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args
 
 from common.errors import UsageError
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+# Numbers in the models. They are finite, and JSON's true and false are not numbers.
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Content = TypeVar("Content")
+
+WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
 
 
 def writable_folder(folder: Path, flag: str) -> Path:
@@ -41,17 +54,40 @@ def writable_file(path: Path, flag: str) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one."""
+    _write_bytes(path, text.encode("utf-8"))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    """Writes JSON in the form of `json_lines`; with gzip, and the same bytes for the same content, if `path` ends in .gz."""
+    encoded = f"{json_lines(content)}\n".encode()
+    _write_bytes(path, gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
+
+
+def json_lines(content: Any, indent: str = "") -> str:
+    """JSON with one row a line, so that a diff of two files shows which rows differ.
+
+    A list of lists or objects has one line an element, and an object that is wider than WIDTH has one line a key. Everything
+    else stands on one line: short objects, text, and lists of numbers of any length.
+    """
+    line = json.dumps(content)
+    inner = indent + " "
+    if isinstance(content, dict) and len(indent + line) > WIDTH:
+        rows = [f"{json.dumps(str(key))}: {json_lines(value, inner)}" for key, value in content.items()]
+    elif isinstance(content, list | tuple) and any(isinstance(row, dict | list | tuple) for row in content):
+        rows = [json.dumps(row) for row in content]
+    else:
+        return line
+    return f"{line[0]}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{line[-1]}"
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
@@ -80,3 +116,33 @@ def read_json(path: Path, schema: str | None = None) -> Any:
         found = content.get("schema", "none") if isinstance(content, dict) else "none"
         raise UsageError(f"{path} is not a file of schema {schema} (found: {found})")
     return content
+
+
+def read(path: Path, model: type[Content]) -> Content:
+    """Content of a JSON file of our own, as plain dictionaries and lists.
+
+    Args:
+        model: the TypedDict class of its schema. Keys that the model does not know are allowed, and kept.
+
+    Raises:
+        UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of range.
+    """
+    return check(path, read_json(path, get_args(model.__annotations__["schema"])[0]), model)
+
+
+def check(path: Path, content: Any, model: type[Content]) -> Content:
+    """The content of `path`, unchanged, if it fits the model.
+
+    Raises:
+        UsageError: it does not; the message names the file, the first field that is wrong, and what is wrong with it.
+    """
+    try:
+        _adapter(model).validate_python(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise UsageError(f"{path}: {field}: {first['msg']}") from error
+    return content
+
+
+_adapter = functools.cache(TypeAdapter)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures Version 1 on this machine for the documents, and writes results/NAME/v1_PRESET.json and v1_PRESET_profile.json:
+# Measures Version 1 on this machine for the documents, and writes results/NAME/v1_PRESET.json and v1_PRESET_profile.json.gz:
 #
 #     results/measure_v1.sh NAME PRESET:STEPS...
 #     results/measure_v1.sh h100 tiny:300 small:200 medium:100
@@ -22,6 +22,6 @@ for run in "$@"; do
     profiles=$(mktemp -d)
     python tiny_llama_v1.py --preset "$preset" --num-steps 30 --enable-pytorch-profiler \
         --profile-dir "$profiles" --metrics-out "$profiles/run.json"
-    cp "$profiles"/profile_*.json "$out/v1_${preset}_profile.json"
+    gzip --no-name --best --stdout "$profiles"/profile_*.json >"$out/v1_${preset}_profile.json.gz"
     rm -r "$profiles"
 done

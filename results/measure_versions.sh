@@ -4,6 +4,7 @@
 #     results/NAME/compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
 #     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
 #     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
+#     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (a GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels beside their peers, bf16 (a GPU)
 #
@@ -51,6 +52,13 @@ for run in "$@"; do
                 --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" \
                 --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
             mv "$work/benchmark.json" "$out/benchmark_${preset}_$precision.json"
+        fi
+        if [[ $parts = *,captured,* ]]; then
+            shape=$(python -c "from common.config import resolve as r; t = r('$preset').training; print(t.batch_size, t.sequence_length)")
+            python benchmark_suite.py "${common[@]}" --batch-sizes "${shape% *}" --seq-lengths "${shape#* }" --num-steps "${run#*:}" \
+                --models v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured \
+                --metrics throughput,memory --repeats "${REPEATS:-3}" --output-dir "$work"
+            mv "$work/benchmark.json" "$out/captured_${preset}_$precision.json"
         fi
     done
 done

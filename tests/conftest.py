@@ -1,12 +1,15 @@
 """Fixtures: scripts run as a user runs them, in a folder of their own, on the CPU."""
 
+import functools
 import importlib.util
 import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from common import data
 
 import numpy
 import pytest
@@ -15,20 +18,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 V1 = ROOT / "version1_pytorch_baseline"
 PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # what a script of ours needs to see
+markov = functools.cache(data.markov)  # scripts that run in one process share the synthetic source
 TINY = (
-    "--num-layers",
-    "2",
-    "--hidden-dim",
-    "32",
-    "--num-heads",
-    "4",
-    "--intermediate-dim",
-    "64",
-    "--batch-size",
-    "2",
-    "--seq-len",
-    "16",
-)
+    "--num-layers", "2", "--hidden-dim", "32", "--num-heads", "4", "--intermediate-dim", "64",
+    "--batch-size", "2", "--seq-len", "16",
+)  # fmt: skip
 
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
 if not torch.cuda.is_available():
@@ -68,9 +62,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """A test draws the same random numbers whichever tests ran before it."""
+def same_settings() -> Iterator[None]:
+    """A test draws the same random numbers whichever tests ran before it, and leaves no setting of PyTorch changed."""
     torch.manual_seed(0)
+    yield
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.fixture
@@ -90,23 +88,95 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture
-def refused(monkeypatch, capfd, tmp_path: Path) -> Callable[..., str]:
-    """refused(script, *arguments): the one line with which it ends, exit code 2, as `run_script` without a new process."""
+def execute(monkeypatch, capfd, tmp_path: Path) -> Callable:
+    """execute(script, *arguments, check=0): what it prints, as `out` and `err`; as `run_script` without a new process."""
+    monkeypatch.setattr(data, "markov", markov)
 
-    def run(script: Path, *arguments: object) -> str:
+    def run(script: Path, *arguments: object, check: int = 0):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script), run_name="__main__")
-        torch.use_deterministic_algorithms(False)
         printed = capfd.readouterr()
-        assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
+        assert ended.value.code == check, printed
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def refused(execute) -> Callable[..., str]:
+    """refused(script, *arguments): the one line with which it ends, exit code 2."""
+
+    def run(script: Path, *arguments: object) -> str:
+        printed = execute(script, *arguments, check=2)
+        assert (printed.out, printed.err.count("\n")) == ("", 1), printed
         assert printed.err.startswith("error: ")
         return printed.err
 
     return run
+
+
+@pytest.fixture
+def known_ceilings(monkeypatch) -> None:
+    """Runs take the device's ceilings from here: to measure them takes longer than a small run."""
+    from common.training import ceilings
+    from tests.small_traces import CEILINGS
+
+    monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS)
+
+
+@pytest.fixture
+def at_step(monkeypatch) -> Callable[[int, Callable], None]:
+    """at_step(number, action): a run of Version 1 calls action() in this training step; the warm-up's steps do not count."""
+    from common import cli
+    from version1_pytorch_baseline import tiny_llama_v1
+
+    real, warmup = tiny_llama_v1.make_step, cli.parser(None).get_default("warmup_steps")
+
+    def interpose(number: int, action: Callable[[], None]) -> None:
+        def make_step(*arguments):
+            step, calls = real(*arguments), []
+
+            def watched(batch):
+                calls.append(batch)
+                if len(calls) == warmup + number:
+                    action()
+                return step(batch)
+
+            return watched
+
+        monkeypatch.setattr(tiny_llama_v1, "make_step", make_step)
+
+    return interpose
+
+
+ALTERED = """
+import os
+
+from version1_pytorch_baseline import tiny_llama_v1
+from version1_pytorch_baseline.tiny_llama_v1 import TinyLlama, make_model, make_optimizer
+
+import torch
+
+
+def make_step(*arguments):
+    step = tiny_llama_v1.make_step(*arguments)
+
+    def altered(batch):
+        {statement}
+        return step(batch)
+
+    return altered
+"""
+
+
+def altered_version(folder: Path, statement: str) -> Path:
+    """A version file: Version 1, whose training step begins with a statement, which may use `batch`, `os` and `torch`."""
+    path = folder / "tiny_llama_altered.py"
+    path.write_text(ALTERED.format(statement=statement))
+    return path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

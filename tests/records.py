@@ -1,22 +1,28 @@
-"""Run records written by hand."""
+"""Run records and profiles written by hand."""
 
 import copy
 
+from common.config import ModelConfig
+
 
 def record(**changes) -> dict:
-    """What the comparison reads of a run record; `step_ms__median=5` changes a nested value."""
+    """A whole run record; `step_ms__median=5` changes a nested value."""
     result = {
-        "schema": "tiny-llama-run/1", "status": "completed", "version": "v1",
-        "model": {"hidden_size": 256, "num_layers": 4},
-        "training": {"preset": "tiny", "batch_size": 8, "sequence_length": 128, "seed": 0, "learning_rate": 1e-3},
+        "schema": "tiny-llama-run/1", "status": "completed", "version": "v1", "command": "tiny_llama_v1.py",
+        "date": "2026-01-01T00:00:00Z", "model": ModelConfig().model_dump(),
+        "training": {
+            "preset": "tiny", "batch_size": 8, "sequence_length": 128, "num_steps": 20, "warmup_steps": 3, "seed": 0,
+            "learning_rate": 1e-3,
+        },
         "precision": {"compute": "fp32", "tf32": False},
-        "data": {"name": "stdlib", "sha256": "ab" * 32},
-        "device": {"kind": "cuda", "name": "A GPU", "multiprocessors": 100},
-        "environment": {"torch": "2.13.0"},
-        "memory": {"peak_mib": 100.0, "kind": "GPU allocator"},
-        "loss": {"all": [7.0, 6.0, 5.0]},
+        "data": {"name": "stdlib", "tokens": 1000, "sha256": "ab" * 32, "entropy_floor": None},
+        "device": {"kind": "cuda", "name": "A GPU", "memory_mib": 1000.0, "multiprocessors": 100},
+        "environment": {"python": "3.11", "platform": "Linux", "torch": "2.13.0", "cuda": "13.0", "hip": None},
+        "parameters": 1000, "flops_per_step": {"forward": 100, "backward": 200, "total": 300},
+        "memory": {"peak_mib": 100.0, "kind": "GPU allocator"}, "ceilings": None,
+        "loss": {"uniform": 6.9, "all": [7.0, 6.0, 5.0]},
         "step_ms": {"all": [12.0] * 20, "profiled": 0, "median": 12.0, "p20": 11.0, "p80": 13.0, "count": 20},
-        "tokens_per_second": 85_000.0,
+        "tokens_per_second": 85_000.0, "flops_per_second": 25_000.0, "mfu": None,
     }  # fmt: skip
     result = copy.deepcopy(result)
     for key, value in changes.items():
@@ -26,3 +32,16 @@ def record(**changes) -> dict:
             place = place[part]
         place[last] = value
     return result
+
+
+def profile(run: dict, operators: list[dict], kernels: list[dict] | None = None, **changes) -> dict:
+    """A profile of one step of 1 ms; operators and kernels have what they need at least where a key is left out."""
+    place = {"span": "attention", "phase": "forward", "calls": 1}
+    times = dict.fromkeys(("cpu_us", "self_cpu_us", "device_us", "self_device_us"), 1.0)
+    operator = place | {"input_shapes": "[]", "input_types": "[]", "allocated_bytes": 0} | times
+    return {
+        "schema": "tiny-llama-profile/1", "run": run, "trace": "trace_1.json", "attention_only": False, "profiled_steps": 1,
+        "step_us": [1000.0], "operators": [operator | row for row in operators],
+        "kernels": [place | {"device_us": 1.0} | row for row in kernels or []], "device_busy_us": 0.0,
+        "launch": {"count": 0, "mean_delay_us": 0.0}, "memory_peak_bytes": None,
+    } | changes  # fmt: skip

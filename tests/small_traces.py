@@ -1,6 +1,5 @@
 """Traces and profiles for tests: a real one of a small Version 1 on the CPU, and a GPU's, written by hand."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,8 @@ from common import spans
 from common.analysis.profiles import chrome_trace
 from common.config import ModelConfig
 from common.precision import Precision
-from tests.conftest import V1
+from tests.records import record
+from version1_pytorch_baseline import tiny_llama_v1
 
 import torch
 
@@ -23,22 +23,20 @@ CEILINGS = {"flops_per_second": 1e9, "bytes_per_second": 2e8, "operation_seconds
 
 def record_cpu_trace(path: Path) -> None:
     """Profiles STEPS training steps of Version 1 with CONFIG, memory included."""
-    specification = importlib.util.spec_from_file_location("tiny_llama_v1", V1 / "tiny_llama_v1.py")
-    version = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(version)
     torch.manual_seed(0)
-    model, precision = version.TinyLlama(CONFIG), Precision(torch.device("cpu"), None)
-    optimizer = version.make_optimizer(model, SimpleNamespace(learning_rate=1e-3))
+    model, precision = tiny_llama_v1.TinyLlama(CONFIG), Precision(torch.device("cpu"), None)
+    optimizer = tiny_llama_v1.make_optimizer(model, SimpleNamespace(learning_rate=1e-3))
     ids = torch.randint(CONFIG.vocab_size, (BATCH, LENGTH + 1))
     batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    version.train_step(model, optimizer, batch, precision)
+    step = tiny_llama_v1.make_step(model, optimizer, precision)
+    step(batch)
     spans.recording = True
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True,
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
     ) as profiler:  # fmt: skip
         for _ in range(1 + STEPS):
-            version.train_step(model, optimizer, batch, precision)
+            step(batch)
             profiler.step()
     spans.recording = False
     profiler.export_chrome_trace(str(path))
@@ -111,15 +109,15 @@ def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
 
 
 def write_profile(path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run) -> dict:
-    """A profile of `trace` as common.training.profiler writes it, with the run's record cut down to what reports read."""
-    record = {
-        "schema": "tiny-llama-run/1", "version": "v1", "command": "tiny_llama_v1.py", "model": CONFIG.model_dump(),
-        "training": {"batch_size": BATCH, "sequence_length": LENGTH}, "precision": {"compute": "fp32", "tf32": False},
-        "device": {"kind": "cpu", "name": "some CPU"}, "environment": {"torch": "2"}, "parameters": 1000, "ceilings": ceilings,
-        "step_ms": {"all": [9.0, 8.0, 7.0], "profiled": 2, "median": 9.0, "count": 1},
+    """A profile of `trace` as common.training.profiler writes it. `run` changes parts of its run's record."""
+    own = {
+        "model": CONFIG.model_dump(), "ceilings": ceilings,
+        "device": {"kind": "cpu", "name": "some CPU", "memory_mib": 1000.0, "threads": 1},
+        "step_ms": {"all": [9.0, 8.0, 7.0], "profiled": 2, "median": 9.0, "p20": 9.0, "p80": 9.0, "count": 1},
     }  # fmt: skip
+    changes = own | {"training__batch_size": BATCH, "training__sequence_length": LENGTH} | run
     profile = {
-        "schema": "tiny-llama-profile/1", "run": record | run, "attention_only": attention_only, "trace": trace.name,
+        "schema": "tiny-llama-profile/1", "run": record(**changes), "attention_only": attention_only, "trace": trace.name,
         **chrome_trace.profile_tables(chrome_trace.load(trace), attention_only),
     }  # fmt: skip
     path.write_text(json.dumps(profile))

@@ -1,4 +1,4 @@
-"""Stand-ins for the vendors' profilers on a PATH of their own."""
+"""Stand-ins for the profilers of AMD and NVIDIA, on a PATH of their own."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHELL_TOOLS = ("bash", "dirname", "grep", "mkdir", "rm", "sed")
+SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "rm", "sed")
 
-# Every tool: what it is given is noted in $CALLS; flags are checked against those of the real tool, as far as a script may
-# want them, with the number of values each takes; then the command is run.
+# A stand-in notes its command line in $CALLS and runs the command that it was given. It knows the flags that our scripts may
+# use, with the number of values of each, and refuses all others, like a release of the real tool that lacks them.
 STAND_IN = """
 import json, os, subprocess, sys
 
@@ -70,7 +70,7 @@ if rest:
         sys.exit(1)
 """
 
-# A version's script: prints its arguments, ends with $SCRIPT_CODE; under the tool $WAITS_UNDER it waits for Ctrl-C.
+# The script of a version: it prints its arguments and ends with $SCRIPT_CODE. Under the tool $WAITS_UNDER it waits for Ctrl-C.
 SCRIPT = """
 import json, os, signal, sys, time
 
@@ -84,7 +84,7 @@ sys.exit(int(os.environ.get("SCRIPT_CODE", "0")))
 
 
 class Machine:
-    """A PATH that holds what the test puts there, a folder to work in with a space in its name, and a version's script."""
+    """A PATH that holds only what the test puts there, a working folder with a space in its name, and a version's script."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.folder, self.calls_file = folder / "bin", folder / "a folder", folder / "calls"
@@ -119,7 +119,7 @@ class Machine:
 
     @property
     def calls(self) -> list[list[str]]:
-        """Command lines that the tools got, in order, without questions for help."""
+        """The command lines of the tools, in order, without those that ask for help."""
         lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
         return [call for call in map(json.loads, lines) if "--help" not in call]
 
@@ -129,5 +129,5 @@ class Machine:
 
 
 def value(call: list[str], flag: str) -> str:
-    """The value that counts: the last one."""
+    """The value of a flag; of several the last one, which is the one that counts."""
     return call[len(call) - call[::-1].index(flag)]

@@ -17,18 +17,12 @@ from common.analysis.comparisons import batch_scaling
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument(
-        "--profile-dirs",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="DIR",
-        help="folders with profiles; the newest of each is taken",
-    )
+    parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
+                        help="folders with profiles; the newest of each is taken")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, default=Path("batch_scaling"), metavar="DIR",
                         help="default: batch_scaling")  # fmt: skip
     options = parser.parse_args()
-    print(batch_scaling.analyze(options.profile_dirs, options.output_dir))
+    print(batch_scaling.analyze(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--output-report", type=Path, default=Path("bottlenecks_v1.md"), metavar="FILE.md",
                         help="a bare name goes into bottleneck_analysis/ (default: bottlenecks_v1.md)")  # fmt: skip
     options = parser.parse_args()
-    print(bottlenecks.analyze(options.profile_data, options.output_report))
+    print(bottlenecks.analyze(options.profile_data, options.output_report, version="v1"))
 
 
 if __name__ == "__main__":

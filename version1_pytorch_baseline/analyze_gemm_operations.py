@@ -1,4 +1,4 @@
-"""Times every matrix product of the model, alone, and holds it against what this device can do.
+"""Times every matrix product of the model, each alone, and compares it with the measured limits of this device.
 
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"

@@ -12,7 +12,9 @@ precision is fp32 (TF32 off). Parameter names and results are those of transform
 import math
 import sys
 
+from common import weights
 from common.config import ModelConfig
+from common.operations import linear_cross_entropy, swiglu
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
@@ -20,21 +22,15 @@ from common.training import run
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention; query head h reads key/value head h // (H / K).
+    """Causal softmax attention; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh].
 
-    Args:
-        q: [B, H, S, Dh].
-        k, v: [B, K, S, Dh].
-
-    Returns:
-        [B, H, S, Dh].
+    Query head h reads key/value head h // (H / K).
     """
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if groups > 1:
@@ -43,23 +39,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)  # [S, S]
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
-    return F.silu(gate) * up
-
-
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats.
-
-    Args:
-        x: [B, S, D], the last hidden states.
-        weight: [V, D].
-        targets: [B, S], the tokens that follow.
-    """
-    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -130,10 +109,7 @@ class TinyLlama(nn.Module):
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
         self.register_buffer("sin", sin, persistent=False)
-        generator = torch.Generator().manual_seed(torch.initial_seed())  # so that all versions start from the same weights
-        for name, weight in self.baseline_state_dict().items():
-            if weight.dim() == 2 and name != "lm_head.weight":  # the head is tied; the norms' weights stay 1
-                nn.init.normal_(weight, std=config.initializer_std, generator=generator)
+        weights.initialize(self.baseline_state_dict(), config.initializer_std)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):
@@ -153,7 +129,7 @@ class TinyLlama(nn.Module):
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names, from any version."""
-        return self.state_dict()
+        return weights.baseline_state_dict(self)
 
 
 def make_model(options) -> nn.Module:
@@ -164,16 +140,20 @@ def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], precision) -> Tensor:
-    """One optimizer step; returns the loss from before it, on the device."""
-    with precision.autocast():
-        loss = model.loss(*batch)
-    with span("backward"):
-        precision.scale(loss).backward()
-    with span("optimizer"):
-        precision.step(optimizer)
-        optimizer.zero_grad()
-    return loss.detach()
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+
+    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+        with precision.autocast():
+            loss = model.loss(*batch)
+        with span("backward"):
+            precision.scale(loss).backward()
+        with span("optimizer"):
+            precision.step(optimizer)
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return step
 
 
 if __name__ == "__main__":

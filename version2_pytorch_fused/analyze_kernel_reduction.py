@@ -23,7 +23,8 @@ def main() -> None:
                         help="default: kernel_reduction")  # fmt: skip
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="names in each table (default: 15)")
     options = parser.parse_args()
-    print(kernel_reduction.analyze(options.baseline, options.fused, options.output_dir, options.top))
+    report = kernel_reduction.analyze(options.baseline, options.fused, options.top)
+    print(report.publish(options.output_dir, "kernel_reduction"))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,12 @@ from common.analysis.comparisons import sequence_memory
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument(
-        "--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR", help="a folder per run; its newest profile is read"
-    )
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("sequence_memory"), metavar="DIR", help="default: sequence_memory"
-    )
+    parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
+                        help="a folder per run; its newest profile is read")  # fmt: skip
+    parser.add_argument("--output-dir", type=Path, default=Path("sequence_memory"), metavar="DIR",
+                        help="default: sequence_memory")  # fmt: skip
     options = parser.parse_args()
-    print(sequence_memory.analyze(options.profile_dirs, options.output_dir))
+    print(sequence_memory.analyze(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
 
 
 if __name__ == "__main__":

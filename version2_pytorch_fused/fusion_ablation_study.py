@@ -4,19 +4,20 @@
     python fusion_ablation_study.py --all-combinations     # all 16
     python fusion_ablation_study.py --all-combinations --preset small --use-amp --amp-dtype bfloat16
 
-Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and .png, into --output-dir.
+Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and .png, into --output-dir. Ctrl-C ends the study
+after the round that is running.
 """
 
 from pathlib import Path
 
 from common import cli
-from common.files import writable_folder, write_json
+from common.files import writable_folder
 from common.studies import ablation
 from common.training import version_files
 from version2_pytorch_fused import tiny_llama_v2
 
 
-def main() -> None:
+def main() -> int:
     parser = version_files.parser(__doc__)
     parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
     parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
@@ -24,10 +25,10 @@ def main() -> None:
         "--output-dir", type=Path, default=Path("fusion_ablation"), metavar="DIR", help="default: fusion_ablation"
     )
     options = version_files.resolve(parser.parse_args())
-    folder = writable_folder(options.output_dir, "--output-dir")
-    measured = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds)
-    write_json(folder / "fusion_ablation.json", measured)
-    print(ablation.analyze(folder / "fusion_ablation.json", folder))
+    path = writable_folder(options.output_dir, "--output-dir") / "fusion_ablation.json"
+    code = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds, path)
+    print(f"\n{ablation.analyze(path).publish(options.output_dir, path.stem)}")
+    return code
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@
     python optimize_batch_size.py --optimization-target memory --preset small --disable-flash-attention
 
 Flags that are not listed here go to the version. Each batch size is tried in a process of its own, so that running out of memory
-ends a trial and not the search. Writes batch_search.json (measured), and from it batch_search.csv, .md and .png, into
---output-dir.
+ends a trial and not the search. Writes batch_search.json (measured) after each trial, and from it, at the end or after Ctrl-C,
+batch_search.csv, .md and .png, into --output-dir.
 """
 
 from pathlib import Path
 
 from common import cli
-from common.files import writable_folder, write_json
+from common.files import writable_folder
 from common.studies import batch_size
 from common.training import version_files
 from version2_pytorch_fused import tiny_llama_v2
 
 
-def main() -> None:
+def main() -> int:
     parser = version_files.parser(__doc__, batch_size=False)
     parser.add_argument(
         "--optimization-target",
@@ -26,7 +26,7 @@ def main() -> None:
         help="what to search for (default: throughput)",
     )
     parser.add_argument(
-        "--target-memory-usage", type=batch_size.share, default=0.9, metavar="X",
+        "--target-memory-usage", type=float, default=0.9, metavar="X",
         help="share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)",
     )  # fmt: skip
     parser.add_argument(
@@ -43,9 +43,10 @@ def main() -> None:
     )
     arguments, own_flags = parser.parse_known_args()
     options = version_files.resolve(arguments)
-    folder = writable_folder(options.output_dir, "--output-dir")
-    write_json(folder / "batch_search.json", batch_size.measure(tiny_llama_v2, options, own_flags))
-    print(batch_size.analyze(folder / "batch_search.json", folder))
+    path = writable_folder(options.output_dir, "--output-dir") / "batch_search.json"
+    code = batch_size.measure(tiny_llama_v2, options, own_flags, path)
+    print(f"\n{batch_size.analyze(path).publish(options.output_dir, path.stem)}")
+    return code
 
 
 if __name__ == "__main__":

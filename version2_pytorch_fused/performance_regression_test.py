@@ -24,7 +24,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     verdict = regression.compare(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
-    print(verdict.text)
+    print(verdict.report.terminal())
     return 1 if verdict.failures else 0
 
 

@@ -1,20 +1,42 @@
-# What the scripts for profilers share. Each sources this file, sets `folder`, may set `arguments` and define `own_flag`, and hands
-# its arguments to `parse`.
+# shellcheck shell=bash
+# Shared by the scripts for profilers. A script sources this file, sets `folder`, may define `own_flag`, and calls `parse` or `start`.
 
 script=$(dirname "$0")/tiny_llama_v2.py
 arguments=() # of the script
+code=0       # exit code of the first command that failed
+trap 'exit 130' INT # the training script handles Ctrl-C by itself; without this line the next command would run
 
 fail() {
     echo "error: $1" >&2
     exit 2
 }
 
-own_flag() { false; } # FLAG: true if the sourcing script has it, and has taken note of it
+keep_first() { # CODE
+    [ "$code" -ne 0 ] || code=$1
+}
+
+head_of_script() {
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+}
+
+usage() {
+    head_of_script
+    echo "
+Options of every script for profilers:
+
+    --profile-dir DIR   folder of the results (default: $folder)
+    --script FILE.py    the script to run, of any version (default: tiny_llama_v2.py beside this file)
+
+Every other argument, and all after --, goes to the script. It takes 30 steps (3 under rocprof-compute, 1 under ncu) unless
+--num-steps says otherwise. Its metrics file goes into DIR, so that a profiled run does not replace measured step times."
+}
+
+own_flag() { false; } # FLAG: true if the sourcing script has this flag, and has noted it
 
 parse() { # ARGUMENTS: sets folder, script and arguments
     while [ $# -gt 0 ]; do
         case $1 in
-            -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;;
+            -h | --help) usage; exit ;;
             --profile-dir=* | --script=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
             --profile-dir) folder=${2-}; shift 2 || fail "--profile-dir needs a folder" ;;
             --script) script=${2-}; shift 2 || fail "--script needs a Python file" ;;
@@ -25,11 +47,17 @@ parse() { # ARGUMENTS: sets folder, script and arguments
     [ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
 }
 
-begin() { # TOOL RESULT FOLDER: makes the folder; false if there is no such tool. Either way it says so
+begin() { # TOOL RESULT FOLDER: makes the folder; false if the tool is missing. Either way it prints a line
     if ! command -v "$1" >/dev/null; then
         echo "$1 is not on PATH: skipped the $2" >&2
         return 1
     fi
     mkdir -p "$3" || exit 2
     echo "$1: $2 of $script, into $3" >&2
+}
+
+start() { # TOOL RESULT STEPS ARGUMENTS: parses the arguments, and begins; exits if the tool is missing
+    arguments=(--num-steps "$3") # if a flag comes twice, the script takes the later one: here the user's
+    parse "${@:4}"
+    begin "$1" "$2" "$folder" || exit 0
 }

@@ -1,16 +1,13 @@
 #!/usr/bin/env bash
-# Profiles one training script with every profiler there is, one after the other.
+# Profiles one training script with every available profiler, one after the other.
 #
 #     bash run_all_profilers.sh [--profile-dir DIR] [--script FILE.py] [--enable-rocm-tools] [--] [ARGUMENTS OF THE SCRIPT]
 #     bash run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis
 #
-#     --profile-dir DIR     where results go (default: ./complete_analysis)
-#     --script FILE.py      what to run, of any version (default: tiny_llama_v2.py beside this file)
-#     --enable-rocm-tools   after PyTorch's profiler also the GPU vendor's: rocprofv3, rocprof-sys-run and rocprof-compute, or
-#                           on an NVIDIA GPU their twins ncu and nsys
+#     --enable-rocm-tools   after PyTorch's profiler also those of the GPU's vendor: rocprofv3, rocprof-sys-run and
+#                           rocprof-compute, or on an NVIDIA GPU their counterparts ncu and nsys
 #
-# Every other argument goes to the script. Without --num-steps it takes 30 steps, or fewer under a tool that replays it. A tool
-# that is not there is named and skipped. The exit code is 0, or that of the first profiler that failed.
+# The script names and skips a missing tool. The exit code is 0, or that of the first profiler that failed.
 #
 # Results:
 #
@@ -18,8 +15,8 @@
 #     DIR/rocprofv3/                     see run_rocprofv3.sh
 #     DIR/rocprof_sys/                   see run_rocprof_sys.sh
 #     DIR/rocprof_compute/               see run_rocprof_compute.sh
-#     DIR/ncu/kernels.csv                one row per kernel launch: ns, bytes, percent of peak, spans; at most 1000, since ncu
-#                                        runs each several times. Lines that begin with == are messages
+#     DIR/ncu/kernels.csv                one row per kernel launch: ns, bytes, percent of peak, spans; at most 1000, because ncu
+#                                        runs each launch several times. Lines that begin with == are messages
 #     DIR/nsys/timeline.nsys-rep         timeline, for the Nsight Systems window or `nsys stats`
 
 set -euo pipefail
@@ -29,16 +26,14 @@ folder=./complete_analysis
 vendor_tools=false
 own_flag() { [ "$1" = --enable-rocm-tools ] && vendor_tools=true; }
 parse "$@"
-set -- ${arguments[@]+"${arguments[@]}"} # to bash before 4.4 an empty array is an unset variable
-trap 'exit 130' INT                      # the script ends in good order on Ctrl-C, and without this the next tool would begin
+set -- ${arguments[@]+"${arguments[@]}"} # before bash 4.4 an empty array is an unset variable
 
-code=0
 attempt() { # TOOL COMMAND...
     local failed=0
     "${@:2}" || failed=$?
     if [ "$failed" -ne 0 ]; then
         echo "$1 failed with exit code $failed" >&2
-        [ "$code" -ne 0 ] || code=$failed
+        keep_first "$failed"
     fi
 }
 
@@ -67,7 +62,7 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
     fi
 }
 
-# First without any tool around it: a script that fails here is not worth profiling further.
+# First without any tool around it: a script that fails here is not profiled further.
 echo "PyTorch profiler: $script, into $folder" >&2
 python "$script" --metrics-out "$folder/metrics.json" --num-steps 30 "$@" --enable-pytorch-profiler --profile-dir "$folder"
 [ "$vendor_tools" = true ] || exit 0

@@ -1,27 +1,22 @@
 """Version 2: fused with PyTorch alone. Fewer and larger operations, the same mathematics and the same weights.
 
-Changes from Version 1, each with a switch of its own (`--enable-X`, `--disable-X`):
+Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all four it is Version 1, bit for bit on a CPU:
 
-- qkv-fusion, swiglu-fusion: Q, K and V come from one matrix product, gate and up from another, so each input is read once;
-- flash-attention: `scaled_dot_product_attention` writes no [S, S] matrix, and does not repeat K and V for grouped heads;
+- qkv-fusion, swiglu-fusion: Q, K and V come from one matrix product, gate and up from another, so each input is read once.
+- flash-attention: `scaled_dot_product_attention` writes no [S, S] matrix, and does not repeat K and V for grouped heads.
 - torch-compile (off by default): fuses the elementwise operations that are left between the matrix products.
 
-With all four off this is Version 1, bit for bit on the CPU. Version 1's weights load, and come back.
-
-    python tiny_llama_v2.py                                            # the first three fusions
     python tiny_llama_v2.py --use-amp --amp-dtype bfloat16 --enable-all-fusion
     python tiny_llama_v2.py --disable-all-fusion --enable-qkv-fusion   # one alone
 """
 
 import math
-import os
 import sys
-from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass, replace
 
+from common import cli, weights
 from common import device as devices
 from common.config import ModelConfig
-from common.errors import UsageError
+from common.operations import linear_cross_entropy, swiglu
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
@@ -32,31 +27,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+SWITCHES = {"qkv-fusion": True, "flash-attention": True, "swiglu-fusion": True, "torch-compile": False}
+
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # name: Version 1's names
+def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh].
 
-
-@dataclass(frozen=True)
-class Fusions:
-    """Which fusions are on."""
-
-    qkv: bool = True
-    flash_attention: bool = True
-    swiglu: bool = True
-    torch_compile: bool = False
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention; query head h reads key/value head h // (H / K).
-
-    Args:
-        q: [B, H, S, Dh].
-        k, v: [B, K, S, Dh].
-
-    Returns:
-        [B, H, S, Dh].
+    Query head h reads key/value head h // (H / K).
     """
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if groups > 1:
@@ -76,39 +55,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
-    return F.silu(gate) * up
-
-
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats.
-
-    Args:
-        x: [B, S, D], the last hidden states.
-        weight: [V, D].
-        targets: [B, S], the tokens that follow.
-    """
-    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
-
-
 def project(x: Tensor, weight: Tensor, sizes: tuple[int, ...], fused: bool) -> tuple[Tensor, ...]:
     """The parts of x @ weight.T, of the given sizes: by one matrix product, or by one for each part of the weight."""
     if fused:
         return F.linear(x, weight).split(sizes, dim=-1)
     return tuple(F.linear(x, part) for part in weight.split(sizes))
-
-
-def fuse_on_load(fused: str):
-    """A hook that stacks Version 1's matrices into the fused one while a state dict is loaded."""
-
-    def hook(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-        names = [f"{prefix}{part}.weight" for part in FUSED[fused]]
-        if names[0] in state_dict:
-            state_dict[f"{prefix}{fused}.weight"] = torch.cat([state_dict.pop(name) for name in names])
-
-    return hook
 
 
 class RMSNorm(nn.Module):
@@ -123,16 +74,15 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, fusions: Fusions) -> None:
+    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         self.sizes = (config.hidden_size, kv_size, kv_size)  # of Q, K and V
         self.qkv_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.fused = fusions.qkv
-        self.attention = attention if fusions.flash_attention else plain_attention
-        self.register_load_state_dict_pre_hook(fuse_on_load("qkv_proj"))
+        self.fused = switches["qkv-fusion"]
+        self.attention = attention if switches["flash-attention"] else eager_attention
 
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
@@ -144,13 +94,12 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig, fusions: Fusions) -> None:
+    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
         super().__init__()
         self.sizes = (config.intermediate_size, config.intermediate_size)  # of gate and up
         self.gate_up_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.fused = fusions.swiglu
-        self.register_load_state_dict_pre_hook(fuse_on_load("gate_up_proj"))
+        self.fused = switches["swiglu-fusion"]
 
     @span("mlp")
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
@@ -159,12 +108,12 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, fusions: Fusions) -> None:
+    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, fusions)
+        self.self_attn = Attention(config, switches)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config, fusions)
+        self.mlp = FeedForward(config, switches)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -174,20 +123,19 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
-    def __init__(self, config: ModelConfig, fusions: Fusions = Fusions()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
         super().__init__()
+        self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, fusions) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, switches) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
         self.register_buffer("sin", sin, persistent=False)
-        generator = torch.Generator().manual_seed(torch.initial_seed())  # so that all versions start from the same weights
-        for name, weight in self.baseline_state_dict().items():
-            if weight.dim() == 2 and name != "lm_head.weight":  # the head is tied; the norms' weights stay 1
-                nn.init.normal_(weight, std=config.initializer_std, generator=generator)
+        weights.initialize(self.baseline_state_dict(), config.initializer_std)
+        self.register_load_state_dict_pre_hook(weights.fuse_on_load)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):
@@ -206,80 +154,33 @@ class TinyLlama(nn.Module):
             return linear_cross_entropy(x, self.lm_head.weight, targets)
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
-        """The weights under Version 1's names, from any version: views of the fused ones."""
-        state = {}
-        for name, weight in self.state_dict().items():
-            module, _, leaf = name.removesuffix(".weight").rpartition(".")
-            if leaf in FUSED:
-                parts = weight.split(self.get_submodule(module).sizes)
-                state |= {f"{module}.{part}.weight": piece for part, piece in zip(FUSED[leaf], parts, strict=True)}
-            else:
-                state[name] = weight
-        return state
+        """The weights under Version 1's names, from any version."""
+        return weights.baseline_state_dict(self)
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """The switches of this version; `--enable-all-fusion` and `--disable-all-fusion` are what the single ones start from."""
-    group = parser.add_argument_group("fusions (qkv, flash attention and swiglu are on unless switched off)")
-    for name in ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile", "all-fusion"):
-        choice, key = group.add_mutually_exclusive_group(), name.replace("-", "_")
-        choice.add_argument(f"--enable-{name}", dest=key, action="store_true", default=None)
-        choice.add_argument(f"--disable-{name}", dest=key, action="store_false", default=None)
-    modes = ("default", "reduce-overhead", "max-autotune")
-    group.add_argument("--torch-compile-mode", choices=modes, help="of torch.compile (default: default)")
-
-
-def fusions(options: Namespace) -> Fusions:
-    """What the switches say together.
-
-    Raises:
-        UsageError: a mode for torch.compile is given, but it is off.
-    """
-    base = Fusions() if options.all_fusion is None else Fusions(*4 * [options.all_fusion])
-    given = {
-        "qkv": options.qkv_fusion,
-        "flash_attention": options.flash_attention,
-        "swiglu": options.swiglu_fusion,
-        "torch_compile": options.torch_compile,
-    }
-    if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
-        given["flash_attention"] = False
-    result = replace(base, **{name: value for name, value in given.items() if value is not None})
-    if options.torch_compile_mode and not result.torch_compile:
-        raise UsageError("--torch-compile-mode needs --enable-torch-compile")
-    return result
-
-
-def describe(options: Namespace) -> dict[str, bool]:
-    """For the run's record: which fusions are on."""
-    return asdict(fusions(options))
-
-
-def make_model(options: Namespace) -> nn.Module:
-    chosen = fusions(options)
-    model = TinyLlama(options.model, chosen)
-    if chosen.torch_compile:
-        problem = devices.compile_problem(devices.select(options.device))
-        if problem:
-            raise UsageError(problem)
-        model.loss = torch.compile(model.loss, mode=options.torch_compile_mode)
-    return model
+def make_model(options) -> nn.Module:
+    return TinyLlama(options.model, cli.switches(options, SWITCHES))
 
 
 def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], precision) -> Tensor:
-    """One optimizer step; returns the loss from before it, on the device."""
-    with precision.autocast():
-        loss = model.loss(*batch)
-    with span("backward"):
-        precision.scale(loss).backward()
-    with span("optimizer"):
-        precision.step(optimizer)
-        optimizer.zero_grad()
-    return loss.detach()
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    loss_of = devices.compiled(model.loss, precision.device, model.switches["torch-compile"])
+
+    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+        with precision.autocast():
+            loss = loss_of(*batch)
+        with span("backward"):
+            precision.scale(loss).backward()
+        with span("optimizer"):
+            precision.step(optimizer)
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return step
 
 
 if __name__ == "__main__":

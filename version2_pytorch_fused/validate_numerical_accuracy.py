@@ -5,7 +5,7 @@
     python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py \\
         --optimized ./tiny_llama_v2.py --disable-flash-attention --enable-torch-compile
 
-Flags that are not listed here go to the optimized version. --use-amp is for it alone: the baseline stays in fp32.
+Flags that are not listed here go to the optimized version. --use-amp applies to it alone; the baseline stays in fp32.
 """
 
 from pathlib import Path
@@ -17,14 +17,16 @@ from common.training import version_files
 
 def main() -> int:
     parser = version_files.parser(__doc__)
-    parser.add_argument("--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is taken as right")
+    parser.add_argument(
+        "--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is assumed to be correct"
+    )
     parser.add_argument("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error that passes (default: 1e-4)")
     arguments, own_flags = parser.parse_known_args()
     options = version_files.resolve(arguments)
     comparison = accuracy.compare(version_files.load(options.baseline), version_files.load(options.optimized), options, own_flags)
-    text, passed = accuracy.report(comparison, options.tolerance)
-    print(text)
+    report, passed = accuracy.report(comparison, options.tolerance)
+    print(report.terminal())
     return 0 if passed else 1
 
 

@@ -42,9 +42,7 @@ A sweep of sizes also draws the share of the ceiling over the sequence length, i
 
 import importlib.util
 import math
-import shlex
 import sys
-import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,15 +53,17 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.analysis.output import plots
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, text
+from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
+from common.progress import progress
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
-from common.training import ceilings, version_files
+from common.training import ceilings, record, version_files
 from version3_triton import kernels, liger
+from version3_triton.kernels import reference
 
 import torch
 from torch import Tensor
@@ -147,15 +147,15 @@ def attention_by(backend: SDPBackend) -> Callable:
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return kernels.REFERENCE.attention(q, k, v)
+            return reference.attention(q, k, v)
 
     return attention
 
 
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
-    device, plain = precision.device, getattr(kernels.REFERENCE, operation)
-    found = {} if kernels.missing(device) else {"kernel": getattr(kernels.choose(device), operation)}
+    device, plain = precision.device, getattr(reference, operation)
+    found = {} if kernels.missing(device) else {"kernel": kernels.KERNELS[operation]}
     found |= {"eager": plain}
     if peers:
         found |= {"compiled": torch.compile(plain)}
@@ -178,9 +178,9 @@ def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list
 
 def replayed(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
     """Milliseconds of a pass by name, as GPU work alone: each replay's over its passes, of which all contenders have as many."""
-    quickest = min(min(benchmark(devices.record(step), device, warmup=1, iterations=3)) for step in steps.values())
+    quickest = min(min(benchmark(devices.capture_graph(step), device, warmup=1, iterations=3)) for step in steps.values())
     passes = min(MOST_PASSES, math.ceil(REPLAY_MS / quickest))
-    times = in_turns({name: devices.record(step, passes) for name, step in steps.items()}, device)
+    times = in_turns({name: devices.capture_graph(step, passes) for name, step in steps.items()}, device)
     return {name: [one / passes for one in values] for name, values in times.items()}
 
 
@@ -230,14 +230,10 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
             for name, figures in time_case(work, contenders(operation, precision, peers), device).items():
                 row = {"hidden_size": shape[0].hidden_size, "unit": work.unit, "amount": work.amount, "contender": name}
                 rows.append(where | row | figures)
-    return {
-        "schema": SCHEMA,
-        "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": devices.describe(device), "environment": devices.environment(),
-        "precision": {"compute": precision.name, "tf32": allow_tf32},
+    return record.header(SCHEMA, device, precision.name, allow_tf32) | {
         "ceilings": ceilings.measure(device, precision),
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 def size(argument: str) -> tuple[int, int]:
@@ -278,9 +274,10 @@ def run(
         raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
     writable_file(path, "--metrics-out")
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
-    measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers)
+    with progress("timing the operations"):
+        measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers)
     write_json(path, measured)
-    print(f"{text(measured)}\n  metrics      {path}")
+    print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
         plots.save(figure(measured), path.with_suffix(".png"))
         print(f"  figure       {path.with_suffix('.png')}")
@@ -288,12 +285,12 @@ def run(
 
 def of_version(version: ModuleType, options: Namespace) -> None:
     """`--mode benchmark` of tiny_llama_v3.py: what is not switched off."""
-    off = [operation for name in version.switched_off(options) for operation in kernels.SWITCHES[name]]
-    run(options, operations=[operation for operation in OPERATIONS if operation not in off])
+    on = cli.switches(options, version.SWITCHES)
+    run(options, operations=[operation for switch, names in kernels.SWITCHES.items() if on[switch] for operation in names])
 
 
 def main() -> None:
-    parser = version_files.parser(__doc__)
+    parser = version_files.parser(__doc__, capture=False)
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")

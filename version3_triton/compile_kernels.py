@@ -4,14 +4,18 @@
     python compile_kernels.py --targets gfx942 --dtypes bf16
     python compile_kernels.py --output ../results/compiled/kernels.json
 
-The kernels are launched as in training, in 16 bits under autocast, forward and backward, with a driver in place of the GPU's that
-compiles and does not run. With Triton 3.6 and 3.7 none of them spills (later ones: LOG.md), but what is not among the sizes does:
-norms of rows much wider than 4,096, and with `--allow-tf32` the keys' kernel in float32 (16 bytes on sm_90 at head dimension 80).
+A summary of several Tritons takes a run of the last command with each of them, and then one of
 
-    registers        a thread's; on AMD its vector registers, accumulation registers included
-    spills           what did not fit into registers and lives in memory, which is slow: on AMD how many registers, vector and
-                     scalar, on NVIDIA how many bytes a thread stores and loads for it, as ptxas counts them
-    shared_bytes     of shared memory (LDS on AMD), of a program
+    python compile_kernels.py --summarize triton_3.6.json triton_3.7.json --output ../results/compiled/tritons.json
+
+The kernels are launched as in training, in 16 bits under autocast, forward and backward. A driver that compiles and does not run
+stands in for the GPU's. With Triton 3.6 and 3.7 no kernel spills at the sizes below (others: LOG.md). Other cases do: norms of
+rows much wider than 4,096, and with `--allow-tf32` the keys' kernel in float32 (16 bytes on sm_90 at head dimension 80).
+
+    registers        of a thread; on AMD its vector registers, accumulation registers included
+    spills           values that did not fit into registers and live in memory, which is slow. On AMD it is the number of such
+                     registers, vector and scalar; on NVIDIA the bytes that a thread stores and loads for them, as ptxas counts
+    shared_bytes     of shared memory (LDS on AMD), for a program
 """
 
 import contextlib
@@ -26,12 +30,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from common import cli
+from common.progress import progress
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
 cli.require("triton")
 
 from common.analysis.output import tables
-from common.documents.compiled_kernels import SCHEMA
+from common.documents import compiled_kernels
+from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.rope import rope_tables
 from version3_triton.kernels import blocks
@@ -169,13 +175,28 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="ARCH", help="default: all five")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="DTYPE", help="default: all three")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the rows, with the version of triton")
+    parser.add_argument(
+        "--summarize",
+        type=Path,
+        nargs="+",
+        metavar="FILE.json",
+        help="compile nothing; write a summary of these files to --output",
+    )
     options = parser.parse_args()
+    if options.summarize and not options.output:
+        raise UsageError("--summarize needs --output FILE.json")
     if options.output:
         writable_file(options.output, "--output")
-    rows = [row for name in options.targets for row in compile_all(name, options.dtypes)]
+    command = shlex.join(sys.argv)
+    if options.summarize:
+        schema = compiled_kernels.SUMMARY_SCHEMA
+        write_json(options.output, {"schema": schema, "command": command, **compiled_kernels.summary(options.summarize)})
+        return
+    with progress(f"compiling for {', '.join(options.targets)}"):
+        rows = [row for name in options.targets for row in compile_all(name, options.dtypes)]
     if options.output:
-        content = {"schema": SCHEMA, "triton": triton.__version__, "command": shlex.join(sys.argv), "rows": rows}
-        write_json(options.output, content)
+        schema = compiled_kernels.SCHEMA
+        write_json(options.output, {"schema": schema, "triton": triton.__version__, "command": command, "rows": rows})
     print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
 
 

@@ -21,15 +21,15 @@ def show(path: Path, sort_by: str | None) -> None:
     profile = step_profile.read(path)
     run, training = profile["run"], profile["run"]["training"]
     shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
-    print(triton_kernels.text(profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by))
+    print(triton_kernels.report(path, profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by).terminal())
 
 
 def profile_and_show(options: Namespace) -> int:
     options.enable_pytorch_profiler = True
-    code = run.train(tiny_llama_v3, cli.parse(options))
-    if not code:  # a run that was stopped may not have reached the steps that are profiled
-        show(step_profile.find(options.profile_dir), options.sort_by)
-    return code
+    result = run.train(tiny_llama_v3, cli.parse(options))
+    if result.profiles:  # a run that was stopped may not have reached the steps that are profiled
+        show(result.profiles[0], options.sort_by)
+    return result.exit_code
 
 
 def main() -> int:

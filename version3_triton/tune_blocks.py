@@ -12,7 +12,7 @@ and are fast all the same; none that does may stand in the table (`compile_kerne
 The JSON file, schema "tiny-llama-tiles/1":
 
     command, date, device, environment, dtype, batch_size, sequence_length, heads
-    rows    {"kernel", "size": of a row, or head dimension, "candidate": the fields of Spread or Blocks, "us": median or null}
+    rows    {"kernel", "size": of a row, or head dimension, "candidate": of LaunchConfig or TileConfig, "us": median or null}
     chosen  {"kernel", "size": null where it serves all, "candidate", "relative": to the fastest, "in_table": bool}
 """
 
@@ -20,16 +20,14 @@ import argparse
 import itertools
 import multiprocessing
 import operator
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from common import cli
+from common.progress import progress
 
 cli.require("triton")
 
@@ -39,9 +37,10 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
+from common.training import record
 from version3_triton import benchmark_kernels, kernels
 from version3_triton.kernels import blocks
-from version3_triton.kernels.blocks import Blocks, Spread
+from version3_triton.kernels.blocks import LaunchConfig, TileConfig
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -71,24 +70,24 @@ SIZES = {  # numbers of a row: hidden sizes; 2.75 x 512, 4 x 1024, 2.75 x 2048, 
     "cross_entropy": (1000, 32000),
 }
 RUNS = 5
-Candidate = Blocks | Spread
+Candidate = TileConfig | LaunchConfig
 Case = tuple[str, int, torch.dtype, Candidate, int]  # kernel, size, ..., heads of attention
 
 
 def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
     """Of attention: long in what a program owns, short in what it goes over; in float32 half of that and no pipeline."""
-    if kernel in blocks.SPREAD:
+    if kernel in blocks.LAUNCH:
         loops = ((2, 4, 8), (1, 2)) if kernel == "norm_backward" else ((1,), (1,))
-        return [Spread(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), *loops)]
+        return [LaunchConfig(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), *loops)]
     owned, passed, stages = ((32, 64, 128), (16, 32), (1,)) if dtype.itemsize == 4 else ((64, 128), (32, 64, 128), (1, 2, 3, 4))
     sizes = [(n, m) if kernel == "keys" else (m, n) for m, n in itertools.product(owned, passed)]
-    return [Blocks(*size, warps, depth) for size, warps, depth in itertools.product(sizes, (4, 8), stages)]
+    return [TileConfig(*size, warps, depth) for size, warps, depth in itertools.product(sizes, (4, 8), stages)]
 
 
 def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
     """Where the choice stands in `kernels/blocks.py`: a dictionary and its key."""
-    if kernel in blocks.SPREAD:
-        return blocks.SPREAD[kernel], blocks.family()
+    if kernel in blocks.LAUNCH:
+        return blocks.LAUNCH[kernel], blocks.family()
     return blocks.ATTENTION[blocks.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
 
 
@@ -102,7 +101,7 @@ def step_of(kernel: str, size: int, dtype: torch.dtype, batch: int, heads: int, 
     }.get(OPERATIONS[kernel], {"hidden_size": heads * head_dim, "num_attention_heads": heads})
     precision = Precision(devices.select("auto"), None if dtype == torch.float32 else dtype)
     work = benchmark_kernels.case(OPERATIONS[kernel], (ModelConfig(**sizes), batch, length), precision)
-    return work.step(getattr(kernels.choose(precision.device), OPERATIONS[kernel]))
+    return work.step(kernels.KERNELS[OPERATIONS[kernel]])
 
 
 def compile_one(case: Case) -> bool:
@@ -160,10 +159,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for sizes in [SIZES[kernel]] if kernel in SIZES else [(size,) for size in options.head_dims]:
             table, key = table_of(kernel, sizes[0], dtype)
             chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], list(astuple(table[key])))
-    return {
-        "schema": SCHEMA,
-        "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": devices.describe(torch.device("cuda")), "environment": devices.environment(), "dtype": options.dtype,
+    return record.header(SCHEMA, torch.device("cuda")) | {
+        "dtype": options.dtype,
         "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
         "rows": rows, "chosen": chosen,
     }  # fmt: skip
@@ -199,7 +196,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise UsageError("tiles are chosen by their time on a GPU, and there is none")
     writable_file(options.output, "--output")
-    measured = measure(options)
+    with progress("compiling and timing candidates"):
+        measured = measure(options)
     write_json(options.output, measured)
     body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
             for row in measured["chosen"]]  # fmt: skip

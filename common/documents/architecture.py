@@ -1,10 +1,5 @@
-"""The tables of TINY_LLAMA_ARCHITECTURE.md: the formulas of `flops` and `footprint` at the presets, as Markdown.
+"""The tables of TINY_LLAMA_ARCHITECTURE.md: the formulas of `flops` and `footprint` at the presets, as Markdown."""
 
-Each table is a function without arguments, listed by name in TABLES; the document holds its text between the markers
-`<!-- table: NAME -->` and `<!-- /table -->`.
-"""
-
-from collections.abc import Callable
 from math import prod
 
 from common import config as configs
@@ -16,7 +11,7 @@ from common.config import PRESETS, ModelConfig
 MIB, MB, MICRO = 2**20, 1e6, 1e6
 DEVICES = ("H100 SXM", "H200 SXM", "A100-SXM4-80GB", "MI300X", "MI300A")  # names that `common.analysis.formulas.peaks` knows
 
-# One forward pass: where, what, and the shape of what comes out, in the letters of `common.config`.
+# One forward pass: the span, the operation, and the shape of its result in the letters of `common.config`.
 FORWARD_PASS = (
     ("embed", "`embed_tokens(input_ids)`", "B S D"),
     ("norm", "`input_layernorm(x)`", "B S D"),
@@ -24,7 +19,7 @@ FORWARD_PASS = (
     ("attention", "`k_proj(x)`, `v_proj(x)`, each", "B S K*Dh"),
     ("attention", "q by heads, rotated", "B H S Dh"),
     ("attention", "k by heads, rotated; v by heads", "B K S Dh"),
-    ("attention", "k, v repeated for the query heads (if K < H)", "B H S Dh"),
+    ("attention", "k, v repeated for the query heads (if `K < H`)", "B H S Dh"),
     ("attention", "scores; softmax weights", "B H S S"),
     ("attention", "weights @ v", "B H S Dh"),
     ("attention", "`o_proj(heads merged)`", "B S D"),
@@ -39,10 +34,10 @@ FORWARD_PASS = (
 )
 
 
-def _presets() -> list[tuple[ModelConfig, int, int]]:
-    """Model, batch size and sequence length of each preset."""
-    resolved = [configs.resolve(name) for name in PRESETS]
-    return [(item.model, item.training.batch_size, item.training.sequence_length) for item in resolved]
+def preset(name: str) -> tuple[ModelConfig, int, int]:
+    """Model, batch size and sequence length of a preset."""
+    resolved = configs.resolve(name)
+    return resolved.model, resolved.training.batch_size, resolved.training.sequence_length
 
 
 def sizes(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, int]:
@@ -55,87 +50,90 @@ def sizes(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[st
 
 
 def shape(letters: str, values: dict[str, int]) -> list[int]:
-    """The numbers behind the letters: `B S K*Dh` is [8, 128, 256] for the tiny preset's values."""
+    """The sizes that letters stand for: `B S K*Dh` is [8, 128, 256] for the tiny preset's values."""
     return [prod(values[letter] for letter in dimension.split("*")) for dimension in letters.split()]
 
 
 def presets() -> str:
-    """The letters at each preset."""
-    values = [sizes(*preset) for preset in _presets()]
-    rows = [[letter, *(value[letter] for value in values)] for letter in values[0]]
-    return markdown(["", *PRESETS], rows)
+    """A row per letter, a column per preset."""
+    values = [sizes(*preset(name)) for name in PRESETS]
+    return markdown(["", *PRESETS], [[letter, *(value[letter] for value in values)] for letter in values[0]])
 
 
 def shapes() -> str:
-    """One forward pass of the tiny preset, tensor by tensor."""
-    values = sizes(*_presets()[0])
-    rows = []
+    """A row per tensor of a forward pass at the tiny preset."""
+    values, rows = sizes(*preset("tiny")), []
     for span, tensor, letters in FORWARD_PASS:
-        symbols = ", ".join(dimension.replace("*", " ") for dimension in letters.split())
-        numbers = shape(letters, values)
+        symbols, numbers = ", ".join(letters.split()).replace("*", " "), shape(letters, values)
         rows.append([span, tensor, f"[{symbols}]", str(numbers), footprint.FLOAT * prod(numbers) / 1024])
     return markdown(["Span", "Tensor", "Shape", "At `tiny`", "KiB in fp32"], rows)
 
 
+def _by_part(formulas: dict[str, str], values: list[dict[str, int]], unit: float = 1) -> list[list[object]]:
+    """A row per part: its name, its formula, and its value in `unit` at each preset."""
+    return [[part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()]
+
+
 def parameters() -> str:
+    """A row per part of the model: its number of parameters."""
     formulas = {
         "embedding": "V D (the head shares it)", "attention": "L (2 D^2 + 2 D K Dh)", "mlp": "L 3 D F",
         "norms": "(2 L + 1) D", "total": "P",
     }  # fmt: skip
-    values = [flops.parameters(config) for config, _, _ in _presets()]
-    return markdown(["Part", "Formula", *PRESETS], [[part, text, *(v[part] for v in values)] for part, text in formulas.items()])
+    return markdown(["Part", "Formula", *PRESETS], _by_part(formulas, [flops.parameters(preset(name)[0]) for name in PRESETS]))
 
 
 def forward_flops() -> str:
-    """GFLOP of the forward pass by part, and of a step, at each preset's B and S."""
+    """GFLOP of the parts of a forward pass, and of a step, at each preset's B and S."""
     formulas = {
         "projections": "2 B S L (2 D^2 + 2 D K Dh)", "attention": "4 B L D S (S + 1) / 2", "mlp": "6 B S L D F",
         "head": "2 B S D V",
     }  # fmt: skip
-    causal, full = ([flops.forward(*preset, causal=flag) for preset in _presets()] for flag in (True, False))
-    steps, executed = ([flops.training_step(*preset, causal=flag)["total"] for preset in _presets()] for flag in (True, False))
-    rows = [[part, text, *(value[part] / 1e9 for value in causal)] for part, text in formulas.items()]
-    rows += [
-        ["forward, causal", "sum of the above", *(value["total"] / 1e9 for value in causal)],
-        ["forward, full", "attention: 4 B L D S^2", *(value["total"] / 1e9 for value in full)],
-        ["step, causal", "3 x forward", *(value / 1e9 for value in steps)],
-        ["step, full", "3 x forward", *(value / 1e9 for value in executed)],
-    ]
+    shown = [preset(name) for name in PRESETS]
+    causal, full = ([flops.forward(*each, causal=flag) for each in shown] for flag in (True, False))
+    steps, full_steps = ([flops.training_step(*each, causal=flag) for each in shown] for flag in (True, False))
+    rows = _by_part(formulas, causal, 1e9)
+    for name, text, values in (
+        ("forward, causal", "sum of the above", causal), ("forward, full", "attention: 4 B L D S^2", full),
+        ("step, causal", "3 x forward", steps), ("step, full", "3 x forward", full_steps),
+    ):  # fmt: skip
+        rows.append([name, text, *(value["total"] / 1e9 for value in values)])
     return markdown(["GFLOP", "Formula", *PRESETS], rows)
 
 
 def states() -> str:
     """MiB that live from step to step."""
     formulas = {"weights": "4 P", "gradients": "4 P", "adamw": "8 P + 4 (9 L + 2)", "total": "16 P + 4 (9 L + 2)"}
-    values = [footprint.states(config) for config, _, _ in _presets()]
-    rows = [[part, text, *(value[part] / MIB for value in values)] for part, text in formulas.items()]
-    copies = [footprint.autocast_copies(config) / MIB for config, _, _ in _presets()]
-    moved = [footprint.optimizer_bytes(config) / MIB for config, _, _ in _presets()]
-    rows += [["16-bit copies, under autocast", "2 (P - norms)", *copies], ["moved by AdamW's step, at least", "28 P", *moved]]
+    models = [preset(name)[0] for name in PRESETS]
+    rows = _by_part(formulas, [footprint.states(model) for model in models], MIB)
+    for name, text, count in (
+        ("16-bit copies, under autocast", "2 (P - norms)", footprint.autocast_copies),
+        ("moved by AdamW's step, at least", "28 P", footprint.optimizer_bytes),
+    ):
+        rows.append([name, text, *(count(model) / MIB for model in models)])
     return markdown(["MiB", "Bytes", *PRESETS], rows)
 
 
 def activations() -> str:
-    """MiB kept from forward to backward in float32 and under autocast, and what a step's peak follows from it."""
+    """MiB kept from the forward to the backward pass in float32 and under autocast, and the least peak of a step."""
     formulas = {
         "embed": "8 B S", "norm": "(2 L + 1) (8 B S D + 4 B S)", "attention": "L 20 B S D", "scores": "L (4 B H S^2 + S^2)",
         "mlp": "L (4 B S D + 16 B S F)", "loss": "4 B S D + 4 B S V + 8 B S + 4", "total": "",
     }  # fmt: skip
-    values = [footprint.activations(*preset) for preset in _presets()]
-    rows = [[part, text, *(value[part] / MIB for value in values)] for part, text in formulas.items()]
-    for device, name in (("cpu", "bf16 autocast on a CPU"), ("cuda", "bf16 autocast on a GPU")):
-        mixed = [footprint.activations(*preset, autocast=device) for preset in _presets()]
-        rows.append([f"scores, {name}", "", *(value["scores"] / MIB for value in mixed)])
-        rows.append([f"total, {name}", "", *(value["total"] / MIB for value in mixed)])
-    peaks = [footprint.least_peak(*preset) / MIB for preset in _presets()]
-    rows.append(["a step's peak, fp32, at least", "12 P + total", *peaks])
+    shown = [preset(name) for name in PRESETS]
+    rows = _by_part(formulas, [footprint.activations(*each) for each in shown], MIB)
+    for device, where in (("cpu", "bf16 autocast on a CPU"), ("cuda", "bf16 autocast on a GPU")):
+        mixed = [footprint.activations(*each, autocast=device) for each in shown]
+        rows += [[f"{part}, {where}", "", *(value[part] / MIB for value in mixed)] for part in ("scores", "total")]
+    rows.append(["a step's peak, fp32, at least", "12 P + total", *(footprint.least_peak(*each) / MIB for each in shown)])
     return markdown(["MiB", "Bytes", *PRESETS], rows)
 
 
 def quadratic() -> str:
-    """Share of the S^2 term in the activations, and where it overtakes the rest of its layer."""
+    """A row per preset: the share of the S^2 term in the activations, and the S at which it overtakes the rest of its layer."""
     rows = []
-    for name, (config, batch, length) in zip(PRESETS, _presets(), strict=True):
+    for name in PRESETS:
+        config, batch, length = preset(name)
         kept = [footprint.activations(config, batch, s) for s in (length, 4 * length)]
         shares = [f"{value['scores'] / value['total']:.0%}" for value in kept]
         rows.append([name, length, *shares, footprint.quadratic_overtakes(config, batch)])
@@ -143,22 +141,20 @@ def quadratic() -> str:
 
 
 def intensity() -> str:
-    """Kernels, FLOPs, bytes and FLOP/byte of the forward pass by group, at tiny and at medium."""
-    first, second = (footprint.totals(footprint.operations(*preset), "group") for preset in (_presets()[0], _presets()[2]))
+    """A row per group of operations of a forward pass: kernels, FLOPs, bytes and FLOP/byte at tiny and at medium."""
+    first, second = (footprint.totals(footprint.operations(*preset(name)), "group") for name in ("tiny", "medium"))
     rows = []
     for group in first:
         row = [group, first[group]["kernels"]]
         for values in (first[group], second[group]):
             row += [values["flops"] / MB, values["bytes"] / MB, values["flops"] / values["bytes"]]
         rows.append(row)
-    header = ["Group", "Kernels (`tiny`)"]
-    for name in ("tiny", "medium"):
-        header += [f"`{name}`: MFLOP", "MB", "FLOP/byte"]
-    return markdown(header, rows)
+    columns = [column for name in ("tiny", "medium") for column in (f"`{name}`: MFLOP", "MB", "FLOP/byte")]
+    return markdown(["Group", "Kernels (`tiny`)", *columns], rows)
 
 
 def balance() -> str:
-    """FLOPs per byte at which a device's data-sheet peaks meet."""
+    """A row per device: the FLOPs per byte at which its data-sheet peaks meet."""
     rows = []
     for name in DEVICES:
         peaks = datasheet(name)
@@ -167,10 +163,10 @@ def balance() -> str:
 
 
 def limits() -> str:
-    """What the forward pass of each preset costs at least on a device: all its FLOPs, all its bytes, or kernel by kernel."""
+    """A row per preset and device: the least time of a forward pass by all its FLOPs, by all its bytes, and kernel by kernel."""
     rows = []
-    for name, preset in zip(PRESETS, _presets(), strict=True):
-        operations = footprint.operations(*preset)
+    for name in PRESETS:
+        operations = footprint.operations(*preset(name))
         kernels = sum(operation.calls for operation in operations)
         for device in ("H100 SXM", "MI300X"):
             peaks = datasheet(device)
@@ -179,35 +175,18 @@ def limits() -> str:
             memory = sum(calls * memory for calls, _, memory in times)
             slower = sum(calls * max(compute, memory) for calls, compute, memory in times)
             rows.append([name, device, kernels, compute, memory, slower, slower / kernels])
-    header = ["Preset", "Device", "Kernels", "FLOPs at peak, us", "Bytes at peak, us", "Kernel by kernel, us", "Per kernel, us"]
-    return markdown(header, rows)
+    columns = ["Preset", "Device", "Kernels", "FLOPs at peak, us", "Bytes at peak, us", "Kernel by kernel, us", "Per kernel, us"]
+    return markdown(columns, rows)
 
 
 def fusion() -> str:
-    """Bytes of the forward pass against one kernel each, at tiny and at medium; the quotient bounds the gain."""
-    rows = [[name] for name in footprint.ONE_KERNEL]
-    for preset in (_presets()[0], _presets()[2]):
-        eager = footprint.totals(footprint.operations(*preset), "group")
-        least = footprint.one_kernel_bytes(*preset)
-        for row, (name, groups) in zip(rows, footprint.ONE_KERNEL.items(), strict=True):
-            moved = sum(eager[group]["bytes"] for group in groups)
-            row += [moved / MB, least[name] / MB, moved / least[name]]
-    header = ["Part"]
+    """A row per part: bytes of a forward pass, and of one kernel in its place, at tiny and at medium; the quotient is a bound."""
+    rows, columns = [[name] for name in footprint.ONE_KERNEL], ["Part"]
     for name in ("tiny", "medium"):
-        header += [f"`{name}`: V1, MB", "One kernel, MB", "Bound"]
-    return markdown(header, rows)
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "presets": presets,
-    "shapes": shapes,
-    "parameters": parameters,
-    "flops": forward_flops,
-    "states": states,
-    "activations": activations,
-    "quadratic": quadratic,
-    "intensity": intensity,
-    "balance": balance,
-    "limits": limits,
-    "fusion": fusion,
-}
+        eager = footprint.totals(footprint.operations(*preset(name)), "group")
+        least = footprint.one_kernel_bytes(*preset(name))
+        for row, (part, groups) in zip(rows, footprint.ONE_KERNEL.items(), strict=True):
+            moved = sum(eager[group]["bytes"] for group in groups)
+            row += [moved / MB, least[part] / MB, moved / least[part]]
+        columns += [f"`{name}`: V1, MB", "One kernel, MB", "Bound"]
+    return markdown(columns, rows)

@@ -1,22 +1,72 @@
-"""What each kernel needs of a multiprocessor, from compiled/kernels.json (written by version3_triton/compile_kernels.py).
+"""Tables of what each kernel needs of a multiprocessor, from results/compiled/ (written by version3_triton/compile_kernels.py).
 
-That file (schema "tiny-llama-compiled/1") holds `triton`, `command` and `rows`: target, dtype, file, size, kernel, blocks, warps,
-stages, registers, spills, shared_bytes. compile_kernels.py says what the figures are.
+kernels.json holds a row for each compiled kernel, with one Triton; compile_kernels.py says what the numbers are. tritons.json
+holds a summary for each Triton that was tried: a row for each target, and the kernels that spill.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common.analysis.output import tables
-from common.files import read_json
+from common.files import read
 
-SCHEMA = "tiny-llama-compiled/1"
+from typing_extensions import TypedDict
+
+SCHEMA, SUMMARY_SCHEMA = "tiny-llama-compiled/1", "tiny-llama-compiled-summary/1"
+
+
+class CompiledKernel(TypedDict):
+    """A compiled kernel; kernels.json has its dtype, size, blocks, warps and stages too."""
+
+    target: str
+    file: str
+    kernel: str
+    registers: int
+    spills: int
+    shared_bytes: int
+
+
+class Compiled(TypedDict):
+    """kernels.json."""
+
+    schema: Literal[SCHEMA]
+    triton: str
+    command: str
+    rows: list[CompiledKernel]
+
+
+class Summary(TypedDict):
+    """tritons.json. A target has the keys triton, target, compiled and spilling (numbers of kernels), and three extremes."""
+
+    schema: Literal[SUMMARY_SCHEMA]
+    command: str
+    targets: list[dict[str, str | int]]
+    spilling: list[CompiledKernel]  # with the key triton
+
+
+def summary(paths: list[Path]) -> dict[str, list[Any]]:
+    """`targets` and `spilling` of a Summary, in the order of these files with rows.
+
+    Raises:
+        UsageError: a file is not of schema tiny-llama-compiled/1.
+    """
+    files = [read(path, Compiled) for path in paths]
+    rows = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
+    targets = []
+    for triton, target in dict.fromkeys((row["triton"], row["target"]) for row in rows):
+        own = [row for row in rows if (row["triton"], row["target"]) == (triton, target)]
+        spills = [row["spills"] for row in own if row["spills"]]
+        targets.append({
+            "triton": triton, "target": target, "compiled": len(own), "spilling": len(spills),
+            "largest_spill": max(spills, default=0), "least_registers": min(row["registers"] for row in own),
+            "largest_shared_bytes": max(row["shared_bytes"] for row in own),
+        })  # fmt: skip
+    return {"targets": targets, "spilling": [row for row in rows if row["spills"]]}
 
 
 def compiled(folder: Path) -> str:
     """A row per kernel, a column per target: the most registers, spills and KiB of shared memory that it needs."""
-    content = read_json(folder / "kernels.json", SCHEMA)
+    content = read(folder / "kernels.json", Compiled)
     rows = content["rows"]
     targets, files = (list(dict.fromkeys(row[key] for row in rows)) for key in ("target", "file"))
     body = []
@@ -26,9 +76,16 @@ def compiled(folder: Path) -> str:
     return f"{tables.markdown(['file', 'kernel', *targets], body)}\nCompiled with Triton {content['triton']}.\n"
 
 
-def _most(rows: list[dict[str, Any]]) -> str:
+def _most(rows: list[CompiledKernel]) -> str:
     registers, spills, shared = (max(row[key] for row in rows) for key in ("registers", "spills", "shared_bytes"))
-    return f"{registers}, {spills}, {tables.figure(shared / 1024)}"
+    return f"{registers}, {spills}, {tables.format_number(shared / 1024)}"
 
 
-TABLES: dict[str, Callable[..., str]] = {"compiled": compiled}
+def tritons(folder: Path) -> str:
+    """A row per Triton, a column per target: how many kernels spill, of how many, and the largest spill."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in read(folder / "tritons.json", Summary)["targets"]:
+        largest = f", at most {row['largest_spill']}" if row["spilling"] else ""
+        cells.setdefault(row["triton"], {})[row["target"]] = f"{row['spilling']} of {row['compiled']}{largest}"
+    targets = sorted({target for row in cells.values() for target in row})
+    return tables.markdown(["Triton", *targets], [[triton, *map(row.get, targets)] for triton, row in cells.items()])

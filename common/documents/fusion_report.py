@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common import files
 from common.analysis.comparisons import kernel_reduction, regression, sequence_memory
-from common.analysis.output import plots, report
-from common.analysis.output.report import Section, Table
+from common.analysis.output import plots
+from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, run_record, step_profile
 from common.analysis.profiles.run_record import origin
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
 from common.errors import UsageError
-from common.files import read_json, writable_file, write_text
+from common.files import writable_file
 from common.studies import ablation
 
 if TYPE_CHECKING:
@@ -65,16 +66,20 @@ def write(inputs: Inputs, output: Path) -> str:
     reduction = kernel_reduction.compare(*paths)  # refuses runs that cannot be compared
     steps = [bottlenecks.read_step(path) for path in paths]
     lengths = sequence_memory.read(inputs.sequences) if inputs.sequences else []
-    study = read_json(inputs.ablation, ablation.SCHEMA) if inputs.ablation else None
+    study = files.read(inputs.ablation, ablation.Ablation) if inputs.ablation else None
     records = [*(step.profile["run"] for step in steps), *(run.record for run in lengths), *([study] if study else [])]
-    sections = [
-        conditions(paths, steps), step_time(steps), kernel_counts(reduction), memory(lengths), ceilings(steps), fusions(study),
-        repeat([record["command"] for record in records]),
-    ]  # fmt: skip
-    page = output.with_suffix(".html")
-    write_text(output, report.markdown(TITLE, sections))
-    write_text(page, report.html(TITLE, sections))
-    return f"written: {output}, {page}"
+    report = Report(TITLE)
+    add_conditions(report, paths, steps)
+    add_step_time(report, steps)
+    add_kernel_counts(report, reduction)
+    add_memory(report, lengths)
+    add_ceilings(report, steps)
+    add_fusions(report, study)
+    report.section("How to repeat", "repeat")
+    report.text("In the folder of the version that a script belongs to:")
+    report.commands([f"python {command}" for command in [*(record["command"] for record in records), shlex.join(sys.argv)]])
+    written = report.write(output.parent, output.stem, ("md", "html"), "--output")
+    return f"written: {', '.join(map(str, written))}"
 
 
 def _profile(folder: Path, script: str) -> Path:
@@ -85,21 +90,20 @@ def _profile(folder: Path, script: str) -> Path:
     return step_profile.find(folder)
 
 
-def conditions(paths: Sequence[Path], steps: Sequence[Step]) -> Section:
-    """On what both ran, which files were read, and the figures of the runs as a whole."""
+def add_conditions(report: Report, paths: Sequence[Path], steps: Sequence[Step]) -> None:
+    """Adds where both ran, which files were read, and the numbers of the runs as a whole."""
     runs = [step.profile["run"] for step in steps]
     last = min(len(run["loss"]["all"]) for run in runs)
-    rows = [*regression.rows(*runs, last)[1:], ["parameters", *(run["parameters"] for run in runs), None]]
-    text = [f"{run_record.setting(runs[0])}. Ratios are baseline / fused: above 1 the fused version needs less."]
+    report.section("Conditions")
+    report.text(f"{run_record.describe(runs[0])}. Ratios are baseline / fused: above 1 the fused version needs less.")
     for name, path, run in zip(NAMES, paths, runs, strict=True):
-        text.append(f"{name.capitalize()}: {run['version']}, {origin(run)}; profile `{path}`.")
-    if any(run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]) for run in runs):
-        text.append("A run had all its steps under the profiler, which slows them: raise --num-steps.")
-    return Section("conditions", "Conditions", text, tables=[Table("", ["quantity", *NAMES, "ratio"], rows)])
+        report.text(f"{name.capitalize()}: {run['version']}, {origin(run)}; profile `{path}`.")
+    report.table(["quantity", *NAMES, "ratio"], regression.rows(*runs, last))
+    report.text(*run_record.doubts(dict(zip(NAMES, runs, strict=True))))
 
 
-def step_time(steps: Sequence[Step]) -> Section:
-    """Where a profiled step's time goes, by span and phase."""
+def add_step_time(report: Report, steps: Sequence[Step]) -> None:
+    """Adds where a profiled step's time goes, by span and phase."""
     bars, on_gpu = _bars(steps), steps[0].on_gpu
     rest = {
         "GPU idle" if on_gpu else "outside operators": [step.outside_us for step in steps],
@@ -108,14 +112,15 @@ def step_time(steps: Sequence[Step]) -> Section:
     rows = [[*labels, was, now, now - was] for labels, (was, now) in bars.items()]
     rows += [[name, "", was / 1e3, now / 1e3, (now - was) / 1e3] for name, (was, now) in rest.items()]
     counts = " and ".join(str(step.profile["profiled_steps"]) for step in steps)
-    text = [
+    report.section("Step time")
+    report.text(
         f"Time {'on the GPU' if on_gpu else 'on the CPU'} of a step under the profiler (means of {counts} steps). Backward work "
-        "counts for the span whose forward work it differentiates. The figure leaves out the time in no span, the table has it."
-    ]
+        "counts for the span whose forward work it differentiates. The figure leaves out time outside all spans."
+    )
     if steps[0].profile["attention_only"]:
-        text.append("Only attention was kept, so the whole step is that of attention.")
-    table = Table("", ["span", "phase", *(f"{name} ms" for name in NAMES), "difference"], rows)
-    return Section("step-time", "Step time", text, _step_figure(bars), "Time of each span before and after, by phase", [table])
+        report.text("Only attention was kept, so the whole step is that of attention.")
+    report.figure(lambda: _step_figure(bars), "step-time", "Time of each span before and after, by phase")
+    report.table(["span", "phase", *(f"{name} ms" for name in NAMES), "difference"], rows)
 
 
 def _bars(steps: Sequence[Step]) -> Bars:
@@ -144,52 +149,49 @@ def _step_figure(bars: Bars) -> "Figure":
     axes.set_yticks(range(len(spans)), spans)
     axes.set(xlabel="ms of a step under the profiler\n(upper bar: baseline, lower bar: fused)", xlim=(0, 1.05 * max(left)))
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    result.legend(loc="outside upper center", ncols=4)
     return result
 
 
-def kernel_counts(reduction: kernel_reduction.Reduction) -> Section:
-    """What is launched before and after: by kind of work, by span, and the names with the largest changes."""
+def add_kernel_counts(report: Report, reduction: kernel_reduction.Reduction) -> None:
+    """Adds what is launched before and after: by kind of work, by span, and the names with the largest changes."""
     header = [f"{name} {what}" for what in (reduction.counted, "ms") for name in NAMES]
 
-    def table(title: str, labels: Sequence[str], rows: Sequence[kernel_reduction.Row]) -> Table:
+    def add(title: str, labels: Sequence[str], rows: Sequence[kernel_reduction.Difference], code: Sequence[str] = ()) -> None:
         body = [[*row[: len(labels)], row.calls_before, row.calls_after, row.us_before / 1e3, row.us_after / 1e3] for row in rows]
-        return Table(title, [*labels, *header], body)
+        report.table([*labels, *header], body, title, code=code)
 
     changed = [row._replace(name=kernel_names.short_name(row.name)) for row in reduction.by_name if row.change != "same"]
-    parts = [
-        table("By kind of work", ["kind"], [*reduction.by_kind, reduction.total]),
-        table("By span", ["span", "phase"], reduction.by_span),
-        table(f"Largest changes, {min(TOP, len(changed))} of {len(changed)}", ["name", "kind"], changed[:TOP]),
-    ]
-    text = [kernel_reduction.headline(reduction), *(f"{note[0].upper()}{note[1:]}." for note in reduction.notes)]
+    report.section("Kernel counts", "kernels")
+    report.text(kernel_reduction.headline(reduction), *(f"{note[0].upper()}{note[1:]}." for note in reduction.notes))
     description = f"{reduction.counted} and their time before and after, by kind of work and by span"
-    return Section("kernels", "Kernel counts", text, kernel_reduction.figure(reduction), description, parts)
+    report.figure(lambda: kernel_reduction.figure(reduction), "kernels", description)
+    add("By kind of work", ["kind"], [*reduction.by_kind, reduction.total])
+    add("By span", ["span", "phase"], reduction.by_span)
+    add(f"Largest changes, {min(TOP, len(changed))} of {len(changed)}", ["name", "kind"], changed[:TOP], ["name"])
 
 
-def memory(runs: list[sequence_memory.Run]) -> Section:
-    """Peak memory against sequence length, with and without the [S, S] matrix."""
-    name, title = "memory", "Memory against sequence length"
+def add_memory(report: Report, runs: list[sequence_memory.Run]) -> None:
+    """Adds peak memory against sequence length, with and without the [S, S] matrix."""
+    report.section("Memory against sequence length", "memory")
     if not runs:
-        return Section(name, title, ["Not measured; these commands do it, with flash attention and without:"], commands=SEQUENCES)
-    parts = [Table("", *sequence_memory.table(runs)), Table("Fit", *sequence_memory.fit_table(runs))]
-    text = [sequence_memory.conditions(runs), *sequence_memory.findings(runs)]
-    return Section(
-        name,
-        title,
-        text,
-        sequence_memory.figure(runs),
-        "Peak memory, and that of the step alone, over the sequence length",
-        parts,
-    )
+        report.text("Not measured; these commands do it, with flash attention and without:")
+        report.commands(SEQUENCES)
+        return
+    report.text(sequence_memory.conditions(runs), *sequence_memory.findings(runs))
+    description = "Peak memory, and that of the step alone, over the sequence length"
+    report.figure(lambda: sequence_memory.figure(runs), "memory", description)
+    report.table(*sequence_memory.table(runs))
+    report.table(*sequence_memory.fit_table(runs), title="Fit")
 
 
-def ceilings(steps: Sequence[Step]) -> Section:
-    """How near each span is to what the device can do, before and after."""
+def add_ceilings(report: Report, steps: Sequence[Step]) -> None:
+    """Adds how near each span is to what the device can do, before and after."""
+    report.section("Roofline")
     measured = steps[0].profile["run"]["ceilings"]
     if not measured:
-        text = [f"Not measured; this does it: `python {SCRIPTS[0]} --profile-dir DIR --measure-peak`."]
-        return Section("roofline", "Roofline", text)
+        report.text(f"Not measured; this does it: `python {SCRIPTS[0]} --profile-dir DIR --measure-peak`.")
+        return
     points = [
         point._replace(group=name)
         for name, step in zip(NAMES, steps, strict=True)
@@ -198,28 +200,23 @@ def ceilings(steps: Sequence[Step]) -> Section:
     ]
     order = list(dict.fromkeys(point.name for point in points))
     points.sort(key=lambda point: order.index(point.name))
-    labelled = [point._replace(name=f"{point.name}, {point.group}") for point in points]
-    text = [f"Baseline's {roofline.describe(measured)}. Above 100 % the data came from a cache, or the ceiling was measured low."]
-    figure, table = roofline.figure(labelled, measured), Table("", *roofline.table(points, measured))
-    figure.axes[0].set_title("")  # the ceilings are in the text
-    return Section("roofline", "Roofline", text, figure, "FLOP/s of each span under the roofline, before and after", [table])
+    figure = roofline.figure([point._replace(name=f"{point.name}, {point.group}") for point in points], measured)
+    figure.axes[0].set_title("")  # the text gives the ceilings
+    report.text(f"Baseline's {roofline.describe(measured)}. Above 100 % the data came from a cache, or the ceiling is too low.")
+    report.figure(lambda: figure, "roofline", "FLOP/s of each span under the roofline, before and after")
+    report.table(*roofline.table(points, measured))
 
 
-def fusions(study: dict[str, Any] | None) -> Section:
-    """What each fusion brings on its own."""
+def add_fusions(report: Report, study: dict[str, Any] | None) -> None:
+    """Adds what each fusion brings on its own."""
+    report.section("Ablation")
     if not study:
-        return Section("ablation", "Ablation", ["Not measured; this command does it:"], commands=[ABLATION])
+        report.text("Not measured; this command does it:")
+        report.commands([ABLATION])
+        return
     effects = ablation.effects(study["combinations"])
-    parts = [
-        Table("Effect of each fusion, without / with (above 1 it helps)", *ablation.effect_table(study, effects)),
-        Table("Combinations", *ablation.combination_table(study)),
-    ]
-    text = [ablation.conditions(study), *ablation.notes(study)]
+    report.text(ablation.conditions(study), *ablation.notes(study))
     description = "Step time of each combination of fusions, and the effect of each fusion"
-    return Section("ablation", "Ablation", text, ablation.figure(study, effects), description, parts)
-
-
-def repeat(commands: Sequence[str]) -> Section:
-    """The commands that measured, as their records hold them, and the one that made this report."""
-    lines = [f"python {command}" for command in [*commands, shlex.join(sys.argv)]]
-    return Section("repeat", "How to repeat", ["In the folder of the version that a script belongs to:"], commands=lines)
+    report.figure(lambda: ablation.figure(study, effects), "ablation", description)
+    report.table(*ablation.effect_table(study, effects), title="Effect of each fusion, without / with (above 1 it helps)")
+    report.table(*ablation.combination_table(study), title="Combinations")

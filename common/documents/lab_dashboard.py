@@ -1,27 +1,26 @@
-"""What the profiling lab's run_lab.py measured, as tables and as one HTML page that needs no network and no script.
+"""Tables and an HTML page of the file that run_lab.py of the profiling lab writes.
 
-TABLES are the tables for documents, made from results/<device>/profiling_lab.json.
+PARTS describes each part of the file once. TABLES makes the tables of documents from results/<device>/profiling_lab.json.
 """
 
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.analysis.output import plots, report, tables
-from common.analysis.output.report import Section, Table
+from common.analysis.output import plots, tables
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
+from common.documents import measured
 from common.errors import UsageError
-from common.files import read_json, writable_file, write_text
+from common.files import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA = "tiny-llama-profiling-lab/1"
 FILE = "profiling_lab.json"
-OPTIMIZATIONS = ("baseline", "sdpa", "compiled", "flash")
-FRAMEWORKS = ("PyTorch eager", "PyTorch compiled", "JAX jit")
-MEMORY = ("baseline", "chunked", "sdpa")
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
 
@@ -31,12 +30,12 @@ Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.
 # ------------------------------------------------------------------------------------------------------ rows, by part
 
 
-def components(measured: dict[str, Any]) -> Rows:
-    """Each component of attention: time, share, memory, work, what binds it."""
+def components(results: dict[str, Any]) -> Rows:
+    """Each component of attention: time, share of the total, memory, work, bound."""
     rows = []
-    for framework, results in measured.items():
-        total = sum(result["time_ms"] for result in results or [])
-        for result in results or []:
+    for framework, found in results.items():
+        total = sum(result["time_ms"] for result in found or [])
+        for result in found or []:
             work = [result["flops"] / 1e9, result["bytes_moved"] / 1e6, result["flops"] / result["bytes_moved"]]
             memory = result["memory_mb"] if framework == "pytorch" else None  # JAX's was not measured
             share = 100 * result["time_ms"] / total
@@ -44,160 +43,47 @@ def components(measured: dict[str, Any]) -> Rows:
     return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], rows
 
 
-def optimizations(measured: list[dict[str, Any]]) -> Rows:
-    """Attention at each optimization level, over S."""
-    rows = [[row["seq_len"], *map(row["ms"].get, OPTIMIZATIONS)] for row in measured]
-    return ["S", *(f"{name} ms" for name in OPTIMIZATIONS)], rows
+def over_lengths(unit: str, *names: str) -> Callable[[list[dict[str, Any]]], Rows]:
+    """The rows of a table over the sequence length S, with a column for each name."""
+    header = ["S", *(f"{name} {unit}" for name in names)]
+    return lambda results: (header, [[row["seq_len"], *map(row.get("ms", row).get, names)] for row in results])
 
 
-def frameworks(measured: list[dict[str, Any]]) -> Rows:
-    """The same attention in PyTorch and JAX, over S."""
-    return ["S", *(f"{name} ms" for name in FRAMEWORKS)], [[row["seq_len"], *map(row["ms"].get, FRAMEWORKS)] for row in measured]
-
-
-def memory(measured: list[dict[str, Any]]) -> Rows:
-    """What one call of attention adds to memory at its peak, over S."""
-    return ["S", *(f"{name} MiB" for name in MEMORY)], [[row["seq_len"], *(row[name] for name in MEMORY)] for row in measured]
-
-
-def bottlenecks(measured: list[dict[str, Any]]) -> Rows:
-    """Each bottleneck: the mistake, and the same work done better."""
-    first: dict[str, float] = {}
-    for row in measured:
-        first.setdefault(row["bottleneck"], row["ms"])
+def bottlenecks(results: list[dict[str, Any]]) -> Rows:
+    """Each bottleneck: the mistake, then the same work done better."""
+    first = {row["bottleneck"]: row["ms"] for row in reversed(results)}
     rows = [
         [row["bottleneck"].replace("_", " "), row["way"], row["ms"], f"{first[row['bottleneck']] / row['ms']:.2f}x"]
-        for row in measured
+        for row in results
     ]
     return ["bottleneck", "way", "ms", "against the first"], rows
 
 
-def fixes(measured: list[dict[str, Any]]) -> Rows:
+def fixes(results: list[dict[str, Any]]) -> Rows:
     """A training step of Version 1 with each fix."""
-    rows = []
-    for row in measured:
-        step, plain = row["step_ms"], measured[0]["step_ms"]["median"]
-        spread = f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}"
-        peak = f"{tables.figure(row['peak_mib'])} ({row['kind']})"
-        rows.append([row["fix"], step["median"], spread, f"{plain / step['median']:.2f}x", peak, f"{row['loss']:.4f}"])
+    rows, plain = [], results[0]["step_ms"]["median"]
+    for row in results:
+        step, peak = row["step_ms"], f"{tables.format_number(row['peak_mib'])} ({row['kind']})"
+        ratio = f"{plain / step['median']:.2f}x"
+        rows.append([row["fix"], step["median"], measured.spread(step), ratio, peak, f"{row['loss']:.4f}"])
     return ["fix", "ms/step", "p20 to p80", "against none", "peak MiB", "loss"], rows
 
 
-def layer(measured: dict[str, Any]) -> Rows:
-    """Where a pass through one layer spends its time."""
-    whole, rows = measured["profiled_ms"], []
-    for span, phases in measured["spans"].items():
+def layer(results: dict[str, Any]) -> Rows:
+    """The time of one layer, forward and backward, by span."""
+    whole, rows = results["profiled_ms"], []
+    for span, phases in results["spans"].items():
         rows.append([span, phases.get("forward", 0.0), phases.get("backward", 0.0), 100 * sum(phases.values()) / whole])
     rest = 100 - sum(row[-1] for row in rows)
-    rows.append(["idle GPU" if measured["on_gpu"] else "outside operators (Python)", None, None, rest])
+    rows.append(["idle GPU" if results["on_gpu"] else "outside operators (Python)", None, None, rest])
     return ["span", "forward ms", "backward ms", "% of the profiled pass"], rows
 
 
-ROWS: dict[str, Callable[[Any], Rows]] = {
-    "components": components, "optimizations": optimizations, "frameworks": frameworks, "memory": memory,
-    "bottlenecks": bottlenecks, "fixes": fixes, "layer": layer,
-}  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------ for documents
-
-
-def _documented(part: str, *folders: Path) -> str:
-    """A part as a Markdown table, the devices one below the other."""
-    header, body = [], []
-    for folder in folders:
-        if not (folder / FILE).exists():
-            raise UsageError(f"no {FILE} in {folder}: measure with run_lab.py --output {folder / FILE}")
-        result = read_json(folder / FILE, SCHEMA)
-        if result[part] is None:
-            raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
-        header, rows = ROWS[part](result[part])
-        body += [[_where(result), *row] for row in rows]
-    return tables.markdown(["device", *header], body)
-
-
-def _where(result: dict[str, Any]) -> str:
-    threads = result["device"].get("threads")
-    return f"{result['device']['name']}, {threads} threads" if threads else result["device"]["name"]
-
-
-TABLES: dict[str, Callable[..., str]] = {f"lab-{part}": functools.partial(_documented, part) for part in ROWS}
-
-
-# ------------------------------------------------------------------------------------------------------------ the page
-
-
-def page(result: dict[str, Any]) -> str:
-    """The dashboard: a section for each part that was measured, figures drawn inline."""
-    sizes, wide = result["sizes"], {part: ROWS[part](result[part]) for part in ROWS if result[part] is not None}
-    heads = f"B 1, H {sizes['num_heads']}, dk {sizes['d_model'] // sizes['num_heads']}, {result['precision']}"
-    layer_ms = tables.figure(result["layer"]["ms"]) if result["layer"] else ""
-    titles = {
-        "components": "Components of attention", "optimizations": "Optimization levels", "frameworks": "PyTorch and JAX",
-        "memory": "Memory over the sequence length", "bottlenecks": "Four bottlenecks", "fixes": "Four fixes",
-        "layer": "One layer by span",
-    }  # fmt: skip
-    text = {
-        "components": f"B {sizes['batch_size']}, S {sizes['seq_len']}, D {sizes['d_model']}, H {sizes['num_heads']}, "
-        f"{result['precision']}. Bytes are the least that has to move.",
-        "optimizations": f"{heads}; without gradients.",
-        "frameworks": f"{heads}; without gradients, the same inputs. JAX: {result['jax'] or 'not here'}.",
-        "memory": f"{heads}. What one call adds to the memory that was allocated before it.",
-        "bottlenecks": "The first way is the mistake, the others do the same work.",
-        "fixes": f"Training steps of Version 1, preset {sizes['preset']}, each fix in a process of its own.",
-        "layer": f"Forward and backward of one layer of Version 1, preset {sizes['preset']}: {layer_ms} ms undisturbed.",
-    }
-    figures = {
-        "components": (component_figure, "Time of each component of attention"),
-        "optimizations": (lambda rows: line_figure(rows, "ms"), "Time over the sequence length, a line for each level"),
-        "frameworks": (lambda rows: line_figure(rows, "ms"), "Time over the sequence length, a line for each framework"),
-        "memory": (lambda rows: line_figure(rows, "MiB"), "Memory over the sequence length, a line for each way"),
-    }
-    sections = [conditions(result)]
-    for part, rows in wide.items():
-        notes = [text[part], *(longest(rows) if part == "components" else [])]
-        draw, description = figures.get(part, (None, ""))
-        drawn = draw(rows) if draw else None
-        sections.append(Section(part, titles[part], notes, drawn, description, [Table("", *rows)]))
-        if part == "components":
-            sections.append(roofline_section(result))
-    missing = [titles[part] for part in ROWS if part not in wide]
-    if missing:
-        sections.append(Section("missing", "Not measured", [f"{', '.join(missing)}: run_lab.py without `--parts`."]))
-    return report.html("Profiling lab", sections)
-
-
-def conditions(result: dict[str, Any]) -> Section:
-    environment = ", ".join(f"{name} {version}" for name, version in result["environment"].items() if version)
-    text = [f"{_where(result)}; {environment}; {result['date']}.", f"Measured ceilings: {ceilings_line(result['ceilings'])}."]
-    return Section("conditions", "Conditions", text, commands=[f"python {result['command']}"])
-
-
-def longest(rows: Rows) -> list[str]:
-    """A sentence for each framework."""
-    found = {framework: max((row for row in rows[1] if row[0] == framework), key=lambda row: row[2]) for framework, *_ in rows[1]}
-    return [f"{name}: {row[1]} takes longest, {tables.figure(row[3])} % of the time." for name, row in found.items()]
-
-
-def ceilings_line(ceilings: dict[str, Any]) -> str:
-    small = tables.figure(1e6 * ceilings["operation_seconds"])
-    return f"{roofline.describe(ceilings).removeprefix('measured ceilings: ')}; one small operation {small} us"
-
-
-def roofline_section(result: dict[str, Any]) -> Section:
-    points = [
-        roofline.Point(row["name"], row["flops"], row["bytes_moved"], row["time_ms"] / 1e3, NAMES[framework])
-        for framework, results in result["components"].items()
-        for row in results or []
-    ]
-    text = ["How near each component is to what binds it. Above 100 % the data came from a cache, or the ceiling is too low."]
-    figure, description = roofline.figure(points, result["ceilings"]), "FLOP/s of each component under the roofline"
-    figure.axes[0].set_title("")  # the ceilings are in the conditions
-    return Section("roofline", "Roofline", text, figure, description, [Table("", *roofline.table(points, result["ceilings"]))])
+# ------------------------------------------------------------------------------------------------------------- figures
 
 
 def component_figure(rows: Rows) -> "Figure":
-    """Horizontal bars, a colour for each framework."""
+    """Horizontal bars, in one colour for each framework."""
     names = list(dict.fromkeys(row[1] for row in rows[1]))
     groups = list(dict.fromkeys(row[0] for row in rows[1]))
     result, height = plots.new(5, 1 + 0.45 * len(names)), 0.8 / len(groups)
@@ -208,31 +94,149 @@ def component_figure(rows: Rows) -> "Figure":
     axes.set_yticks([place + height * (len(groups) - 1) / 2 for place in range(len(names))], names)
     axes.set(xlabel="ms")
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    result.legend(loc="outside upper center", ncols=2)
     return result
 
 
-def line_figure(rows: Rows, unit: str) -> "Figure":
-    """A line for each column after the first, which is S; both axes logarithmic. Columns without values are left out."""
+def line_figure(rows: Rows) -> "Figure":
+    """A line for each column of `over_lengths`, on logarithmic axes; columns without values are left out."""
     header, body = rows
-    result = plots.new(5, 3.4)
+    result, unit = plots.new(5, 3.4), header[-1].split()[-1]
     axes = result.subplots()
     for i, name in enumerate(header[1:]):
         points = [(row[0], row[i + 1]) for row in body if row[i + 1]]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[i], label=name.removesuffix(f" {unit}"))
     axes.set(xscale="log", yscale="log", xlabel="sequence length S", ylabel=unit)
+    axes.set_xticks([row[0] for row in body], [str(row[0]) for row in body])
+    axes.xaxis.minorticks_off()
     axes.grid(True, which="both", color="0.9")
-    axes.legend()
+    result.legend(loc="outside upper center", ncols=2)
     return result
 
 
-def write_page(results: Path, output: Path) -> None:
-    """Makes the page `output` from a profiling_lab.json.
+class Part(NamedTuple):
+    """A part of the file: its section in the page, and its table."""
 
-    Raises:
-        UsageError: `results` is not of schema tiny-llama-profiling-lab/1, or `output` cannot be written.
+    title: str
+    text: str  # with the fields that `page` fills in
+    rows: Callable[[Any], Rows]
+    draw: Callable[[Rows], "Figure"] | None = None
+    description: str = ""  # of the figure
+
+
+PARTS = {
+    "components": Part(
+        "Components of attention",
+        "B {batch_size}, S {seq_len}, D {d_model}, H {num_heads}, {precision}. MB moved are the minimum.",
+        components, component_figure, "Time of each component of attention",
+    ),
+    "optimizations": Part(
+        "Optimization levels", "{heads}; without gradients.", over_lengths("ms", "baseline", "sdpa", "compiled", "flash"),
+        line_figure, "Time over the sequence length, a line for each level",
+    ),
+    "frameworks": Part(
+        "PyTorch and JAX", "{heads}; without gradients, the same inputs. JAX: {jax}.",
+        over_lengths("ms", "PyTorch eager", "PyTorch compiled", "JAX jit"),
+        line_figure, "Time over the sequence length, a line for each framework",
+    ),
+    "memory": Part(
+        "Memory over the sequence length", "{heads}. The memory that one call adds to what was allocated before it.",
+        over_lengths("MiB", "baseline", "chunked", "sdpa"),
+        line_figure, "Memory over the sequence length, a line for each way",
+    ),
+    "bottlenecks": Part("Four bottlenecks", "The first way is the mistake, the others do the same work.", bottlenecks),
+    "fixes": Part("Four fixes", "Training steps of Version 1, preset {preset}, each fix in a process of its own.", fixes),
+    "layer": Part(
+        "One layer by span", "Forward and backward of one layer of Version 1, preset {preset}: {layer_ms} ms undisturbed.", layer,
+    ),
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ for documents
+
+
+def _documented(part: str, *folders: Path) -> str:
+    """A part as a Markdown table, with the devices one below the other."""
+    header, body = [], []
+    for folder in folders:
+        if not (folder / FILE).exists():
+            raise UsageError(f"no {FILE} in {folder}: measure with run_lab.py --output {folder / FILE}")
+        result = read_json(folder / FILE, SCHEMA)
+        if result[part] is None:
+            raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
+        header, rows = PARTS[part].rows(result[part])
+        body += [[measured.device(result), *row] for row in rows]
+    return tables.markdown(["device", *header], body)
+
+
+TABLES: dict[str, Callable[..., str]] = {f"lab-{part}": functools.partial(_documented, part) for part in PARTS}
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def page(result: dict[str, Any]) -> Report:
+    """A section for each part that was measured.
+
+    Args:
+        result: content of a profiling_lab.json.
     """
-    result = read_json(results, SCHEMA)
-    writable_file(output, "--output")
-    write_text(output, page(result))
+    sizes, ceilings = result["sizes"], result["ceilings"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["environment"].items() if version)
+    small = tables.format_number(1e6 * ceilings["operation_seconds"])
+    described = roofline.describe(ceilings).removeprefix("measured ceilings: ")
+    fields = sizes | {
+        "precision": result["precision"], "jax": result["jax"] or "not here",
+        "heads": f"B 1, H {sizes['num_heads']}, dk {sizes['d_model'] // sizes['num_heads']}, {result['precision']}",
+        "layer_ms": result["layer"] and tables.format_number(result["layer"]["ms"]),
+    }  # fmt: skip
+    report, missing = Report("Profiling lab"), []
+    report.section("Conditions")
+    report.text(
+        f"{measured.device(result)}; {versions}; {result['date']}.",
+        f"Measured ceilings: {described}; one small operation {small} us.",
+    )
+    report.commands([f"python {result['command']}"])
+    for name, part in PARTS.items():
+        if result[name] is None:
+            missing.append(part.title)
+            continue
+        rows = part.rows(result[name])
+        report.section(part.title, name)
+        report.text(part.text.format(**fields))
+        if name == "components":
+            report.text(*longest(rows))
+        if name == "fixes":
+            report.text(*run_record.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
+        if part.draw:
+            report.figure(functools.partial(part.draw, rows), name, part.description)
+        report.table(*rows)
+        if name == "components":
+            add_roofline(report, result)
+    if missing:
+        report.section("Not measured", "missing")
+        report.text(f"{', '.join(missing)}: run_lab.py without `--parts`.")
+    return report
+
+
+def longest(rows: Rows) -> list[str]:
+    """A sentence for each framework that names its longest component."""
+    found = {framework: max((row for row in rows[1] if row[0] == framework), key=lambda row: row[2]) for framework, *_ in rows[1]}
+    return [f"{name}: {row[1]} takes longest, {tables.format_number(row[3])} % of the time." for name, row in found.items()]
+
+
+def add_roofline(report: Report, result: dict[str, Any]) -> None:
+    points = [
+        roofline.Point(row["name"], row["flops"], row["bytes_moved"], row["time_ms"] / 1e3, NAMES[framework])
+        for framework, results in result["components"].items()
+        for row in results or []
+    ]
+    figure = roofline.figure(points, result["ceilings"])
+    figure.axes[0].set_title("")  # the conditions give the ceilings
+    report.section("Roofline")
+    report.text("How near each component is to its bound. Above 100 % the data came from a cache, or the ceiling is too low.")
+    if all(result["components"].values()):
+        report.text(f"Filled points are {', open points '.join(map(NAMES.get, result['components']))}.")
+    report.figure(lambda: figure, "roofline", "FLOP/s of each component under the roofline")
+    report.table(*roofline.table(points, result["ceilings"]))

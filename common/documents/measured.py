@@ -1,105 +1,173 @@
-"""Tables made from the measured runs in results/<device>/, for the documents.
+"""Tables of measured runs and studies, from the files in results/<device>/. The scripts in results/ write these files:
 
-    v1_<preset>.json           a run's record (schema tiny-llama-run/1)
-    v1_<preset>_profile.json   a profile of the same configuration (schema tiny-llama-profile/1)
+    measure_v1.sh        v1_<preset>.json                           the record of a run (v1: any version)
+                         v1_<preset>_profile.json.gz                a profile of the same configuration
+    measure_versions.sh  compare_<preset>_<precision>_<name>.json   runs of all versions; the first by name is the reference
+                         v2_ablation_<preset>_<precision>.json      all combinations of a version's fusions
+                         benchmark_<preset>_<precision>.json        models over a grid of shapes
+                         captured_<preset>_<precision>.json         the same, of models with and without a captured step
+                         sequence_memory.json                       peak memory over the sequence length
 
-`results/measure_v1.sh` writes both.
-
-    compare_<preset>_<precision>_<what>.json    runs of two versions, for what = v1, v2 or v2_compiled
-    v2_ablation_<preset>_<precision>.json       from `fusion_ablation_study.py --all-combinations` (schema tiny-llama-ablation/1)
-    benchmark_<preset>_<precision>.json         from `benchmark_suite.py` (schema tiny-llama-benchmark/1)
-
-`results/measure_versions.sh` writes those, and sequence_memory.json.
-
-    sequence_memory.json    from `analyze_sequence_memory.py` (schema tiny-llama-sequence-memory/1)
-    curve_v*.json           200 steps of `tiny` in fp32, in each version's folder: `--num-steps 200 --metrics-out FILE`
-    stages/                 of the performance-debugging exercise's run_all_stages.sh; its compare_stages.py reads it
-    trial_*.json            Version 1 with one setting changed; LOG.md has the commands
+These come from training runs with `--metrics-out`: curve_<version>.json, with `--num-steps 200` in each version's folder, and
+trial_*.json, the first version with one setting changed (LOG.md has the commands).
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from common.analysis.comparisons import sequence_memory
 from common.analysis.output import tables
-from common.analysis.profiles import step_profile
-from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
+from common.analysis.output.tables import format_number
+from common.analysis.profiles import run_record, step_profile
 from common.config import PRESETS
 from common.errors import UsageError
-from common.files import read_json
+from common.files import read, read_json
 from common.studies import ablation, benchmark
 
+PRECISIONS = ("fp32", "bf16")
+Record = dict[str, Any]
 
-def _each(folders: tuple[Path, ...], suffix: str, schema: str) -> Iterator[dict[str, Any]]:
-    """Files of the folders that exist, in the order of the presets."""
+
+# -------------------------------------------------------------------------------------------------------- files and records
+
+
+def find(folder: Path, pattern: str, script: str = "measure_versions.sh") -> list[tuple[str, str, Path]]:
+    """Preset, precision and path of the files whose name matches `pattern`, in the order of presets, precisions and names.
+
+    Args:
+        pattern: a glob pattern in which "{preset}" and, if it has one, "{precision}" stand for their names.
+        script: the one in results/ that writes such files.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    cases = [(preset, precision) for preset in PRESETS for precision in (PRECISIONS if "{precision}" in pattern else [""])]
+    globs = [pattern.format(preset=preset, precision=precision) for preset, precision in cases]
+    found = [(*case, path) for case, glob in zip(cases, globs, strict=True) for path in sorted(folder.glob(glob))]
+    if not found:
+        raise UsageError(f"no {globs[0]} or the like in {folder}: measure with results/{script} {folder.name}")
+    return found
+
+
+def baseline_runs(*folders: Path) -> Iterator[tuple[Record, Path]]:
+    """The record of each run that has a profile of the same configuration, and the path of that profile."""
     for folder in folders:
-        found = [folder / f"v1_{preset}{suffix}.json" for preset in PRESETS]
-        found = [path for path in found if path.exists()]
-        if not found:
-            raise UsageError(f"no v1_*{suffix}.json in {folder}: measure with results/measure_v1.sh {folder.name}")
-        for path in found:
-            yield read_json(path, schema)
+        for _, _, path in find(folder, "v[0-9]_{preset}.json", "measure_v1.sh"):
+            yield run_record.read(path), path.with_name(f"{path.stem}_profile.json.gz")
 
 
-def _device(run: dict[str, Any]) -> str:
-    threads = run["device"].get("threads")
-    return f"{run['device']['name']}, {threads} threads" if threads else run["device"]["name"]
+def compared(folder: Path) -> list[list[Record]]:
+    """The runs at each preset and precision, at least two; the first is of the same version everywhere, the reference.
+
+    Raises:
+        UsageError: there are no runs, or the reference is missing somewhere, or has nothing beside it.
+    """
+    files = find(folder, "compare_{preset}_{precision}_*.json")
+    groups = [[run_record.read(path) for *_, path in group] for _, group in groupby(files, lambda file: file[:2])]
+    reference = min(runs[0]["version"] for runs in groups)
+    for first, *others in groups:
+        if first["version"] != reference or not others:
+            case = f"{first['training']['preset']}_{first['precision']['compute']}"
+            raise UsageError(f"{folder} needs compare_{case}_{reference}.json, and a run of another version beside it")
+    return groups
 
 
-def _named(run: dict[str, Any]) -> str:
-    return f"{run['training']['preset']}, {_device(run)}"
+def label(run: Record) -> str:
+    """The version and the switches that its command changed, such as "Version 2, torch-compile"."""
+    switched = re.findall(r"--(enable|disable)-([\w-]+)", run["command"])
+    changes = (name if change == "enable" else f"no {name}" for change, name in switched)
+    return ", ".join([run["version"].replace("v", "Version "), *changes])
+
+
+def device(record: Record) -> str:
+    threads = record["device"].get("threads")
+    return f"{record['device']['name']}, {threads} threads" if threads else record["device"]["name"]
+
+
+def case(run: Record) -> list[str]:
+    return [run["training"]["preset"], run["precision"]["compute"]]
+
+
+def spread(times: dict[str, float]) -> str:
+    return f"{format_number(times['p20'])} to {format_number(times['p80'])}"
+
+
+def table(columns: list[str], rows: Iterable[list[object]], *records: Record) -> str:
+    """A Markdown table below a line with devices, packages and dates of the records that it was made from.
+
+    The line has the model and the number format if all records have the same, and the command if there is one record.
+    """
+    facts = [device(record) for record in records]
+    for record in records:
+        facts += map(" ".join, ({"torch": record["environment"]["torch"]} | record.get("packages", {})).items())
+    configurations = {f"{record['precision']['compute']}, {tables.letters(record['model'])}" for record in records}
+    dates = sorted(record["date"][:10] for record in records)
+    facts += [*configurations][: len(configurations) == 1] + [" to ".join(dict.fromkeys([dates[0], dates[-1]]))]
+    if len(records) == 1:
+        facts.append(f"`{re.sub(' --(output-dir|metrics-out) [^ ]+', '', records[0]['command'])}`")
+    return f"{'; '.join(dict.fromkeys(facts))}\n\n{tables.markdown(columns, rows)}"
+
+
+# -------------------------------------------------------------------------------------------------------------------- runs
+
+
+def _last_loss(run: Record) -> float:
+    last = run["loss"]["all"][-20:]
+    return sum(last) / len(last)
 
 
 def training(*folders: Path) -> str:
-    """One row a run: shape, step time, throughput, memory, rate, utilisation and loss."""
+    """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
     rows = []
-    for run in _each(folders, "", RUN_SCHEMA):
-        step, last = run["step_ms"], run["loss"]["all"][-20:]
+    for run, _ in baseline_runs(*folders):
+        step, memory, mfu, loss = run["step_ms"], run["memory"], run["mfu"], run["loss"]["all"]
         rows.append([
-            run["training"]["preset"], _device(run), run["precision"]["compute"],
+            run["training"]["preset"], device(run), run["precision"]["compute"],
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
-            step["median"], f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}", run["tokens_per_second"],
-            f"{tables.figure(run['memory']['peak_mib'])} ({run['memory']['kind']})", run["flops_per_second"] / 1e12,
-            f"{tables.figure(100 * run['mfu']['utilization'])} of the {run['mfu']['peak_source']}" if run["mfu"] else None,
-            f"{run['loss']['all'][0]:.2f} to {sum(last) / len(last):.2f} in {len(run['loss']['all'])} steps",
+            step["median"], spread(step), run["tokens_per_second"],
+            f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
+            f"{format_number(100 * mfu['utilization'])} of the {mfu['peak_source']}" if mfu else None,
+            f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
         ])  # fmt: skip
-    header = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB",
-              "TFLOP/s", "MFU %", "loss"]  # fmt: skip
-    return tables.markdown(header, rows)
+    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
+    return tables.markdown([*columns, "TFLOP/s", "MFU %", "loss"], rows)
+
+
+def _named(run: Record) -> str:
+    return f"{run['training']['preset']}, {device(run)}"
 
 
 def phases(*folders: Path) -> str:
-    """Forward, backward and optimizer of each run, in ms, timed apart."""
-    rows = [
-        [_named(run), *(run["phases_ms"][phase]["median"] for phase in ("forward", "backward", "optimizer"))]
-        for run in _each(folders, "", RUN_SCHEMA)
-    ]
-    return tables.markdown(["run", "forward ms", "backward ms", "optimizer ms"], rows)
+    """A row per run: its forward pass, backward pass and optimizer in ms, timed apart."""
+    names = ("forward", "backward", "optimizer")
+    rows = [[_named(run), *(run["phases_ms"][name]["median"] for name in names)] for run, _ in baseline_runs(*folders)]
+    return tables.markdown(["run", *(f"{name} ms" for name in names)], rows)
 
 
 def spans(*folders: Path) -> str:
-    """Where a profiled step's time goes, in % of its wall time: GPU kernels, or CPU operators, by span."""
-    columns: dict[str, dict[str, float]] = {}
-    for profile in _each(folders, "_profile", step_profile.SCHEMA):
-        wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-        shares = {span: 100 * sum(by_phase.values()) / wall for span, by_phase in step_profile.span_milliseconds(profile).items()}
-        idle = (
-            100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else 100 - sum(shares.values())
-        )
-        columns[_named(profile["run"])] = shares | {"GPU idle, or outside operators": idle}
-    names = list(dict.fromkeys(name for shares in columns.values() for name in shares if not name.startswith("GPU idle")))
-    rows = [
-        [name, *(shares.get(name, 0.0) for shares in columns.values())] for name in [*names, "GPU idle, or outside operators"]
-    ]
+    """A column per run: the share of a profiled step's wall time in each span, by GPU kernels or by CPU operators."""
+    idle, columns = "GPU idle, or outside operators", {}
+    for _, path in baseline_runs(*folders):
+        profile = step_profile.read(path)
+        step_us = sum(profile["step_us"])
+        wall_ms = step_us / profile["profiled_steps"] / 1e3
+        shares = {span: 100 * sum(phases.values()) / wall_ms for span, phases in step_profile.span_milliseconds(profile).items()}
+        shares[idle] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
+        columns[_named(profile["run"])] = shares
+    names = [*dict.fromkeys(name for shares in columns.values() for name in shares if name != idle), idle]
+    rows = [[name, *(shares.get(name, 0.0) for shares in columns.values())] for name in names]
     return tables.markdown(["% of step", *columns], rows)
 
 
 def ceilings(*folders: Path) -> str:
-    """What each device was measured to do at best."""
-    found = {}
-    for run in _each(folders, "", RUN_SCHEMA):
-        found.setdefault(_device(run), run["ceilings"])
+    """A row per device: the highest rates that its first run measured."""
+    found: dict[str, Record] = {}
+    for run, _ in baseline_runs(*folders):
+        found.setdefault(device(run), run["ceilings"])
     rows = [
         [name, c["precision"], c["flops_per_second"] / 1e12, c["bytes_per_second"] / 1e9, c["operation_seconds"] * 1e6]
         for name, c in found.items()
@@ -107,91 +175,108 @@ def ceilings(*folders: Path) -> str:
     return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
 
 
-COMPARED = {"v1": "Version 1", "v2": "Version 2", "v2_compiled": "Version 2, torch.compile", "v3": "Version 3"}
-
-
 def comparison(folder: Path) -> str:
-    """The versions at each preset and precision: step time, ratio to Version 1, memory, loss."""
+    """A row per run: step time, its ratio to the reference, memory and loss."""
+    groups = compared(folder)
+    pairs = [(runs[0], run) for runs in groups for run in runs]
     rows = []
-    for preset in PRESETS:
-        for precision in ("fp32", "bf16"):
-            paths = {what: folder / f"compare_{preset}_{precision}_{what}.json" for what in COMPARED}
-            runs = {what: read_json(path, RUN_SCHEMA) for what, path in paths.items() if path.exists()}
-            if runs and "v1" not in runs:
-                raise UsageError(f"{folder} lacks {paths['v1'].name}, with which the others are compared")
-            for what, run in runs.items():
-                step, first = run["step_ms"], runs["v1"]["step_ms"]["median"]
-                spread = f"{tables.figure(step['p20'])} to {tables.figure(step['p80'])}"
-                rows.append([
-                    preset, precision, COMPARED[what], step["median"], spread,
-                    f"{first / step['median']:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}",
-                ])  # fmt: skip
-    if not rows:
-        raise UsageError(f"no compare_*.json in {folder}: measure with results/measure_versions.sh {folder.name}")
-    header = ["preset", "precision", "run", "ms/step", "p20 to p80", "against Version 1", "peak MiB", "last loss"]
-    return tables.markdown(header, rows)
+    for first, run in pairs:
+        step, ratio = run["step_ms"], first["step_ms"]["median"] / run["step_ms"]["median"]
+        end = [f"{ratio:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}"]
+        rows.append([*case(run), label(run), step["median"], spread(step), *end])
+    against = f"against {label(groups[0][0])}"
+    columns = ["preset", "precision", "run", "ms/step", "p20 to p80", against, "peak MiB", "last loss"]
+    return table(columns, rows, *(run for _, run in pairs))
+
+
+def rates(folder: Path) -> str:
+    """A row per run: throughput and utilisation."""
+    runs = [run for group in compared(folder) for run in group]
+    rows = [
+        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12,
+         100 * run["mfu"]["utilization"] if run["mfu"] else None]
+        for run in runs
+    ]  # fmt: skip
+    return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)
 
 
 def trials(folder: Path) -> str:
-    """Version 1 at the default configuration, and with another learning rate or initialisation (trial_*.json)."""
-    paths = [folder / "v1_tiny.json", *sorted(folder.glob("trial_*.json"))]
-    rows = []
-    for run in (read_json(path, RUN_SCHEMA) for path in paths):
-        last, std = run["loss"]["all"][-20:], run["model"]["initializer_range"]
-        rows.append([run["training"]["learning_rate"], std or "sqrt(2 / (5 D))", f"{sum(last) / len(last):.3f}", _device(run)])
+    """The run at the smallest preset, and runs with another learning rate or initialisation."""
+    runs = [next(baseline_runs(folder))[0], *map(run_record.read, sorted(folder.glob("trial_*.json")))]
+    rows = [
+        [run["training"]["learning_rate"], run["model"]["initializer_range"] or "sqrt(2 / (5 D))", f"{_last_loss(run):.3f}",
+         device(run)]
+        for run in runs
+    ]  # fmt: skip
     return tables.markdown(["learning rate", "standard deviation of the weights", "loss (last 20 steps)", "device"], rows)
 
 
 def curves(folder: Path) -> str:
-    """How far the losses of the other versions come away from Version 1's (curve_v*.json)."""
-    runs = {path.stem.removeprefix("curve_"): read_json(path, RUN_SCHEMA) for path in sorted(folder.glob("curve_v*.json"))}
-    if len(runs) < 2 or "v1" not in runs:
-        raise UsageError(
-            f"{folder} needs curve_v1.json and that of another version: runs with --num-steps 200 --metrics-out FILE"
-        )
-    expected = runs.pop("v1")["loss"]["all"]
-    far = {
-        f"{COMPARED[name]}, {_device(run)}": [abs(a - b) for a, b in zip(run["loss"]["all"], expected, strict=True)]
-        for name, run in runs.items()
-    }
-    rows = [[step, *(f"{max(each[:step]):.1e}" for each in far.values())] for step in range(20, len(expected) + 1, 20)]
-    return tables.markdown(["largest difference up to step", *far], rows)
+    """A column per version after the first: the largest difference of its losses to the first version's so far."""
+    runs = [run_record.read(path) for path in sorted(folder.glob("curve_*.json"))]
+    if len(runs) < 2:
+        raise UsageError(f"{folder} needs curve_*.json of two versions: runs with --num-steps 200 --metrics-out FILE")
+    expected, *others = [run["loss"]["all"] for run in runs]
+    far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
+    rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in range(20, len(expected) + 1, 20)]
+    names = [f"{label(run)}, {device(run)}" for run in runs[1:]]
+    return tables.markdown([f"largest difference to {label(runs[0])} up to step", *names], rows)
 
 
-def fusions(folder: Path) -> str:
-    """The combinations of fusions at tiny in fp32."""
-    return tables.markdown(*ablation.combination_table(read_json(folder / "v2_ablation_tiny_fp32.json", ablation.SCHEMA)))
+# ----------------------------------------------------------------------------------------------------------------- studies
 
 
-def _suite(table: Callable[[dict[str, Any]], tuple[list[str], list[list[object]]]]) -> Callable[[Path], str]:
-    """A table of one benchmark_*.json, below a line that says on what it was measured."""
+def _ablations(folder: Path) -> list[tuple[str, str, Record]]:
+    files = find(folder, "v[0-9]_ablation_{preset}_{precision}.json")
+    return [(preset, precision, read(path, ablation.Ablation)) for preset, precision, path in files]
 
-    def made(path: Path) -> str:
-        measured = read_json(path, benchmark.SCHEMA)
-        return f"{benchmark.conditions(measured)}\n\n{tables.markdown(*table(measured))}"
 
-    return made
+def combinations(folder: Path) -> str:
+    """A row per combination of fusions, at the smallest preset."""
+    _, _, study = _ablations(folder)[0]
+    return table(*ablation.combination_table(study), study)
+
+
+def effects(folder: Path) -> str:
+    """A row per fusion, preset and precision: its own effect."""
+    studies, rows = _ablations(folder), []
+    for preset, precision, study in studies:
+        columns, body = ablation.effect_table(study, ablation.effects(study["combinations"]))
+        rows += [[preset, precision, *row] for row in body]
+    return table(["preset", "precision", *columns], rows, *(study for *_, study in studies))
+
+
+def suite(part: str, path: Path) -> str:
+    """A table of a benchmark: throughput, memory or scaling."""
+    study = read_json(path, benchmark.SCHEMA)
+    return table(*getattr(benchmark, f"{part}_table")(study), study)
+
+
+def captured_steps(folder: Path) -> str:
+    """A row per model, a column per preset, precision and shape: ms per step, then captured as one graph, and the ratio.
+
+    A model NAME counts if the benchmark has NAME-captured too. A step that was not measured is replaced by its status.
+    """
+    studies, cells = [], {}
+    for preset, precision, path in find(folder, "captured_{preset}_{precision}.json"):
+        studies.append(read_json(path, benchmark.SCHEMA))
+        found = {(cell["model"], cell["batch_size"], cell["sequence_length"]): cell for cell in studies[-1]["cells"]}
+        for (model, size, length), eager in found.items():
+            if captured := found.get((model + benchmark.CAPTURED, size, length)):
+                column = f"{preset}, {precision}, {size} x {length}"
+                cells.setdefault(model, {})[column] = _eager_to_captured(eager, captured)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in cells.items()], *studies)
+
+
+def _eager_to_captured(*pair: Record) -> str:
+    ms = [median(run["step_ms"]["median"] for run in cell["runs"]) if cell["status"] == "ok" else None for cell in pair]
+    shown = [f"{format_number(time)} ms" if time else cell["status"] for time, cell in zip(ms, pair, strict=True)]
+    return " -> ".join(shown) + (f" ({ms[0] / ms[1]:.2f}x)" if all(ms) else "")
 
 
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
     runs = sequence_memory.load(path)
-    both = (tables.markdown(*table(runs)) for table in (sequence_memory.table, sequence_memory.fit_table))
-    return "\n".join([f"{sequence_memory.conditions(runs)}\n", *both])
-
-
-TABLES: dict[str, Callable[..., str]] = {
-    "sequence_memory": lengths,
-    "suite_throughput": _suite(benchmark.throughput_table),
-    "suite_memory": _suite(benchmark.memory_table),
-    "suite_scaling": _suite(benchmark.scaling_table),
-    "suite_accuracy": _suite(benchmark.accuracy_table),
-    "ablation": fusions,
-    "curves": curves,
-    "trials": trials,
-    "comparison": comparison,
-    "training": training,
-    "phases": phases,
-    "spans": spans,
-    "ceilings": ceilings,
-}
+    peaks = table(*sequence_memory.table(runs), *(run.record for run in runs))
+    return f"{peaks}\n{tables.markdown(*sequence_memory.fit_table(runs))}"

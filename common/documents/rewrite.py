@@ -1,14 +1,15 @@
 """The tables in the documents: generated between markers, from formulas or from the files in results/.
 
-A marker names its table, `<!-- table: NAME -->`, or its table and a folder of results, `<!-- table: NAME FOLDER... -->`,
-and the table ends at `<!-- /table -->`. What stands between is overwritten:
+A marker names its table, `<!-- table: NAME -->`, or its table and files or folders of results, `<!-- table: NAME PATH... -->`.
+The table ends at `<!-- /table -->`. Everything between the two is overwritten:
 
     python -m common.documents            # rewrites every document
-    python -m common.documents --check    # changes nothing; exit code 1 and a line a document that is out of date
+    python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
 """
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common import cli
@@ -20,10 +21,18 @@ from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- table: ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /table -->)", re.DOTALL)
-TABLES: dict[str, Callable[..., str]] = {
-    **architecture.TABLES, **measured.TABLES, **lab_dashboard.TABLES, **appendix.TABLES, **compiled_kernels.TABLES,
-    **kernel_benchmark.TABLES, **source_diff.TABLES,
-}  # fmt: skip
+FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
+    architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
+    architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
+    architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
+    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
+    measured.spans, measured.ceilings, measured.comparison, measured.rates, measured.trials, measured.curves,
+    measured.combinations, measured.effects, measured.captured_steps, measured.lengths, compiled_kernels.compiled,
+    compiled_kernels.tritons, source_diff.forward_diff,
+)  # fmt: skip
+TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
+TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
+TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 
 
 def documents() -> list[Path]:

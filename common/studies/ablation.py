@@ -1,73 +1,64 @@
 """Times training steps of one version in many combinations of its fusions, all in one process.
 
-A version's fusions are switches, so what one of them brings can be seen with every setting of the others. Combinations are
+A version's fusions are switches, so the effect of one of them can be measured with every setting of the others. Combinations are
 timed in rounds, each a few steps of every combination, in turn forward and backward through the list: a slow spell of the
 machine, or a clock that falls as it warms up, meets all of them. Every combination starts from the same weights and trains on the
-same batch, so all must end at the same loss.
+same batch, so all must end at the same loss. With --capture-step every combination is captured as a graph.
 
 Peak memory (GPU only) is what the allocator holds at most in a combination's second and third step, less what it held before the
-combination was built: idle combinations and the matrix library's workspace, which all share, are not in it. On a CPU the only
-peak is that of the whole process, which says nothing about one of sixteen.
-
-Kernels are counted in a trace of torch.profiler by `common.analysis.reports.launches`; on a CPU, operator calls that do work.
-
-The result, fusion_ablation.json (schema "tiny-llama-ablation/1"):
-
-    command, date, device, environment, model     as in a run record
-    version          the version's name
-    training         batch_size, sequence_length, seed
-    precision        {"compute": "fp32"}
-    rounds, steps_per_round
-    left_out         why there are no combinations with torch_compile, or null
-    counted          "kernels" or "operators": what launches_per_step counts; notes: what to know about that count
-    combinations     a list of {"fusions": {name: on}, "flags": the version's flags for it,
-                     "step_ms": {"median", "p20", "p80", "count"}, "round_ms": [median of each round],
-                     "peak_mib": MiB or null, "launches_per_step", "loss": nats, "steps": steps trained until that loss}
-
-What each fusion brings on its own: from the times of all combinations of fusions (written by `common.studies.ablation`).
+combination was built. So idle combinations and the matrix library's workspace, which all share, do not count. On a CPU only the
+peak of the whole process is known, which says nothing about one of sixteen combinations. Kernels are counted in a trace of
+torch.profiler; on a CPU, operator calls that do work are counted.
 
 Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with is taken, of the median step
-time, the peak memory and the launches, so above 1 the fusion helps. The effect of a fusion is the geometric mean over
-its pairs: with all 16 combinations there are 8, one for each setting of the other three. Two ranges stand beside it:
+time, the peak memory and the launches, so above 1 the fusion helps. The effect of a fusion is the geometric mean over its pairs:
+with all 16 combinations there are 8, one for each setting of the other three. Two ranges stand beside it:
 
     over the pairs      the least and the largest ratio: how much the effect depends on the other fusions
-    over the rounds     the effect from the medians of one round alone: how well it is known. A range that holds 1 says
-                        that this measurement does not tell the fusion's effect from none.
+    over the rounds     the least and the largest effect from the medians of one round alone: how well it is known. If the range
+                        holds 1, this measurement cannot tell whether the fusion has an effect.
 """
 
 import gc
 import itertools
 import math
 import os
-import shlex
-import sys
 import tempfile
+import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from common import cli
+from common import cli, files
 from common import device as devices
 from common.analysis.output import plots, tables
-from common.analysis.profiles import kernel_table, load_kernels
+from common.analysis.output.report import Report
+from common.analysis.profiles import kernel_table, load_kernels, run_record
 from common.errors import UsageError
-from common.files import read_json, write_text
+from common.files import PositiveAmount
 from common.precision import Precision
+from common.progress import progress
 from common.timing import benchmark, summarize
 from common.training import record, version_files
+from common.training.capture import Batch
 from common.training.profiler import Profiler
-from common.training.run import out_of_memory_explained
+from common.training.run import deferred_signals, out_of_memory_explained
+from common.training.step import prepare
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field, FiniteFloat, PositiveInt
+from torch import Tensor
+from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SCHEMA = "tiny-llama-ablation/1"
+FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
+COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
 PROFILED = dict(num_steps=5, profile_steps=2)  # the last two of five steps
@@ -75,18 +66,35 @@ PROFILED = dict(num_steps=5, profile_steps=2)  # the last two of five steps
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
 
 
-@dataclass
-class Case:
-    """A combination: its model and optimizer, and what was measured of it."""
+class Combination(TypedDict):
+    fusions: TypedDict("Switches", dict.fromkeys(FUSIONS, bool))
+    flags: list[str]  # the version's flags for it
+    step_ms: run_record.Summary
+    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
+    peak_mib: PositiveAmount | None
+    launches_per_step: PositiveAmount
+    loss: FiniteFloat  # nats
+    steps: PositiveInt  # trained until that loss
 
-    fusions: Fusions
-    flags: list[str]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    peak_mib: float | None = None
-    rounds: list[list[float]] = field(default_factory=list)  # ms per step
-    steps: int = 0
-    loss: Tensor | None = None
+
+class Ablation(run_record.Header):
+    """The content of fusion_ablation.json; the first combination is the one without fusions."""
+
+    schema: Literal[SCHEMA]
+    version: str
+    model: run_record.Model
+    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
+    training: TypedDict("Training", {"batch_size": PositiveInt, "sequence_length": PositiveInt, "seed": int})
+    precision: run_record.Compute
+    rounds: PositiveInt
+    steps_per_round: PositiveInt
+    left_out: str | None  # why there are no combinations with torch_compile
+    counted: Literal[tuple(COUNTED)]  # by launches_per_step
+    notes: list[str]  # what to know about that count, and whether the study was stopped early
+    combinations: Annotated[list[Combination], Field(min_length=2)]
+
+
+# ---------------------------------------------------------------------------------------------------------- measurement
 
 
 def combinations(every: bool, with_compile: bool) -> list[Fusions]:
@@ -102,8 +110,10 @@ def flags_for(fusions: Fusions) -> list[str]:
     return [f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}" for name, on in zip(FUSIONS, fusions, strict=True)]
 
 
-def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -> dict[str, Any]:
-    """Measures the combinations, printing a line per round.
+def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, path: Path) -> int:
+    """Measures the combinations, prints a line per round, and writes fusion_ablation.json (`path`).
+
+    The first Ctrl-C or SIGTERM within the rounds ends them after the current one; the result then holds fewer rounds.
 
     Args:
         version: has a switch `--enable-X`, `--disable-X` for each of FUSIONS.
@@ -111,10 +121,10 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -
         every: all 16 combinations, not only none, one, all but one, and all.
 
     Returns:
-        The content of fusion_ablation.json.
+        The exit code: 0, or 128 + n if stopped by signal n.
 
     Raises:
-        UsageError: the version lacks a switch, or the environment overrides one.
+        UsageError: the version lacks a switch, the environment overrides one, or the step cannot be captured here.
         RunError: memory ran out.
     """
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
@@ -130,80 +140,75 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int) -
         torch._dynamo.config.recompile_limit = 64  # one function, compiled once for each combination
     wanted = combinations(every, not left_out)
 
-    def train(case: Case) -> None:
-        case.loss = version.train_step(case.model, case.optimizer, batch, precision)
-        case.steps += 1
-
     with out_of_memory_explained(options):
-        build(version, options, wanted[0], device, train)  # not kept: what is set up once for all must not count for the first
-        cases = [build(version, options, fusions, device, train) for fusions in wanted]
-        for i in range(rounds):
-            start = time.perf_counter()
-            for case in cases if i % 2 == 0 else reversed(cases):
-                case.rounds.append(benchmark(lambda case=case: train(case), device, warmup=1, iterations=STEPS))
-            print(f"round {i + 1} of {rounds}: {len(cases)} combinations in {time.perf_counter() - start:.1f} s", flush=True)
-        losses = [(case.loss.item(), case.steps) for case in cases]
-        counts = [count(case, train, device) for case in cases]
-    return {
-        "schema": SCHEMA,
-        "command": shlex.join(sys.argv),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "version": record.name(version),
-        "device": devices.describe(device),
-        "environment": devices.environment(),
-        "model": options.model.model_dump(),
+        with progress(f"building {len(wanted)} combinations"):
+            build(version, options, wanted[0], precision, batch)  # not kept: what is set up once for all must not count for it
+            trains, peaks = zip(*(build(version, options, fusions, precision, batch) for fusions in wanted), strict=True)
+        times: list[list[list[float]]] = [[] for _ in wanted]  # ms, by combination, round and step
+        with deferred_signals() as received:
+            for done in range(1, rounds + 1):
+                start = time.perf_counter()
+                for i in range(len(wanted))[:: 1 if done % 2 else -1]:
+                    times[i].append(benchmark(trains[i], device, warmup=1, iterations=STEPS))
+                print(f"round {done} of {rounds}: {len(wanted)} combinations in {time.perf_counter() - start:.1f} s", flush=True)
+                if received:
+                    break
+        losses = [train().item() for train in trains]
+        with progress("counting the launches of each combination"):
+            counts = [count(train, device) for train in trains]
+    stopped = [f"the study was stopped after {done} of {rounds} rounds"] if received and done < rounds else []
+    measured = record.header(SCHEMA, device, precision.name, model=options.model) | {
+        "version": record.name(version), "settings": {"capture_step": True} if options.capture_step else {},
         "training": {"batch_size": options.batch_size, "sequence_length": options.seq_len, "seed": options.seed},
-        "precision": {"compute": precision.name},
-        "rounds": rounds,
-        "steps_per_round": STEPS,
-        "left_out": left_out,
+        "rounds": done, "steps_per_round": STEPS, "left_out": left_out,
         "counted": "operators" if counts[0].are_operators else "kernels",
-        "notes": list(dict.fromkeys(note for counted in counts for note in counted.notes)),
+        "notes": list(dict.fromkeys(stopped + [note for counted in counts for note in counted.notes])),
         "combinations": [
             {
-                "fusions": dict(zip(FUSIONS, case.fusions, strict=True)),
-                "flags": case.flags,
-                "step_ms": summarize([ms for times in case.rounds for ms in times]),
-                "round_ms": [summarize(times)["median"] for times in case.rounds],
-                "peak_mib": case.peak_mib,
-                "launches_per_step": launches_per_step(counted),
-                "loss": loss,
-                "steps": steps,
+                "fusions": dict(zip(FUSIONS, fusions, strict=True)), "flags": flags_for(fusions),
+                "step_ms": summarize(sum(by_round, [])), "round_ms": [summarize(ms)["median"] for ms in by_round],
+                "peak_mib": peak, "launches_per_step": launches_per_step(counted),
+                "loss": loss, "steps": WARMUP + done * (1 + STEPS) + 1,
             }
-            for case, counted, (loss, steps) in zip(cases, counts, losses, strict=True)
+            for fusions, by_round, peak, counted, loss in zip(wanted, times, peaks, counts, losses, strict=True)
         ],
-    }
+    }  # fmt: skip
+    files.write_json(path, measured)
+    return 128 + received[0] if received else 0
 
 
-def build(version: ModuleType, options: Namespace, fusions: Fusions, device: torch.device, train: Any) -> Case:
-    """A combination from the seed's weights, after its first steps, with its peak memory."""
+def build(
+    version: ModuleType, options: Namespace, fusions: Fusions, precision: Precision, batch: Batch
+) -> tuple[Callable[[], Tensor], float | None]:
+    """A combination's training step, which returns the loss, after its first steps from the seed's weights; its peak in MiB."""
+    device = precision.device
     gc.collect()
     devices.synchronize(device)
     devices.reset_peak_memory(device)
     before = devices.peak_memory(device)["peak_mib"]  # after a reset: what is held now
     torch.manual_seed(options.seed)
-    flags = flags_for(fusions)
-    settings = version_files.switched(version, options, *flags)
-    model = version.make_model(settings).to(device)
-    case = Case(fusions, flags, model, version.make_optimizer(model, settings))
-    train(case)
+    prepared = prepare(version, version_files.switched(version, options, *flags_for(fusions)), precision, batch)
+
+    def train() -> Tensor:
+        return prepared.step(batch)  # and keeps the model: a captured step holds none of the weights that it reads
+
+    train()
     devices.synchronize(device)
     devices.reset_peak_memory(device)  # without what compiling needed
     for _ in range(WARMUP - 1):
-        train(case)
+        train()
     devices.synchronize(device)
-    if devices.is_gpu(device):
-        case.peak_mib = devices.peak_memory(device)["peak_mib"] - before
-    return case
+    peak = devices.peak_memory(device, prepared.graph_peak_bytes)["peak_mib"] - before
+    return train, peak if devices.is_gpu(device) else None
 
 
-def count(case: Case, train: Any, device: torch.device) -> kernel_table.Kernels:
+def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         profiler = Profiler(Namespace(profile_dir=Path(folder), profile_memory=False, **PROFILED), device)
         profiler.start()
         for step in range(PROFILED["num_steps"]):
-            train(case)
+            train()
             profiler.step(step + 1)
         profiler.stop()
         return load_kernels.load(profiler.trace_path)
@@ -215,13 +220,7 @@ def launches_per_step(counted: kernel_table.Kernels) -> float:
     return float(counted.table.calls[wanted].sum()) / counted.steps
 
 
-SCHEMA = "tiny-llama-ablation/1"
-FUSIONS = ("qkv_fusion", "flash_attention", "swiglu_fusion", "torch_compile")
-LABELS = ("QKV", "flash", "SwiGLU", "compile")
-COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
-
-Combination = dict[str, Any]
-Pair = tuple[Combination, Combination]  # without, with
+# -------------------------------------------------------------------------------------------------------------- effects
 
 
 class Ratio(NamedTuple):
@@ -233,212 +232,148 @@ class Ratio(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """One fusion's own effect. `rounds`: range of the time's mean over the rounds; memory: None where none was measured."""
+    """One fusion's own effect."""
 
     fusion: str
     pairs: int
     time: Ratio
-    rounds: tuple[float, float]
-    memory: Ratio | None
+    rounds: tuple[float, float]  # range of the time's mean over the rounds
+    memory: Ratio | None  # None if none was measured
     launches: Ratio
-
-
-def analyze(path: Path, folder: Path) -> str:
-    """Reads fusion_ablation.json and writes fusion_ablation.csv, .md and .png into `folder`.
-
-    Returns:
-        The tables for the terminal.
-
-    Raises:
-        UsageError: the file is not of schema tiny-llama-ablation/1.
-    """
-    measured = read_json(path, SCHEMA)
-    found = effects(measured["combinations"])
-    write_text(folder / "fusion_ablation.csv", _csv(measured))
-    write_text(folder / "fusion_ablation.md", report(measured, found))
-    plots.save(figure(measured, found), folder / "fusion_ablation.png")
-    written = ", ".join(str(folder / f"fusion_ablation.{kind}") for kind in ("json", "csv", "md", "png"))
-    parts = [
-        conditions(measured),
-        tables.text(*combination_table(measured)),
-        "Effect of each fusion, without / with (above 1 it helps):",
-        tables.text(*effect_table(measured, found)),
-        *notes(measured),
-        f"written: {written}",
-    ]
-    return "\n\n".join(parts)
 
 
 def effects(combinations: list[Combination]) -> list[Effect]:
     """The effect of each fusion that is on in some combination."""
     result = []
     for fusion in FUSIONS:
-        pairs = pairs_of(combinations, fusion)
-        if not pairs:
-            continue
-        rounds = [_ratio(pairs, lambda c, i=i: c["round_ms"][i]).mean for i in range(len(pairs[0][0]["round_ms"]))]
-        memory = None if pairs[0][0]["peak_mib"] is None else _ratio(pairs, lambda c: c["peak_mib"])
-        time = _ratio(pairs, lambda c: c["step_ms"]["median"])
-        launches = _ratio(pairs, lambda c: c["launches_per_step"])
-        result.append(Effect(fusion, len(pairs), time, (min(rounds), max(rounds)), memory, launches))
+        pairs = [(a, b) for a, b in itertools.permutations(combinations, 2) if a["fusions"] | {fusion: True} == b["fusions"]]
+
+        def ratio(value: Callable[[Combination], float], pairs: list = pairs) -> Ratio:
+            ratios = [value(without) / value(with_) for without, with_ in pairs]
+            return Ratio(math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios), max(ratios))
+
+        if pairs:
+            rounds = [ratio(lambda c, i=i: c["round_ms"][i]).mean for i in range(len(combinations[0]["round_ms"]))]
+            time, launches = ratio(lambda c: c["step_ms"]["median"]), ratio(lambda c: c["launches_per_step"])
+            memory = ratio(lambda c: c["peak_mib"]) if combinations[0]["peak_mib"] else None
+            result.append(Effect(fusion, len(pairs), time, (min(rounds), max(rounds)), memory, launches))
     return result
 
 
-def pairs_of(combinations: list[Combination], fusion: str) -> list[Pair]:
-    """(without, with) for every two combinations that differ in this fusion only."""
-    by_setting = {tuple(c["fusions"][name] for name in FUSIONS): c for c in combinations}
-    place = FUSIONS.index(fusion)
-    without = ((setting, setting[:place] + (True,) + setting[place + 1 :]) for setting in by_setting if not setting[place])
-    return [(by_setting[off], by_setting[on]) for off, on in without if on in by_setting]
+# --------------------------------------------------------------------------------------------------------------- report
 
 
-def _ratio(pairs: list[Pair], value: Callable[[Combination], float]) -> Ratio:
-    ratios = [value(without) / value(with_) for without, with_ in pairs]
-    return Ratio(math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios), max(ratios))
+def analyze(path: Path) -> Report:
+    """The tables of a fusion_ablation.json, with a CSV file and a figure.
+
+    Raises:
+        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
+    """
+    measured = files.read(path, Ablation)
+    found = effects(measured["combinations"])
+    report = Report("Fusion ablation")
+    report.text(conditions(measured), f"Made by {run_record.origin(measured)}.")
+    picture = "Step time of each combination, and the effect of each fusion"
+    report.figure(lambda: figure(measured, found), "fusion_ablation", picture)
+    report.section("Combinations")
+    report.text("Speed-up: against none.")
+    report.table(*combination_table(measured))
+    times = {"median": "ms", "p20": "p20", "p80": "p80", "count": "steps"}
+    values = {"peak_mib": "peak_mib", "launches_per_step": f"{measured['counted']}_per_step", "loss": "loss"}
+    rows = [
+        [*(int(c["fusions"][name]) for name in FUSIONS), *(c["step_ms"][name] for name in times), *(c[name] for name in values)]
+        for c in measured["combinations"]
+    ]
+    report.csv("fusion_ablation", [*FUSIONS, *times.values(), *values.values()], rows)
+    report.json("fusion_ablation", measured)
+    report.section("Effect of each fusion")
+    report.text(
+        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
+        "in this fusion only. A range over the rounds that holds 1 does not tell the effect from none."
+    )
+    report.table(*effect_table(measured, found))
+    report.text(*notes(measured))
+    return report
 
 
 def label(combination: Combination) -> str:
     """ "QKV + flash", or "none"."""
-    names = [short for short, fusion in zip(LABELS, FUSIONS, strict=True) if combination["fusions"][fusion]]
-    return " + ".join(names) or "none"
+    return " + ".join(short for fusion, short in FUSIONS.items() if combination["fusions"][fusion]) or "none"
+
+
+def combination_table(measured: Ablation) -> tuple[list[str], list[list[object]]]:
+    """A row per combination; speed-up against the one with all off."""
+    combinations = measured["combinations"]
+    unit, factor = tables.time_unit(max(c["step_ms"]["median"] for c in combinations))
+    header = ["fusions on", f"{unit}/step", "p20 to p80", "speed-up", "peak MiB", COUNTED[measured["counted"]], "loss"]
+    rows = []
+    for c in combinations:
+        median, p20, p80 = (factor * c["step_ms"][name] for name in ("median", "p20", "p80"))
+        speed_up = combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
+        loss = f"{c['loss']:.5f}"
+        rows.append([label(c), median, _range(p20, p80), speed_up, c["peak_mib"], c["launches_per_step"], loss])
+    return tables.filled(header, rows)
+
+
+def effect_table(measured: Ablation, found: list[Effect]) -> tuple[list[str], list[list[object]]]:
+    """A row per fusion."""
+    header = ["fusion", "pairs", "time", "over the pairs", "over the rounds", "memory", COUNTED[measured["counted"]]]
+    rows = []
+    for e in found:
+        ranges = _range(e.time.low, e.time.high), _range(*e.rounds)
+        rows.append([FUSIONS[e.fusion], e.pairs, e.time.mean, *ranges, e.memory and e.memory.mean, e.launches.mean])
+    return tables.filled(header, rows)
 
 
 def _range(low: float, high: float) -> str:
     return f"{low:.3g} to {high:.3g}"
 
 
-def combination_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
-    """A row per combination; speed-up and memory against the one with all off."""
-    combinations = measured["combinations"]
-    plain, on_gpu = combinations[0], combinations[0]["peak_mib"] is not None
-    header = ["fusions on", "ms/step", "p20 to p80", "speed-up", COUNTED[measured["counted"]], "loss"]
-    rows = [
-        [
-            label(c), c["step_ms"]["median"], _range(c["step_ms"]["p20"], c["step_ms"]["p80"]),
-            plain["step_ms"]["median"] / c["step_ms"]["median"], c["launches_per_step"], f"{c['loss']:.5f}",
-        ]
-        for c in combinations
-    ]  # fmt: skip
-    if on_gpu:
-        header.insert(4, "peak MiB")
-        for row, combination in zip(rows, combinations, strict=True):
-            row.insert(4, combination["peak_mib"])
-    return header, rows
-
-
-def effect_table(measured: dict[str, Any], found: list[Effect]) -> tuple[list[str], list[list[object]]]:
-    header = ["fusion", "pairs", "time", "over the pairs", "over the rounds", "memory", COUNTED[measured["counted"]]]
-    rows = [
-        [
-            LABELS[FUSIONS.index(e.fusion)], e.pairs, e.time.mean, _range(e.time.low, e.time.high), _range(*e.rounds),
-            e.memory.mean if e.memory else None, e.launches.mean,
-        ]
-        for e in found
-    ]  # fmt: skip
-    if all(effect.memory is None for effect in found):
-        header.pop(5)
-        for row in rows:
-            row.pop(5)
-    return header, rows
-
-
-def conditions(measured: dict[str, Any]) -> str:
+def conditions(measured: Ablation) -> str:
     """What was measured, in one line."""
-    training = measured["training"]
-    return (
-        f"{measured['version']}, {measured['device']['name']}, {measured['precision']['compute']}, torch "
-        f"{measured['environment']['torch']}, batch size {training['batch_size']}, sequence length "
-        f"{training['sequence_length']}; {tables.letters(measured['model'])}. "
-        f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
-    )
+    medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
+    return f"{measured['version']}, {run_record.describe(measured)}. {medians}"
 
 
-def notes(measured: dict[str, Any]) -> list[str]:
-    """What to know before reading the figures, a line each."""
-    losses = [c["loss"] for c in measured["combinations"]]
-    spread = max(losses) - min(losses)
-    result = [
-        f"The losses after the same {measured['combinations'][0]['steps']} steps from the same weights on the same batch lie "
-        f"{spread:.2g} apart: rounding makes a small difference, another mathematics a large one."
+def notes(measured: Ablation) -> list[str]:
+    """What to know before reading the numbers, a paragraph each."""
+    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"]]
+    return [
+        f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
+        f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one.",
+        *["Peak memory is not given: on a CPU it can only be measured for the whole process."] * (first["peak_mib"] is None),
+        *[f"Left out: {measured['left_out']}."] * bool(measured["left_out"]),
+        *(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]),
     ]
-    if measured["combinations"][0]["peak_mib"] is None:
-        result.append("Peak memory is not given: on a CPU it can only be measured for the whole process.")
-    result += [f"Left out: {measured['left_out']}."] if measured["left_out"] else []
-    return result + [f"{note[0].upper()}{note[1:]}." for note in measured["notes"]]
 
 
-def report(measured: dict[str, Any], found: list[Effect]) -> str:
-    """The Markdown report."""
-    parts = [
-        "# Fusion ablation",
-        conditions(measured),
-        f"Made by `{measured['command']}` on {measured['date']}.",
-        "![Step time of each combination, and the effect of each fusion](fusion_ablation.png)",
-        "## Effect of each fusion",
-        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. A range over the rounds that holds 1 does not tell the effect from none.",
-        tables.markdown(*effect_table(measured, found)).strip(),
-        "## Combinations",
-        "Speed-up: against none.",
-        tables.markdown(*combination_table(measured)).strip(),
-        *notes(measured),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _csv(measured: dict[str, Any]) -> str:
-    header = [*FUSIONS, "ms", "p20", "p80", "steps", "peak_mib", f"{measured['counted']}_per_step", "loss"]
-    rows = []
-    for c in measured["combinations"]:
-        times = [c["step_ms"][name] for name in ("median", "p20", "p80", "count")]
-        rows.append([*map(int, c["fusions"].values()), *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
-    return tables.csv_text(header, rows)
-
-
-def figure(measured: dict[str, Any], found: list[Effect]) -> "Figure":
+def figure(measured: Ablation, found: list[Effect]) -> "Figure":
     """Above the step time of every combination, below the effect of each fusion on time, memory and launches."""
-    heights = [0.9 + 0.24 * len(measured["combinations"]), 0.9 + 0.6 * len(found)]
-    result = plots.new(5.8, 0.7 + sum(heights))
-    training = measured["training"]
-    result.suptitle(
-        f"Fusion ablation: {measured['version']}, {measured['precision']['compute']}, batch size {training['batch_size']}, "
-        f"sequence length {training['sequence_length']}\n{measured['device']['name']}", fontsize=10,
-    )  # fmt: skip
+    combinations = measured["combinations"]
+    heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
+    result = plots.new(5.8, 1 + sum(heights))
     above, below = result.subplots(2, 1, height_ratios=heights)
-    _step_times(above, measured["combinations"])
-    _effects(below, measured, found)
+    title = f"Fusion ablation: {measured['version']}, {run_record.describe(measured)}"
+    result.suptitle(textwrap.fill(title, 72), fontsize=9)
+
+    def bars(axes: Any, places: list, values: list[Sequence[float]], left: float, **style) -> None:
+        """Draws horizontal bars from `left` to the first of each three values, with the other two as their range."""
+        ranges = [[abs(value[end] - value[0]) for value in values] for end in (1, 2)]
+        axes.barh(places, [value[0] - left for value in values], left=left, xerr=ranges, capsize=3, **style)
+        axes.axvline(left or values[0][0], color=plots.BLACK, linestyle="-" if left else "--", linewidth=1)
+
+    times = [[c["step_ms"][name] for name in ("median", "p20", "p80")] for c in combinations]
+    bars(above, list(map(label, combinations)), times, 0, color=plots.SKY)
+    above.set(title="Step time", xlabel="ms per step: median, p20 to p80\n(dashed: none)", xlim=(0, None))
+    above.invert_yaxis()
+    names = {"time": "time", "memory": "peak memory", "launches": COUNTED[measured["counted"]]}
+    shown = [name for name in names if getattr(found[0], name)]
+    for i, name in enumerate(shown):
+        places = [place + (i - (len(shown) - 1) / 2) * 0.8 / len(shown) for place in range(len(found))]
+        style = dict(height=0.72 / len(shown), color=(plots.BLUE, plots.ORANGE, plots.GREEN)[list(names).index(name)])
+        bars(below, places, [getattr(effect, name) for effect in found], 1, label=names[name], **style)
+    below.set_yticks(range(len(found)), [FUSIONS[effect.fusion] for effect in found])
+    below.set(title="Effect, range over the pairs", xlabel="without / with\n(above 1 the fusion helps)")
+    below.invert_yaxis()
+    result.legend(*below.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=9)
     return result
-
-
-def _step_times(axes: Any, combinations: list[Combination]) -> None:
-    steps = [c["step_ms"] for c in combinations]
-    medians = [step["median"] for step in steps]
-    spread = [[step["median"] - step["p20"] for step in steps], [step["p80"] - step["median"] for step in steps]]
-    axes.barh([label(c) for c in combinations], medians, xerr=spread, color=plots.SKY, ecolor=plots.BLACK, capsize=3)
-    axes.axvline(medians[0], color=plots.BLACK, linestyle="--", linewidth=1)
-    axes.set(title="Step time", xlabel="ms per step: median, p20 to p80\n(dashed: none)", xlim=(0, None))
-    axes.invert_yaxis()
-
-
-def _effects(axes: Any, measured: dict[str, Any], found: list[Effect]) -> None:
-    series: list[tuple[str, str, Callable[[Effect], Ratio | None]]] = [
-        ("time", plots.BLUE, lambda e: e.time),
-        ("peak memory", plots.ORANGE, lambda e: e.memory),
-        (COUNTED[measured["counted"]], plots.GREEN, lambda e: e.launches),
-    ]
-    series = [(name, colour, of) for name, colour, of in series if of(found[0])]
-    height = 0.8 / len(series)
-    for i, (name, colour, of) in enumerate(series):
-        ratios = [of(effect) for effect in found]
-        spread = [  # a mean of equal ratios can round to beyond them
-            [max(0.0, ratio.mean - ratio.low) for ratio in ratios],
-            [max(0.0, ratio.high - ratio.mean) for ratio in ratios],
-        ]
-        places = [place + (i - (len(series) - 1) / 2) * height for place in range(len(found))]
-        means = [ratio.mean - 1 for ratio in ratios]
-        axes.barh(places, means, height * 0.9, left=1, xerr=spread, color=colour, capsize=3, label=name)
-    axes.axvline(1, color=plots.BLACK, linewidth=1)
-    axes.set_yticks(range(len(found)), [LABELS[FUSIONS.index(effect.fusion)] for effect in found])
-    axes.set(title="Effect, range over the pairs", xlabel="without / with\n(above 1 the fusion helps)")
-    axes.invert_yaxis()
-    axes.legend()

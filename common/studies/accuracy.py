@@ -1,12 +1,13 @@
-"""Whether a version computes what another one does: logits, loss and the gradient of every weight, on the same weights and batch.
+"""Checks that a version computes what another one does: logits, loss and the gradient of every weight, from the same weights.
 
-The error of a tensor b against a is max |a - b| / max |a|: relative to the largest element, since a small element next to a
-large one carries the large one's rounding. Errors of this kind have no natural zero. Floating-point sums depend on
-their order, and a fused operation sums in another order, so beside each error stands a yardstick: the error that the baseline
-itself makes in the number format of the optimized run, against the baseline in float64. An error of that size is rounding; one
-far above it is another mathematics.
+The error of a tensor b against a is max |a - b| / max |a|. It is relative to the largest element, because a small element next to
+a large one carries the rounding of the large one. The error is hardly ever 0: floating-point sums depend on their order, and a
+fused operation sums in another order. So each error stands beside a yardstick, the error that the baseline itself makes in the
+number format of the optimized run, against the baseline in float64. An error of that size is rounding. An error far above it
+means that the mathematics differs.
 
-Norms' weights start at 1 in training. Here they are moved away from it, or a version that forgets them would pass.
+The weights of the norms start at 1 in training. Here they are moved away from 1, because a version that ignores them would
+otherwise pass.
 """
 
 from argparse import Namespace
@@ -16,21 +17,23 @@ from typing import NamedTuple
 
 from common import cli
 from common import device as devices
-from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.errors import RunError
 from common.precision import SHORT, Precision
+from common.progress import progress
+from common.training import step as steps
 from common.training import version_files
+from common.training.capture import Batch
 from common.training.run import out_of_memory_explained
 
 import torch
 from torch import Tensor, nn
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
-Batch = tuple[Tensor, Tensor]
 
 
-class Row(NamedTuple):
-    """One compared tensor: its largest element in the baseline, the error of the optimized version, and the yardstick."""
+class TensorError(NamedTuple):
+    """The largest element of a tensor in the baseline, the error of the optimized version, and the yardstick."""
 
     name: str
     largest: float
@@ -39,44 +42,19 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The rows, largest error first, and the number formats of the logits: baseline's and optimized version's."""
+    """The errors, largest first, and the number formats of the logits: of the baseline and of the optimized version."""
 
-    rows: list[Row]
+    errors: list[TensorError]
     formats: tuple[str, str]
 
 
 def error(expected: Tensor, got: Tensor) -> float:
-    """max |expected - got| / max |expected|; infinite where that is no number."""
+    """max |expected - got| / max |expected|; infinite where that is not a number."""
     expected, got = expected.double(), got.double()
     if torch.equal(expected, got):
         return 0.0
     relative = ((expected - got).abs().max() / expected.abs().max()).item()
     return relative if relative == relative else float("inf")
-
-
-def outputs(model: nn.Module, batch: Batch, precision: Precision) -> dict[str, Tensor]:
-    """Logits [B, S, V], the loss, and the gradients under Version 1's names. The model's weights are lost: they become gradients.
-
-    Raises:
-        RunError: a parameter gets no gradient.
-    """
-    with torch.no_grad(), precision.autocast():
-        logits = model(batch[0])
-    with precision.autocast():
-        loss = model.loss(*batch)
-    precision.scale(loss).backward()
-    scale = precision.scaler.get_scale()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.grad is None:
-                raise RunError(f"{name} gets no gradient")
-            parameter.copy_(parameter.grad / scale)
-    gradients = {
-        f"gradient of {name}": gradient
-        for name, gradient in model.baseline_state_dict().items()
-        if name != "lm_head.weight"  # tied to the embedding
-    }
-    return {"logits": logits, "loss": loss.detach()} | gradients
 
 
 def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, flags: Sequence[str]) -> Comparison:
@@ -91,19 +69,17 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, fla
         RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
     """
     chosen, plain = version_files.switched(optimized, options, *flags), version_files.switched(baseline, options)
-    precision, batch, state = common_ground(baseline, options)
-    fp32 = Precision(precision.device, None)
-    with out_of_memory_explained(options):
-        expected = run(baseline, plain, state, batch, fp32)
-        exact = run(baseline, plain, state, batch, fp32, torch.float64)
-        rounded = run(baseline, plain, state, batch, precision) if options.use_amp else expected
+    precision, batch, state = inputs(baseline, options)
+    with out_of_memory_explained(options), progress("computing both versions, and the baseline in float64"):
+        rounding = errors_against_float64(baseline, baseline, options, [])
+        expected = run(baseline, plain, state, batch, Precision(precision.device, None))
         got = run(optimized, chosen, state, batch, precision)
-    rows = [
-        Row(name, tensor.abs().max().item(), error(tensor, got[name]), error(exact[name], rounded[name]))
+    errors = [
+        TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
     ]
     formats = tuple(SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got))
-    return Comparison(sorted(rows, key=lambda row: -row.error), formats)
+    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), formats)
 
 
 def errors_against_float64(
@@ -111,17 +87,17 @@ def errors_against_float64(
 ) -> dict[str, float]:
     """The error of each tensor of a version, in the precision of the options, against the baseline in float64.
 
-    Arguments are those of `compare`. Memory that runs out is the device's own error.
+    The arguments are those of `compare`. If memory runs out, the device's own error is raised.
     """
-    precision, batch, state = common_ground(baseline, options)
-    plain = version_files.switched(baseline, options)
+    precision, batch, state = inputs(baseline, options)
+    plain, chosen = version_files.switched(baseline, options), version_files.switched(version, options, *flags)
     exact = run(baseline, plain, state, batch, Precision(precision.device, None), torch.float64)
-    got = run(version, version_files.switched(version, options, *flags), state, batch, precision)
+    got = run(version, chosen, state, batch, precision)
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 
-def common_ground(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, dict[str, Tensor]]:
-    """Precision, batch and weights of a comparison; the device is the precision's."""
+def inputs(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, dict[str, Tensor]]:
+    """The precision of the optimized run (it holds the device), the batch, and the weights under Version 1's names."""
     device = devices.select(options.device)
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
@@ -136,11 +112,33 @@ def run(
     """`outputs` of a version's model with these weights, held in `dtype`."""
     model = version.make_model(settings)
     exchange(model, state)
-    return outputs(model.to(precision.device, dtype), batch, precision)
+    return outputs(version, model.to(precision.device, dtype), settings, batch, precision)
+
+
+def outputs(version: ModuleType, model: nn.Module, settings: Namespace, batch: Batch, precision: Precision) -> dict[str, Tensor]:
+    """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
+
+    The gradients replace the model's weights.
+
+    Raises:
+        RunError: a parameter gets no gradient.
+    """
+    with torch.no_grad(), precision.autocast():
+        logits = model(batch[0])
+    optimizer = version.make_optimizer(model, settings)
+    loss = steps.run(version.make_step(model, optimizer, precision), optimizer, batch, passes=1)
+    with torch.no_grad():
+        for (name, gradient), parameter in zip(steps.gradients(model, optimizer).items(), model.parameters(), strict=True):
+            if gradient is None:
+                raise RunError(f"{name} gets no gradient")
+            parameter.copy_(gradient)
+    gradients = model.baseline_state_dict()
+    del gradients["lm_head.weight"]  # tied to the embedding
+    return {"logits": logits, "loss": loss} | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights under Version 1's names, as copies, with those of the norms moved away from 1."""
+    """Copies of the model's weights under Version 1's names, with those of the norms moved away from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -149,10 +147,10 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def exchange(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Loads weights under Version 1's names and asks for them back.
+    """Loads weights under Version 1's names, and checks that the model gives the same weights back.
 
     Raises:
-        RunError: some are not taken, or come back changed.
+        RunError: the model does not take some of the weights, or does not give them back unchanged.
     """
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
@@ -163,19 +161,17 @@ def exchange(model: nn.Module, state: dict[str, Tensor]) -> None:
         raise RunError(f"the baseline's weights do not come back from baseline_state_dict: {', '.join(changed[:3])}")
 
 
-def report(comparison: Comparison, tolerance: float) -> tuple[str, bool]:
-    """The table and the verdict as text, and whether every error is within the tolerance."""
-    rows, (expected, got) = comparison
-    worst = rows[0]
-    passed = worst.error <= tolerance
-    yardstick = f"baseline in {got} against float64"
-    lines = [tables.text(["tensor", "max |baseline|", "error", yardstick], rows), ""]
+def report(comparison: Comparison, tolerance: float) -> tuple[Report, bool]:
+    """The table and the verdict, and whether every error is within the tolerance."""
+    errors, (expected, got) = comparison
+    worst, past = errors[0], sum(not tensor.error <= tolerance for tensor in errors)
+    result = Report("Numerical accuracy")
+    result.table(["tensor", "max |baseline|", "error", f"baseline in {got} against float64"], errors)
     if expected != got:
-        lines.append(f"different precision: baseline {expected}, optimized {got}; the last column is what {got} alone makes")
-    past = sum(not row.error <= tolerance for row in rows)
-    found = f"all {len(rows)} tensors are within" if passed else f"{past} of {len(rows)} tensors are past"
-    lines.append(
-        f"{'PASS' if passed else 'FAIL'}: the worst is {worst.name}, error {worst.error:.2g} "
+        result.text(f"The precision differs: baseline {expected}, optimized {got}. The last column is what {got} alone rounds.")
+    found = f"{past} of {len(errors)} tensors exceed" if past else f"all {len(errors)} tensors are within"
+    result.text(
+        f"{'FAIL' if past else 'PASS'}: the worst tensor is {worst.name}, error {worst.error:.2g} "
         f"(rounding alone: {worst.rounding:.2g}); {found} the tolerance {tolerance:g}"
     )
-    return "\n".join(lines), passed
+    return result, not past

@@ -1,31 +1,34 @@
-"""What a user would take instead of a version of ours: transformers' LLaMA, the same compiled, the same with Liger's kernels.
+"""External baselines: transformers' LLaMA, the same compiled, and the same with Liger's kernels.
 
-    hf           transformers.LlamaForCausalLM, eager, attention by scaled_dot_product_attention
+    hf           transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
     hf-compile   its forward pass and loss in one torch.compile, in the default mode
-    liger        hf with liger-kernel's RoPE, RMSNorm, SwiGLU, and its output head and loss in one (NVIDIA or AMD GPU)
+    liger        hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
 
-A peer is used like a version (`common.training.run` says what one is). It starts from Version 1's weights, in fp32, and is trained
-with Version 1's AdamW and autocast. What was chosen so that a peer does its own work and no more:
+A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with Version 1's AdamW and
+autocast. These choices keep it from doing extra work:
 
-- loss: `forward(labels=targets, shift_labels=targets)`. The model computes it by its own function, in its own precision.
-  `labels` says that a loss is wanted; `shift_labels` says that the targets are already the next tokens, so nothing is shifted.
-- no key/value cache (`use_cache=False`), no padding mask, no hidden states or attention weights returned, no dropout.
-- attention: the function behind `attn_implementation="sdpa"`, under a name of its own. Under the name "sdpa", transformers
-  (5.23) looks in each step for several documents in one row, which waits for the GPU, and compiled code always builds the
-  [B, 1, S, S] mask, with which PyTorch cannot take its flash kernel. For a name that has no mask function transformers builds
-  no mask, and the same function then asks for causal attention. 4.51 has no mask functions, and builds none for "sdpa".
-- Liger's patch replaces names inside transformers' module for the whole process, not of one model alone: RoPE, and the
-  classes of norm and feed-forward that later models are made of. A benchmark gives each model a process of its own.
+- Loss: `forward(labels=targets, shift_labels=targets)`. `labels` asks for the model's own loss, in the model's own precision.
+  `shift_labels` says that the targets are already the next tokens, so nothing is shifted.
+- There is no key/value cache (`use_cache=False`), no padding mask, no hidden states or attention weights returned, no dropout.
+- Attention: the function behind `attn_implementation="sdpa"`, under another name. Under the name "sdpa", transformers 5.23 looks
+  in each step for several documents in one row, which waits for the GPU, and compiled code always builds the [B, 1, S, S] mask,
+  with which PyTorch cannot use its flash kernel. For a name without a mask function transformers builds no mask, and the same
+  function then asks for causal attention. transformers 4.51 has no mask functions, and builds no mask for "sdpa".
+- Liger replaces names inside transformers' module for the whole process: RoPE, and the classes of norm and feed-forward that
+  later models are made of. The benchmark therefore gives each model a process of its own.
 """
 
 import importlib.util
 from argparse import Namespace
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from common import device as devices
+from common import weights
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.precision import Precision
 from common.spans import span
+from common.training.capture import Batch, Step
 
 import torch
 from torch import Tensor, nn
@@ -40,24 +43,16 @@ def llama_config(config: ModelConfig, attention: str):
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        max_position_embeddings=config.max_sequence_length,
-        rope_theta=config.rope_theta,
-        rms_norm_eps=config.rms_norm_eps,
-        initializer_range=config.initializer_std,
-        tie_word_embeddings=True,
-        use_cache=False,
-        attn_implementation=attention,
-    )
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers, num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads, max_position_embeddings=config.max_sequence_length,
+        rope_theta=config.rope_theta, rms_norm_eps=config.rms_norm_eps, initializer_range=config.initializer_std,
+        tie_word_embeddings=True, use_cache=False, attn_implementation=attention,
+    )  # fmt: skip
 
 
 def causal_attention() -> str:
-    """The name of transformers' attention by scaled_dot_product_attention that builds no mask (see above)."""
+    """The name of transformers' attention by scaled_dot_product_attention without a mask (see above)."""
     import transformers
 
     if not hasattr(transformers, "AttentionMaskInterface"):  # 4.51
@@ -77,10 +72,7 @@ class TinyLlama(nn.Module):
         super().__init__()
         self.llama = LlamaForCausalLM(llama_config(config, causal_attention()))
         self.register_load_state_dict_pre_hook(rename_on_load)
-        generator = torch.Generator().manual_seed(torch.initial_seed())  # as in Version 1, matrix by matrix
-        for name, weight in self.baseline_state_dict().items():
-            if weight.dim() == 2 and name != "lm_head.weight":
-                nn.init.normal_(weight, std=config.initializer_std, generator=generator)
+        weights.initialize(self.baseline_state_dict(), config.initializer_std)
 
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         return self.llama(input_ids=input_ids).logits
@@ -95,44 +87,23 @@ class TinyLlama(nn.Module):
 
 
 def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Puts transformers' prefixes before Version 1's names while a state dict is loaded."""
+    """A pre-hook of `load_state_dict` that puts transformers' prefixes before Version 1's names."""
     for name in [name for name in state_dict if not name.startswith(f"{prefix}llama.")]:
         own = name.removeprefix(prefix)
         inner = own if own.startswith("lm_head.") else f"model.{own}"
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
-def make_optimizer(model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], precision) -> Tensor:
-    """One optimizer step as in Version 1; returns the loss from before it, on the device."""
-    with precision.autocast():
-        loss = model.loss(*batch)
-    with span("backward"):
-        precision.scale(loss).backward()
-    with span("optimizer"):
-        precision.step(optimizer)
-        optimizer.zero_grad()
-    return loss.detach()
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Has what a version's module has."""
+class Peer(NamedTuple):
+    """An external baseline; it has what the module of a version has."""
 
     name: str
     packages: dict[str, str]
     compiled: bool = False
     liger: bool = False
 
-    TinyLlama = TinyLlama
-    make_optimizer = staticmethod(make_optimizer)
-    train_step = staticmethod(train_step)
-
     def check(self, device: torch.device) -> None:
-        """Raises UsageError if the peer cannot run here."""
+        """Raises UsageError if the baseline cannot run here."""
         missing = [install for module, install in self.packages.items() if importlib.util.find_spec(module) is None]
         if missing:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")
@@ -145,16 +116,30 @@ class Peer:
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
             apply_liger_kernel_to_llama(model=model.llama)  # fused_linear_cross_entropy is on unless switched off
-        if self.compiled:
-            model.loss = torch.compile(model.loss)
         return model
+
+    def make_optimizer(self, model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
+        """A function of a batch: one optimizer step as in Version 1, with the loss compiled for `hf-compile`."""
+        loss_of = devices.compiled(model.loss, precision.device, self.compiled)
+
+        def step(batch: Batch) -> Tensor:
+            with precision.autocast():
+                loss = loss_of(*batch)
+            with span("backward"):
+                precision.scale(loss).backward()
+            with span("optimizer"):
+                precision.step(optimizer)
+                optimizer.zero_grad()
+            return loss.detach()
+
+        return step
 
 
 PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer("hf", TRANSFORMERS),
-        Peer("hf-compile", TRANSFORMERS, compiled=True),
-        Peer("liger", TRANSFORMERS | LIGER, liger=True),
-    )
+    "hf": Peer("hf", TRANSFORMERS),
+    "hf-compile": Peer("hf-compile", TRANSFORMERS, compiled=True),
+    "liger": Peer("liger", TRANSFORMERS | LIGER, liger=True),
 }

@@ -1,116 +1,136 @@
 """Times every matrix product (GEMM) of a training step, each alone, over a grid of batch sizes and sequence lengths.
 
-A linear layer y = x W^T is three products per step. With T = B S tokens, and W [out, in] stored as nn.Linear does:
+A linear layer y = x W^T is three products of a step. With T = B S tokens, and W [out, in] stored as nn.Linear does:
 
     forward        y  [T, out]  = x    [T, in]  @ W^T [in, out]    layout NT
     input_grad     dx [T, in]   = dy   [T, out] @ W   [out, in]    layout NN
     weight_grad    dW [out, in] = dy^T [out, T] @ x   [T, in]      layout TN
 
-Attention's two products are batched over B H heads; their "input" is the left operand and their "weight" the right one.
-C [M, N] = A [M, K] @ B [K, N] throughout; in a layout the two letters stand for A and B: N is stored as written, row by
-row, and T is stored transposed. Shapes and layouts are those that eager PyTorch runs in Version 1 from batch 2 on.
+Attention's two products are batched over B H heads; their "input" is the left operand and their "weight" is the right one. All
+are C [M, N] = A [M, K] @ B [K, N], `batch` times. The two letters of a layout stand for A and B: N is stored row by row, T is
+stored transposed. Shapes and layouts are those that eager PyTorch runs in Version 1 from batch 2 on. One product [D, (H + 2 K)
+Dh] could replace those of Q, K and V, and one product [D, 2 F] those of gate and up; these fused products are timed as well.
 
-Beside the products of the step, the fused ones are timed that could replace them: one [D, (H + 2 K) Dh] product for Q, K
-and V, and one [D, 2 F] product for gate and up. Separate over fused time is what fusing them could gain.
+Products of one shape and layout are timed once and share the result, such as q_proj and o_proj. All are timed in several rounds,
+so that a slow spell of the machine affects every product. Operands are used again and again, so small ones are read from a cache.
 
-Products of one shape and layout are timed once and share the result: q_proj and o_proj, or a linear layer at B = 4, S = 128
-and at B = 8, S = 64. All are timed in several rounds, so that a slow spell of the machine meets every product, and not one
-product with all its samples. Operands are used again and again: what fits a cache is read from there.
-
-The result, gemm_analysis.json (schema "tiny-llama-gemms/1"):
-
-    command, date, device, environment      as in a run record
-    precision        {"compute": "fp32", "tf32": false}; element_bytes: size of a number
-    model            the configuration; batch_sizes, sequence_lengths: the grid
-    ceilings         from common.training.ceilings.measure, the best of all rounds
-    gemms, fused     a list each of {"batch_size", "sequence_length", "gemm", "phase", "batch", "m", "n", "k", "layout",
-                     "per_step", "ms": {"median", "p20", "p80", "count"}, "calls"}
-                     per_step: how many such products a step has (for a fused one: would have)
-                     ms: of one product; `count` samples, each the mean of products back to back, `calls` in all
-
-What the timed matrix products say: achieved rate, roofline bound, share of the step, and what fusing could gain.
-
-For C [M, N] = A [M, K] @ B [K, N], `batch` times, with numbers of e bytes:
-
-    work        2 batch M N K                           FLOP
-    traffic     e batch (M K + K N + M N)               bytes: inputs read once, output written once
-    intensity   work / traffic                          FLOP/byte
-    bound       min(peak, intensity x bandwidth)        FLOP/s: the roofline (Williams, Waterman and Patterson 2009,
-                                                        "Roofline", doi:10.1145/1498765.1498785)
-
-Peak and bandwidth are the measured ceilings of the same device and precision. A product cannot be faster than any of three
-times: work / peak, traffic / bandwidth, and what it costs to issue one operation. The longest of the three is its limit:
-compute, memory or launch. Operands that stay in a cache between two repetitions can beat the memory bound.
+Each product is compared with the roofline (`common.analysis.reports.roofline`). It does 2 batch M N K FLOPs and moves at least
+batch (M K + K N + M N) numbers. Its limit is the longest of three times: the FLOPs at the measured peak (compute), the bytes at
+the measured bandwidth (memory), and the time to issue one operation (launch).
 """
 
-import shlex
-import sys
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from common import device as devices
-from common.analysis.formulas import operators
+from common import files
 from common.analysis.output import plots, tables
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError
-from common.files import read_json, write_text
 from common.precision import Precision
+from common.progress import progress
 from common.timing import benchmark, summarize
-from common.training import ceilings
+from common.training import ceilings, record
+from common.weights import FUSED
 
+import pandas
 import torch
+from pydantic import Field, PositiveInt
+from typing_extensions import TypedDict
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA = "tiny-llama-gemms/1"
+PHASES = ("forward", "input_grad", "weight_grad")
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
 SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long: many times the clock's resolution
+POINT = ["batch_size", "sequence_length"]  # of the grid
+SHAPE = ["batch", "m", "n", "k", "layout"]
+KINDS = {  # in the figure: the products of each kind, its colour and its marker
+    "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE, "o"),
+    "attention products": (("scores", "weighted_sum"), plots.ORANGE, "s"),
+    "output projection": (("o_proj",), plots.SKY, "v"),
+    "gate, up projections": (("gate_proj", "up_proj"), plots.GREEN, "^"),
+    "down projection": (("down_proj",), plots.PURPLE, "D"),
+    "LM head": (("lm_head",), plots.VERMILION, "P"),
+}
+DETAILS = {  # column of the CSV: heading of the table
+    "gemm": "GEMM", "phase": "phase", "batch": "batch", "m": "M", "n": "N", "k": "K", "layout": "layout", "per_step": "per step",
+    "ms": "ms", "p20": "p20", "p80": "p80", "samples": "samples", "calls": "calls", "tflops": "TFLOP/s",
+    "intensity": "FLOP/byte", "bound_tflops": "bound TFLOP/s", "ceiling_percent": "% of GEMM ceiling", "limit": "limit",
+    "share_percent": "% of GEMM time",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(TypedDict):
     """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
 
     gemm: str
-    phase: str  # forward, input_grad or weight_grad
-    batch: int
-    m: int
-    n: int
-    k: int
-    layout: str  # NN, NT or TN
-    per_step: int
-
-    @property
-    def shape(self) -> tuple[int, int, int, int, str]:
-        return self.batch, self.m, self.n, self.k, self.layout
+    phase: Literal[PHASES]
+    batch: PositiveInt
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    layout: Literal["NN", "NT", "TN"]
+    per_step: PositiveInt
 
 
-def linear(name: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
-    """The three products of a linear layer from `inputs` to `outputs` features."""
-    return [
-        Product(name, "forward", 1, tokens, outputs, inputs, "NT", per_step),
-        Product(name, "input_grad", 1, tokens, inputs, outputs, "NN", per_step),
-        Product(name, "weight_grad", 1, outputs, inputs, tokens, "TN", per_step),
-    ]
+class Timing(Product):
+    """A product at a point of the grid."""
+
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    ms: run_record.Summary  # of one product; a sample is the mean of products back to back
+    calls: PositiveInt  # in all samples
+
+
+class Measurement(run_record.Header):
+    """The content of gemm_analysis.json."""
+
+    schema: Literal[SCHEMA]
+    precision: run_record.Precision
+    element_bytes: PositiveInt
+    model: run_record.Model
+    batch_sizes: list[PositiveInt]
+    sequence_lengths: list[PositiveInt]
+    ceilings: run_record.Ceilings  # the best of all rounds
+    gemms: Annotated[list[Timing], Field(min_length=1)]
+    fused: Annotated[list[Timing], Field(min_length=1)]
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+
+
+def three(gemm: str, per_step: int, *shapes: tuple[int, int, int, int, str]) -> list[Product]:
+    """A forward product and those of its two gradients, by their SHAPE."""
+    named = (dict(zip(SHAPE, shape, strict=True)) for shape in shapes)
+    return [{"gemm": gemm, "phase": phase, **shape, "per_step": per_step} for phase, shape in zip(PHASES, named, strict=True)]
+
+
+def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
+    """The products of a linear layer from `inputs` to `outputs` features."""
+    forward, input_grad = (1, tokens, outputs, inputs, "NT"), (1, tokens, inputs, outputs, "NN")
+    return three(gemm, per_step, forward, input_grad, (1, outputs, inputs, tokens, "TN"))
 
 
 def attention(config: ModelConfig, batch_size: int, length: int) -> list[Product]:
-    """The six products of attention: scores = q k^T and out = p v, over all S^2 pairs, and their gradients."""
+    """The products of attention: scores = q k^T and out = p v, over all S^2 pairs, and their gradients."""
     batch, head, layers = batch_size * config.num_attention_heads, config.head_dim, config.num_layers
     # torch.matmul folds batch and heads. With H = K it must copy k^T for that, row by row; with K < H it need not.
-    keys = "NT" if config.num_key_value_heads < config.num_attention_heads else "NN"
+    keys, keys_grad = ("NT", "NN") if config.num_key_value_heads < config.num_attention_heads else ("NN", "NT")
+    square, narrow, wide = (batch, length, length, head), (batch, length, head, length), (batch, head, length, length)
     return [
-        Product("scores", "forward", batch, length, length, head, keys, layers),
-        Product("scores", "input_grad", batch, length, head, length, "NN" if keys == "NT" else "NT", layers),
-        Product("scores", "weight_grad", batch, head, length, length, "TN", layers),
-        Product("weighted_sum", "forward", batch, length, head, length, "NN", layers),
-        Product("weighted_sum", "input_grad", batch, length, length, head, "NT", layers),
-        Product("weighted_sum", "weight_grad", batch, length, head, length, "TN", layers),
+        *three("scores", layers, (*square, keys), (*narrow, keys_grad), (*wide, "TN")),
+        *three("weighted_sum", layers, (*narrow, "NN"), (*square, "NT"), (*narrow, "TN")),
     ]
 
 
@@ -132,27 +152,45 @@ def products(config: ModelConfig, batch_size: int, sequence_length: int) -> list
 
 
 def fused_products(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Product]:
-    """The products that could replace q, k, v_proj and gate, up_proj."""
+    """The products that could replace q, k, v_proj and gate, up_proj: their outputs side by side."""
+    sizes = {row["gemm"]: row["n"] for row in products(config, batch_size, sequence_length) if row["phase"] == "forward"}
+    fused = {whole: sum(sizes[part] for part in parts) for whole, parts in FUSED.items()}
     tokens, hidden, layers = batch_size * sequence_length, config.hidden_size, config.num_layers
-    qkv_size = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    return [
-        *linear("qkv_proj", tokens, hidden, qkv_size, layers),
-        *linear("gate_up_proj", tokens, hidden, 2 * config.intermediate_size, layers),
-    ]
+    return [row for whole, size in fused.items() for row in linear(whole, tokens, hidden, size, layers)]
+
+
+def shape_of(product: Product) -> tuple[int, int, int, int, str]:
+    return tuple(product[name] for name in SHAPE)
+
+
+def operand(batch: int, rows: int, columns: int, transposed: bool, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Random [batch, rows, columns], without the first dimension for batch 1; stored transposed where asked."""
+    stored = (columns, rows) if transposed else (rows, columns)
+    result = torch.randn(stored if batch == 1 else (batch, *stored), device=device, dtype=dtype)
+    return result.mT if transposed else result
 
 
 def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> tuple[list[float], int]:
-    """Times one product on random operands, its output newly allocated as in eager PyTorch.
+    """Times one product on random operands; its output is newly allocated, as in eager PyTorch.
 
     Short products are repeated within a sample, and the number of samples follows from the time budget.
 
     Returns:
-        Milliseconds per product in each sample; how many products the samples hold together.
+        Milliseconds per product in each sample, and the number of products in all samples.
+
+    Raises:
+        RunError: memory ran out.
     """
-    batch, m, n, k, layout = product.shape
-    a = operand(batch, m, k, layout[0] == "T", device, dtype)
-    b = operand(batch, k, n, layout[1] == "T", device, dtype)
-    once = summarize(benchmark(lambda: a @ b, device, warmup=1, iterations=2))["median"]
+    batch, m, n, k, layout = shape_of(product)
+    try:
+        a = operand(batch, m, k, layout[0] == "T", device, dtype)
+        b = operand(batch, k, n, layout[1] == "T", device, dtype)
+        once = summarize(benchmark(lambda: a @ b, device, warmup=1, iterations=2))["median"]
+    except (RuntimeError, MemoryError) as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        shape = f"{batch} x [{m}, {k}] @ [{k}, {n}]"
+        raise RunError(f"out of memory in {product['gemm']}, {shape}: lower --batch-sizes or --sequence-lengths") from error
     calls = max(1, round(SAMPLE_MS / once))
     samples = int(min(max(BUDGET_MS / (once * calls), MIN_SAMPLES), MAX_SAMPLES))
 
@@ -164,18 +202,11 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
     return [milliseconds / calls for milliseconds in times], samples * calls
 
 
-def operand(batch: int, rows: int, columns: int, transposed: bool, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Random [batch, rows, columns], without the first dimension for batch 1; stored transposed where asked."""
-    stored = (columns, rows) if transposed else (rows, columns)
-    result = torch.randn(stored if batch == 1 else (batch, *stored), device=device, dtype=dtype)
-    return result.mT if transposed else result
-
-
 def measure(
     config: ModelConfig, batch_sizes: list[int], sequence_lengths: list[int], device: torch.device, precision: Precision,
     allow_tf32: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times all products over the grid, printing a line per round; sequence lengths only shape the products.
+    """Times all products over the grid, and prints a line for each round; sequence lengths only shape the products.
 
     Returns:
         The content of gemm_analysis.json.
@@ -183,308 +214,183 @@ def measure(
     Raises:
         RunError: the operands of a product do not fit in memory.
     """
-    grid = list(dict.fromkeys((batch_size, length) for batch_size in batch_sizes for length in sequence_lengths))
-    wanted = {
-        "gemms": [(point, product) for point in grid for product in products(config, *point)],
-        "fused": [(point, product) for point in grid for product in fused_products(config, *point)],
+    grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
+    timings = {
+        name: [dict(zip(POINT, point, strict=True)) | product for point in grid for product in make(config, *point)]
+        for name, make in {"gemms": products, "fused": fused_products}.items()
     }
-    distinct: dict[tuple, Product] = {}
-    for _, product in wanted["gemms"] + wanted["fused"]:
-        distinct.setdefault(product.shape, product)
-    samples: dict[tuple, list[float]] = {shape: [] for shape in distinct}
-    calls = dict.fromkeys(distinct, 0)
-    peaks = []
-    for i in range(ROUNDS):
+    sharing, samples, calls, peaks = defaultdict(list), defaultdict(list), Counter(), []
+    for product in timings["gemms"] + timings["fused"]:
+        sharing[shape_of(product)].append(product)
+    for number in range(1, ROUNDS + 1):
         start = time.perf_counter()
-        peaks.append(ceilings.measure(device, precision))
-        for shape, product in distinct.items():
-            with _out_of_memory_explained(product):
+        with progress(f"round {number} of {ROUNDS}"):
+            peaks.append(ceilings.measure(device, precision))
+            for shape, (product, *_) in sharing.items():
                 times, count = time_product(product, device, precision.dtype)
-            samples[shape] += times
-            calls[shape] += count
-        print(f"round {i + 1} of {ROUNDS}: {len(distinct)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
-    described = {
-        name: [
-            {"batch_size": point[0], "sequence_length": point[1]}
-            | asdict(product)
-            | {"ms": summarize(samples[product.shape]), "calls": calls[product.shape]}
-            for point, product in point_products
-        ]
-        for name, point_products in wanted.items()
-    }
-    return {
-        "schema": SCHEMA,
-        "command": shlex.join(sys.argv),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": devices.describe(device),
-        "environment": devices.environment(),
-        "precision": {"compute": precision.name, "tf32": allow_tf32},
-        "element_bytes": precision.dtype.itemsize,
-        "model": config.model_dump(),
-        "batch_sizes": batch_sizes,
-        "sequence_lengths": sequence_lengths,
-        "ceilings": {
-            "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
-            "bytes_per_second": max(peak["bytes_per_second"] for peak in peaks),
-            "operation_seconds": min(peak["operation_seconds"] for peak in peaks),
-            "precision": precision.name,
-        },
-    } | described
+                samples[shape] += times
+                calls[shape] += count
+        print(f"round {number} of {ROUNDS}: {len(sharing)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
+    for shape, alike in sharing.items():
+        for product in alike:
+            product |= {"ms": summarize(samples[shape]), "calls": calls[shape]}
+    best = {"flops_per_second": max, "bytes_per_second": max, "operation_seconds": min}
+    return record.header(SCHEMA, device, precision.name, allow_tf32, config) | {
+        "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
+        "ceilings": {name: choose(peak[name] for peak in peaks) for name, choose in best.items()} | {"precision": precision.name},
+        **timings,
+    }  # fmt: skip
 
 
-@contextmanager
-def _out_of_memory_explained(product: Product) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not devices.is_out_of_memory(error):
-            raise
-        shape = f"{product.batch} x [{product.m}, {product.k}] @ [{product.k}, {product.n}]"
-        raise RunError(f"out of memory in {product.gemm}, {shape}: lower --batch-sizes or --sequence-lengths") from error
-
-
-SCHEMA = "tiny-llama-gemms/1"
-
-# Kinds of product in the plots: the products of each, its colour and its marker.
-KINDS = {
-    "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE, "o"),
-    "attention products": (("scores", "weighted_sum"), plots.ORANGE, "s"),
-    "output projection": (("o_proj",), plots.SKY, "v"),
-    "gate, up projections": (("gate_proj", "up_proj"), plots.GREEN, "^"),
-    "down projection": (("down_proj",), plots.PURPLE, "D"),
-    "LM head": (("lm_head",), plots.VERMILION, "P"),
-}
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-PHASES = ("forward", "input_grad", "weight_grad")
-DETAILS = {  # heading of a table: key of a row
-    "GEMM": "gemm", "phase": "phase", "batch": "batch", "M": "m", "N": "n", "K": "k", "layout": "layout", "per step": "per_step",
-    "ms": "ms", "p20": "p20", "p80": "p80", "samples": "samples", "calls": "calls", "TFLOP/s": "tflops",
-    "FLOP/byte": "intensity", "bound TFLOP/s": "bound_tflops", "% of GEMM ceiling": "ceiling_percent", "limit": "limit",
-    "% of GEMM time": "share_percent",
-}  # fmt: skip
+# ----------------------------------------------------------------------------------------------------------- tabulating
 
 
 def analyze(path: Path, folder: Path) -> str:
     """Reads gemm_analysis.json and writes gemm_analysis.csv, .md and .png into `folder`.
 
     Returns:
-        The summary for the terminal.
+        The report for the terminal, without the tables of every product.
 
     Raises:
-        UsageError: the file is not a complete one of schema tiny-llama-gemms/1.
+        UsageError: the file is missing, damaged or of another schema.
     """
-    measured = read_json(path, SCHEMA)
-    rows = describe(measured)
-    write_text(folder / "gemm_analysis.csv", tables.csv_text(list(rows[0]), (row.values() for row in rows)))
-    write_text(folder / "gemm_analysis.md", report(measured, rows))
-    plot(measured, rows, folder / "gemm_analysis.png")
-    parts = [
-        _conditions(measured),
-        tables.text(*_grid_table(rows)),
-        "fusing, ms for all in a step (separate / fused > 1: fused is faster):",
-        tables.text(*_fusion_table(measured)),
-        _doubts(_shapes(rows)),
-        f"written: {', '.join(str(folder / f'gemm_analysis.{kind}') for kind in ('json', 'csv', 'md', 'png'))}",
-    ]
-    return "\n\n".join(parts)
-
-
-def describe(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row per product of the step and grid point: its shape, times (ms), rates and limit, by the formulas above."""
-    ceilings, size = measured["ceilings"], measured["element_bytes"]
-    peak, bandwidth = ceilings["flops_per_second"], ceilings["bytes_per_second"]
-    totals = {key: _step_ms(gemms) for key, gemms in _by_grid_point(measured["gemms"]).items()}
-    rows = []
-    for gemm in measured["gemms"]:
-        batch, m, n, k = gemm["batch"], gemm["m"], gemm["n"], gemm["k"]
-        work, traffic = 2 * batch * m * n * k, size * batch * (m * k + k * n + m * n)
-        ms = gemm["ms"]["median"]
-        shape = {key: gemm[key] for key in ("batch_size", "sequence_length", "gemm", "phase", "batch", "m", "n", "k", "layout")}
-        rows.append(
-            shape
-            | {
-                "per_step": gemm["per_step"],
-                "ms": ms,
-                "p20": gemm["ms"]["p20"],
-                "p80": gemm["ms"]["p80"],
-                "samples": gemm["ms"]["count"],
-                "calls": gemm["calls"],
-                "gflop": work / 1e9,
-                "tflops": work / ms / 1e9,
-                "intensity": work / traffic,
-                "bound_tflops": min(peak, work / traffic * bandwidth) / 1e12,
-                "ceiling_percent": 100 * work / (ms / 1e3) / peak,
-                "limit": operators.bound(work, traffic, ceilings)[1],
-                "share_percent": 100 * ms * gemm["per_step"] / totals[gemm["batch_size"], gemm["sequence_length"]],
-            }
-        )
-    return rows
-
-
-def _by_grid_point(items: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """(batch size, sequence length) -> its items, in their order."""
-    result = defaultdict(list)
-    for item in items:
-        result[item["batch_size"], item["sequence_length"]].append(item)
-    return result
-
-
-def _step_ms(gemms: list[dict[str, Any]]) -> float:
-    return sum(gemm["ms"]["median"] * gemm["per_step"] for gemm in gemms)
-
-
-def _conditions(measured: dict[str, Any]) -> str:
-    ceilings, precision = measured["ceilings"], measured["precision"]
-    tf32 = " (TF32 allowed)" if precision["tf32"] else ""
-    return (
-        f"{measured['device']['name']}, {precision['compute']}{tf32}, torch {measured['environment']['torch']}. "
-        f"Measured ceilings: GEMM {ceilings['flops_per_second'] / 1e12:.3g} TFLOP/s, copy "
-        f"{ceilings['bytes_per_second'] / 1e9:.3g} GB/s, {ceilings['operation_seconds'] * 1e6:.2g} us to issue an operation; "
-        f"compute and memory bound meet at {ceilings['flops_per_second'] / ceilings['bytes_per_second']:.3g} FLOP/byte."
-    )
-
-
-def _shapes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each shape and layout that was timed."""
-    return list({(row["batch"], row["m"], row["n"], row["k"], row["layout"]): row for row in rows}.values())
-
-
-def _doubts(shapes: list[dict[str, Any]]) -> str:
-    """How far the figures can be relied on."""
-    beyond = sum(row["tflops"] > row["bound_tflops"] for row in shapes)
-    unsteady = sum(row["p80"] > 1.5 * row["p20"] for row in shapes)
-    return (
+    measured = files.read(path, Measurement)
+    rows, conditions = describe(measured), run_record.describe(measured | {"training": {}}, *POINT)
+    shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
+    beyond, times = (shapes["tflops"] > shapes["bound_tflops"]).sum(), shapes.rename(columns={"ms": "median"})
+    noisy = sum(bool(run_record.noise({"": steps})) for steps in times.to_dict("records"))
+    report = Report("Matrix products of a training step")
+    report.text(
+        f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
+        f"{tables.format_time(1e3 * measured['ceilings']['operation_seconds'])}.",
+        f"Made by `{measured['command']}` on {measured['date']}.",
+        "Each product was timed alone, in rounds over all of them. Times are medians, with the 20th and 80th percentile, of "
+        f"{rows['samples'].min()} to {rows['samples'].max()} samples. A sample is the time per product over calls back to back; "
+        f"a row has {rows['calls'].min():,} to {rows['calls'].max():,} calls. Products of one shape and layout share one "
+        f"measurement: {len(shapes)} were timed for {len(rows)} rows.",
         f"Faster than their roofline bound: {beyond} of {len(shapes)} shapes. Repeated calls find operands in a cache, which the "
-        "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature. "
-        f"80th percentile more than 1.5 times the 20th: {unsteady} of {len(shapes)} shapes. Many such shapes mean that something "
-        "else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1."
+        "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature.",
+        f"Noisy, since p20 to p80 spans more than {run_record.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
+        "shapes mean that something else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1.",
     )
-
-
-def _grid_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Per grid point: time of all products of a step, their rate, and the product that takes most of it."""
-    header = ["B", "S", "GEMM ms/step", "GFLOP/step", "TFLOP/s", "% of GEMM ceiling", "largest", "its % of GEMM time"]
-    body = []
-    for (batch_size, length), items in _by_grid_point(rows).items():
-        ms = sum(row["ms"] * row["per_step"] for row in items)
-        gflop = sum(row["gflop"] * row["per_step"] for row in items)
-        ideal = sum(row["ceiling_percent"] * row["ms"] * row["per_step"] for row in items)
-        shares = _shares(items)
-        largest = max(shares, key=shares.get)
-        body.append([batch_size, length, ms, gflop, gflop / ms, ideal / ms, largest, shares[largest]])
-    return header, body
-
-
-def _shares(items: list[dict[str, Any]]) -> dict[str, float]:
-    """Percent of the step's GEMM time per name, all phases together."""
-    result: dict[str, float] = defaultdict(float)
-    for row in items:
-        result[row["gemm"]] += row["share_percent"]
-    return dict(result)
-
-
-def _fusion_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
-    """Per number of tokens and fused product: ms per step apart and fused, and their ratio, in all and by phase."""
-    header = ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused", *PHASES]
-    body = {}
-    separate_by_point, fused_by_point = _by_grid_point(measured["gemms"]), _by_grid_point(measured["fused"])
-    for (batch_size, length), fused in fused_by_point.items():
-        for name, parts in FUSED.items():
-            pairs = []
-            for phase in PHASES:
-                apart = [g for g in separate_by_point[batch_size, length] if g["gemm"] in parts and g["phase"] == phase]
-                together = [g for g in fused if g["gemm"] == name and g["phase"] == phase]
-                pairs.append((_step_ms(apart), _step_ms(together)))
-            apart_ms, together_ms = (sum(times) for times in zip(*pairs, strict=True))
-            ratios = [apart / together for apart, together in pairs]
-            body[batch_size * length, name] = [batch_size * length, name, apart_ms, together_ms, apart_ms / together_ms, *ratios]
-    return header, [body[key] for key in sorted(body)]
-
-
-def report(measured: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The Markdown report."""
-    names = list(dict.fromkeys(row["gemm"] for row in rows))
-    points = _by_grid_point(rows)
-    shares = [[batch_size, length, *(_shares(items)[name] for name in names)] for (batch_size, length), items in points.items()]
-    samples, calls = [row["samples"] for row in rows], [row["calls"] for row in rows]
-    shapes = _shapes(rows)
-    parts = [
-        "# Matrix products of a training step",
-        _conditions(measured),
-        f"Model: {tables.letters(measured['model'])}. Made by `{measured['command']}` on {measured['date']}.",
-        "Each product was timed alone, in rounds over all of them. ms is the median, with the 20th and 80th percentile, of "
-        f"{min(samples)} to {max(samples)} samples; a sample is the time per product over calls back to back, and a row has "
-        f"{min(calls):,} to {max(calls):,} calls. Products of one shape and layout share one measurement: {len(shapes)} were "
-        f"timed for {len(rows)} rows.",
-        _doubts(shapes),
-        "![Roofline, and share of GEMM time](gemm_analysis.png)",
-        "## The step's products together",
+    report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline, and share of GEMM time")
+    report.section("The step's products together")
+    report.text(
         "Sums over all products of a step, forward and backward. Norms, softmax, activations, the optimizer and the gaps between "
-        "operations are not in them.",
-        tables.markdown(*_grid_table(rows)).strip(),
-        "## Share of GEMM time, percent",
-        "Forward and both gradients together.",
-        tables.markdown(["B", "S", *names], shares).strip(),
-        "## Separate against fused products",
+        "operations are not in them."
+    )
+    report.table(*grid_table(rows, measured["ceilings"]))
+    report.section("Share of GEMM time, percent")
+    report.text("Forward and both gradients together.")
+    report.table(["B", "S", *names], cells(shares(rows)[names].reset_index()))
+    report.section("Separate against fused products")
+    report.text(
         "qkv_proj is one product with N = (H + 2 K) Dh in place of three, gate_up_proj one with N = 2 F in place of two. Times "
-        "in ms for all in a step; the last columns are the ratio by phase. A ratio above 1 says that the fused product is "
-        "faster. Fusing also saves the additions of the separate input gradients, which are not timed here.",
-        tables.markdown(*_fusion_table(measured)).strip(),
-        "## Every product",
+        "are of all in a step; the last columns are the ratio by phase. A ratio above 1 says that the fused product is faster. "
+        "Fusing also saves the additions of the separate input gradients, which are not timed here."
+    )
+    report.table(*fusion_table(measured))
+    shown = report.terminal()
+    report.section("Every product")
+    report.text(
         "C [M, N] = A [M, K] @ B [K, N], `batch` times. Layout: N stored row by row, T stored transposed. Bound: the roofline at "
         "this intensity. Limit: the longest of the times for work at the GEMM ceiling (compute), bytes at the copy's bandwidth "
-        "(memory) and issuing one operation (launch).",
-    ]
-    for (batch_size, length), items in points.items():
-        table = tables.markdown(list(DETAILS), [[row[key] for key in DETAILS.values()] for row in items])
-        parts += [f"### B = {batch_size}, S = {length}", table.strip()]
-    return "\n\n".join(parts) + "\n"
-
-
-def plot(measured: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> None:
-    """Left the roofline with a point per product and phase, right the share of GEMM time over the grid."""
-    from matplotlib.lines import Line2D
-
-    figure = plots.new(14, 6.5)
-    model, precision = measured["model"], measured["precision"]["compute"]
-    figure.suptitle(
-        f"GEMMs of a training step: D {model['hidden_size']}, L {model['num_layers']}, F {model['intermediate_size']}, "
-        f"V {model['vocab_size']}, {precision}, {measured['device']['name']}"
+        "(memory) and issuing one operation (launch)."
     )
-    left, right = figure.subplots(1, 2)
-    _roofline(left, measured["ceilings"], rows)
-    _share_bars(right, rows)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=8, linestyle="none", label=label)
-        for label, (_, colour, marker) in KINDS.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    plots.save(figure, path)
+    for (batch_size, length), group in rows.groupby(POINT, sort=False):
+        unit, factor = tables.time_unit(group["ms"].max())
+        group = group.assign(**{name: factor * group[name] for name in ("ms", "p20", "p80")})[list(DETAILS)]
+        header = [unit if name == "ms" else heading for name, heading in DETAILS.items()]
+        report.table(header, cells(group), title=f"B = {batch_size}, S = {length}")
+    report.csv("gemm_analysis", list(rows), cells(rows))
+    report.json("gemm_analysis", measured)
+    return f"{shown}\n\nwritten: {', '.join(map(str, report.write(folder, 'gemm_analysis')))}"
 
 
-def _roofline(axes: Any, ceilings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    roofline.draw_roof(axes, ceilings, [row["intensity"] for row in rows])
-    for names, colour, marker in KINDS.values():
-        for forward in (True, False):
-            chosen = [row for row in rows if row["gemm"] in names and (row["phase"] == "forward") == forward]
-            axes.scatter(
-                [row["intensity"] for row in chosen], [row["tflops"] for row in chosen], marker=marker, s=42,
-                facecolors=colour if forward else "none", edgecolors=colour, linewidths=1.2, zorder=3,
-            )  # fmt: skip
-    axes.set_title(f"Roofline (filled: forward, hollow: gradients)\n{roofline.describe(ceilings)}")
+def frame(timings: list[dict[str, Any]]) -> pandas.DataFrame:
+    """A row for each Timing; `ms`, `p20`, `p80` and `samples` are of its summary."""
+    rows = pandas.DataFrame([timing | timing["ms"] | {"ms": timing["ms"]["median"]} for timing in timings])
+    columns = [*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "samples", "calls"]
+    return rows.rename(columns={"count": "samples"})[columns]
 
 
-def _share_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
-    points = _by_grid_point(rows)
-    labels = [f"{batch_size} x {length}" for batch_size, length in points]
-    bottoms = [0.0] * len(points)
-    for names, colour, _ in KINDS.values():
-        heights = [sum(row["share_percent"] for row in items if row["gemm"] in names) for items in points.values()]
-        axes.bar(labels, heights, bottom=bottoms, color=colour, edgecolor="white")
-        for i, height in enumerate(heights):
-            if height >= 4:
-                axes.text(i, bottoms[i] + height / 2, f"{height:.0f}", ha="center", va="center", fontsize=9)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    axes.set(title="Share of GEMM time in a step", ylabel="percent", ylim=(0, 100))
-    axes.set_xlabel("batch size x sequence length")
-    axes.tick_params(axis="x", rotation=45)
+def cells(rows: pandas.DataFrame) -> list[list[object]]:
+    """The rows, with Python's own numbers."""
+    return rows.astype(object).to_numpy().tolist()
+
+
+def describe(measured: dict[str, Any]) -> pandas.DataFrame:
+    """A row of the CSV for each product of the step at each point of the grid."""
+    rows, best = frame(measured["gemms"]), measured["ceilings"]
+    batch, m, n, k = (rows[name] for name in SHAPE[:4])
+    flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
+    least = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}  # seconds
+    least = pandas.DataFrame(least | {"launch": best["operation_seconds"]})
+    step_ms = rows["ms"] * rows["per_step"]
+    return rows.assign(
+        gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
+        bound_tflops=flops / least[["compute", "memory"]].max(axis=1) / 1e12,
+        ceiling_percent=1e5 * least["compute"] / rows["ms"],
+        limit=least.idxmax(axis=1),
+        share_percent=100 * step_ms / step_ms.groupby([rows[name] for name in POINT]).transform("sum"),
+    )  # fmt: skip
+
+
+def shares(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Percent of the step's GEMM time by point (rows) and product (columns), all phases together."""
+    return rows.pivot_table(index=POINT, columns="gemm", values="share_percent", aggfunc="sum", sort=False)
+
+
+def grid_table(rows: pandas.DataFrame, ceilings: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
+    """For each point: the time of all products of a step, their rate, and the product that takes most of the time."""
+    steps = rows[["ms", "gflop"]].mul(rows["per_step"], axis=0).groupby([rows[name] for name in POINT], sort=False).sum()
+    rate, share = steps["gflop"] / steps["ms"], shares(rows)  # TFLOP/s, %
+    unit, factor = tables.time_unit(steps["ms"].max())
+    columns = {
+        f"GEMM {unit}/step": factor * steps["ms"], "GFLOP/step": steps["gflop"], "TFLOP/s": rate,
+        "% of GEMM ceiling": 1e14 * rate / ceilings["flops_per_second"], "largest": share.idxmax(axis=1),
+        "its % of GEMM time": share.max(axis=1),
+    }  # fmt: skip
+    return ["B", "S", *columns], cells(pandas.DataFrame(columns).reset_index())
+
+
+def fusion_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
+    """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
+
+    def by_phase(timings: list[dict[str, Any]], fused: dict[str, str]) -> pandas.DataFrame:
+        rows = frame(timings)
+        rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
+        rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
+        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(PHASES)]
+
+    apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
+    together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
+    times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
+    unit, factor = tables.time_unit(times.max(axis=None))
+    body = (factor * times).assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
+    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
+
+
+def figure(measured: dict[str, Any], rows: pandas.DataFrame, title: str) -> "Figure":
+    """Left the roofline with a point for each product and phase, right the share of GEMM time over the grid."""
+    result = plots.new(14, 6.5)
+    result.suptitle(f"Matrix products of a training step: {title}")
+    left, right = result.subplots(1, 2)
+    roofline.draw_roof(left, measured["ceilings"], rows["intensity"])
+    left.set_title(f"Roofline (filled: forward, hollow: gradients)\n{roofline.describe(measured['ceilings'])}", fontsize=10)
+    share = shares(rows)
+    labels, bottoms = [f"{batch_size} x {length}" for batch_size, length in share.index], 0
+    for name, (gemms, colour, marker) in KINDS.items():
+        own = rows[rows["gemm"].isin(gemms)]
+        style = dict(marker=marker, edgecolors=colour, linewidths=1.2, zorder=3)
+        faces = [colour if phase == "forward" else "none" for phase in own["phase"]]
+        left.scatter(own["intensity"], own["tflops"], s=42, c=faces, **style)
+        left.scatter([], [], s=64, c=colour, label=name, **style)
+        heights = share[list(gemms)].sum(axis=1).to_numpy()
+        bars = right.bar(labels, heights, bottom=bottoms, color=colour, edgecolor="white")
+        right.bar_label(bars, [f"{height:.0f}" if height >= 4 else "" for height in heights], label_type="center", fontsize=9)
+        bottoms = bottoms + heights
+    right.set(title="Share of GEMM time in a step", xlabel="batch size x sequence length", ylabel="percent", ylim=(0, 100))
+    right.tick_params(axis="x", rotation=45)
+    result.legend(loc="outside lower center", ncols=len(KINDS))
+    return result

@@ -8,11 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 from common import cli
-from common.analysis.output import plots, tables
 from common.analysis.profiles import step_profile
 from common.analysis.reports import flop_counts, profile_summary, roofline
 from common.errors import UsageError
-from common.files import write_text
 from common.training import run
 
 
@@ -32,7 +30,7 @@ def _show_profiles(options: Namespace) -> int:
     profiles = [step_profile.read(path) for path in paths]
     if options.sort_by and "memory" in options.sort_by and any(profile["memory_peak_bytes"] is None for profile in profiles):
         raise UsageError(f"--sort-by {options.sort_by}: a profile holds no memory: it was made without --profile-memory")
-    print("\n\n".join(profile_summary.text(profile, options.sort_by) for profile in profiles))
+    print(profile_summary.report(paths, options.sort_by).terminal())
     if options.generate_report:
         _write_reports(paths, options.sort_by)
     return 0
@@ -40,10 +38,10 @@ def _show_profiles(options: Namespace) -> int:
 
 def _run_profiled(version: ModuleType, options: Namespace) -> int:
     options.enable_pytorch_profiler = options.profile_operators = True
-    code = run.train(version, cli.parse(options))
-    if options.generate_report and not code:  # a run that was stopped may not have reached the steps that are profiled
-        _write_reports([step_profile.find(options.profile_dir)], options.sort_by)
-    return code
+    result = run.train(version, cli.parse(options))
+    if options.generate_report and result.profiles:  # a run that was stopped may not have reached the steps that are profiled
+        _write_reports(result.profiles[:1], options.sort_by)
+    return result.exit_code
 
 
 def _write_reports(paths: list[Path], sort_by: str | None) -> None:
@@ -68,7 +66,7 @@ def count_flops(version: ModuleType, description: str | None) -> None:
 def _show_flops(options: Namespace) -> None:
     if options.computational_intensity or options.generate_roofline:
         raise UsageError("--computational-intensity and --generate-roofline need a run: leave --analyze-results out")
-    print(flop_counts.text(flop_counts.read(options.analyze_results)))
+    print(flop_counts.report(flop_counts.read(options.analyze_results)).terminal())
 
 
 def _run_counted(version: ModuleType, options: Namespace) -> int:
@@ -76,23 +74,18 @@ def _run_counted(version: ModuleType, options: Namespace) -> int:
     options.enable_deepspeed_flops = options.measure_peak = True
     options.enable_pytorch_profiler |= profiled
     options = cli.parse(options)
-    code = run.train(version, options)
-    print(flop_counts.text(flop_counts.read(flop_counts.FOLDER / "flops_profile.json")))
-    if profiled and not code:  # a run that was stopped may not have reached the steps that are profiled
-        _show_intensity(options)
-    return code
+    result = run.train(version, options)
+    print(flop_counts.report(flop_counts.read(result.flops[0])).terminal())
+    if profiled and result.profiles:  # a run that was stopped may not have reached the steps that are profiled
+        _show_intensity(options, result.profiles[0])
+    return result.exit_code
 
 
-def _show_intensity(options: Namespace) -> None:
+def _show_intensity(options: Namespace, path: Path) -> None:
     """Prints and writes what was asked for, from the profile that the run has just written."""
-    profile = step_profile.read(step_profile.find(options.profile_dir))
-    points, ceilings = roofline.from_profile(profile), profile["run"]["ceilings"]
-    table = roofline.table(points, ceilings)
+    report = roofline.report(step_profile.read(path))
     if options.computational_intensity:
-        heading = f"computational intensity of a mean step; {roofline.describe(ceilings)}"
-        print(f"\n{heading}\n{tables.text(*table)}\n\n{roofline.READ}")
+        print(f"\n{report.terminal()}")
     if options.generate_roofline:
-        paths = [flop_counts.FOLDER / f"roofline.{kind}" for kind in ("png", "csv")]
-        plots.save(roofline.figure(points, ceilings, profile_summary.conditions(profile)), paths[0])
-        write_text(paths[1], tables.csv_text(*table))
-        print("", *(f"  roofline     {path}" for path in paths), sep="\n")
+        written = report.write(flop_counts.FOLDER, "roofline", ("png", "csv"))
+        print("", *(f"  roofline     {path}" for path in written), sep="\n")

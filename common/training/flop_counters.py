@@ -1,10 +1,10 @@
 """Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
 
-The formula is the reference (`common.analysis.formulas.flops`). FlopCounterMode watches the operators that run, forward and backward: the
-matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and in the
-backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and watches
-one forward pass, attention with all S x S pairs too: its count adds functions such as silu (not methods such as `x.softmax()`),
-and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
+The formula is the reference (`common.analysis.formulas.flops`). FlopCounterMode watches the operators that run, forward and
+backward: the matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and
+in the backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and
+watches one forward pass, attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
+`x.softmax()`), and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
 
 Neither counter sees into a Triton kernel. What its kernels compute unseen a model says itself, by formula, in
 `kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
@@ -38,7 +38,7 @@ def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str
 
     unseen = _kernel_flops(model, batch)
     with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
-        loss = _uncompiled_loss(model, *batch)
+        loss = model.loss(*batch)
         forward = counter.get_total_flops()
         loss.backward()
     model.zero_grad()
@@ -95,11 +95,6 @@ _ATTENTION = {
 }
 
 
-def _uncompiled_loss(model: nn.Module, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """The class's own `loss`: a compiled one on the instance hides its operations from both counters."""
-    return type(model).loss(model, input_ids, targets)
-
-
 class _Loss(nn.Module):
     """Makes `model.loss` a forward pass, which is what DeepSpeed watches."""
 
@@ -108,4 +103,4 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        return _uncompiled_loss(self.model, input_ids, targets)
+        return self.model.loss(input_ids, targets)

@@ -4,29 +4,20 @@
 (`trace_<stamp>.json`, for https://ui.perfetto.dev or chrome://tracing), and read once into `profile_<stamp>.json`: one
 row per operator, span and phase, with the record of the run. Everything in `common.analysis` reads that file.
 
-Schema of profile_*.json, "tiny-llama-profile/1" (times in microseconds, summed over the profiled steps):
-
-    run               the run's own record, schema "tiny-llama-run/1"
-    trace             name of the trace beside it
-    attention_only    whether only the attention span was kept
-    profiled_steps    how many steps; step_us: the wall time of each
-    operators         name, span, phase, input_shapes, input_types, calls, cpu_us, self_cpu_us, device_us,
-                      self_device_us, allocated_bytes; largest self time first
-    kernels           name, span, phase, calls, device_us (none on a CPU)
-    device_busy_us    time in which at least one kernel ran
-    launch            count of kernels, mean_delay_us from the launch call to the kernel's start
-    memory_peak_bytes with --profile-memory: most bytes alive at once; on a CPU without what was there before the profile
+Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which the kernels of the graph get
+their spans and operators.
 """
 
 import os
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common import device as devices
 from common import spans
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace, graph_replays, step_profile
 from common.analysis.reports import memory_timeline, profile_summary
 from common.files import writable_folder, write_json
 
@@ -41,15 +32,16 @@ class Profiler:
         self.stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
         self.trace_path = self.folder / f"trace_{self.stamp}.json"
         self.profile_path = self.folder / f"profile_{self.stamp}.json"
+        self.eager_path = self.folder / f"eager_trace_{self.stamp}.json"  # of a captured step
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
         self.running = False
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        self.activities = [torch.profiler.ProfilerActivity.CPU]
         if devices.is_gpu(device):
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self.activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profile = torch.profiler.profile(
-            activities=activities,
+            activities=self.activities,
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
             ),
@@ -64,6 +56,20 @@ class Profiler:
         self.profile.start()
         self.running = True
         spans.recording = self.slow_steps(1) > 0
+
+    def record_eager(self, run: Callable[[], object]) -> None:
+        """Profiles one eager step, from which the kernels of its captured form get their spans and operators."""
+        spans.recording = True
+        with torch.profiler.profile(
+            activities=self.activities, record_shapes=True, acc_events=True,
+            schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.eager_path)),
+        ) as profile:  # fmt: skip
+            for _ in range(2):
+                run()
+                torch.cuda.synchronize()
+                profile.step()
+        spans.recording = False
 
     def step(self, finished: int) -> None:
         """After step number `finished` (from 1)."""
@@ -90,16 +96,18 @@ class Profiler:
         if not self.trace_path.exists():
             return []
         trace = chrome_trace.load(self.trace_path)
+        if self.eager_path.exists():
+            trace = graph_replays.attribute(trace, chrome_trace.load(self.eager_path))
         profile = {
             "schema": step_profile.SCHEMA, "run": record, "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
         }  # fmt: skip
         write_json(self.profile_path, profile)
-        written = [self.profile_path, self.trace_path]
+        written = [self.profile_path, self.trace_path, *([self.eager_path] if self.eager_path.exists() else [])]
         if self.options.profile_memory:
             written.append(memory_timeline.write(self.folder / "memory_timeline.html", trace, profile))
         written.append(tensorboard.write(self.folder / f"run_{self.stamp}", profile, trace))
         if self.options.profile_operators:
-            print(profile_summary.operators(profile, self.options.sort_by))
+            print(profile_summary.operators(profile, self.options.sort_by).terminal())
         return written

@@ -12,7 +12,9 @@ from typing import Any
 from common import device as devices
 from common.analysis.formulas import flops
 from common.analysis.formulas import peaks as vendor
+from common.analysis.output import tables
 from common.analysis.profiles import run_record
+from common.config import ModelConfig
 from common.data import Dataset
 from common.precision import Precision
 from common.timing import summarize
@@ -38,14 +40,40 @@ def peak_flops(device_name: str, precision: Precision, allow_tf32: bool, ceiling
     return (listed[key], "data sheet") if listed else None
 
 
+def header(
+    schema: str, device: torch.device | None, precision: str | None = None, tf32: bool | None = None,
+    model: ModelConfig | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The keys with which the JSON file of every measurement begins.
+
+    Args:
+        device: None if only another process knows it: `device` and `environment` are then None.
+        precision: such as "fp32"; it and the model have no key if they are None.
+        tf32: has no key if it is None.
+    """
+    result = {
+        "schema": schema,
+        "command": shlex.join(sys.argv),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": device and devices.describe(device),
+        "environment": device and devices.environment(),
+    }
+    if model:
+        result["model"] = model.model_dump()
+    if precision:
+        result["precision"] = {"compute": precision} | ({} if tf32 is None else {"tf32": tf32})
+    return result
+
+
 def name(version: ModuleType) -> str:
     """ "v1" of tiny_llama_v1.py."""
     return Path(version.__file__).stem.removeprefix("tiny_llama_")
 
 
-def settings(version: ModuleType, options: Namespace) -> dict[str, Any]:
-    """What a version says of the switches of its own, by its `describe(options)`; empty where it has none."""
-    return version.describe(options) if hasattr(version, "describe") else {}
+def settings(model: nn.Module, options: Namespace) -> dict[str, bool | str]:
+    """How the switches of a version stand, by the model that was made, and whether its step was captured."""
+    switches = {name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()}
+    return switches | ({"capture_step": True} if options.capture_step else {})
 
 
 def build(
@@ -63,26 +91,18 @@ def build(
     """
     profiled = profiler.slow_steps(len(outcome.step_ms)) if profiler else 0
     step_ms, clean = outcome.step_ms, outcome.step_ms[: len(outcome.step_ms) - profiled] or outcome.step_ms
-    described = devices.describe(device)
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     tokens = options.batch_size * options.seq_len
-    record = {
-        "schema": run_record.SCHEMA,
+    record = header(run_record.SCHEMA, device, precision.name, options.allow_tf32, options.model) | {
         "status": outcome.status,
         "version": name(version),
-        "command": shlex.join(sys.argv),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "model": options.model.model_dump(),
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
             "num_steps": options.num_steps, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "seed": options.seed,
         },
-        "settings": settings(version, options),
-        "precision": {"compute": precision.name, "tf32": options.allow_tf32},
+        "settings": settings(model, options),
         "data": dataset.describe(),
-        "device": described,
-        "environment": devices.environment(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_per_step": counted,
         "memory": outcome.memory,
@@ -95,7 +115,7 @@ def build(
         seconds = record["step_ms"]["median"] / 1e3
         record["tokens_per_second"] = tokens / seconds
         record["flops_per_second"] = counted["total"] / seconds
-        peaks = peak_flops(described["name"], precision, options.allow_tf32, ceilings)
+        peaks = peak_flops(record["device"]["name"], precision, options.allow_tf32, ceilings)
         record["mfu"] = mfu(record["flops_per_second"], peaks)
     return record
 
@@ -105,8 +125,12 @@ def summary(record: dict[str, Any]) -> str:
     training, step, loss = record["training"], record["step_ms"], record["loss"]
     lines = [
         f"{record['version']}: {record['status']}, {len(step['all'])} of {training['num_steps']} steps, "
-        f"{record['precision']['compute']}, {record['device']['name']}",
+        f"{record['precision']['compute']}, {record['device']['name']}, torch {record['environment']['torch']}",
     ]
+    on = [
+        name.replace("_", "-") for name, value in record["settings"].items() if value is True or name == "torch_compile" and value
+    ]
+    lines += [f"  switches on  {', '.join(on) or 'none'}"] if record["settings"] else []
     if step["all"]:
         floor = record["data"]["entropy_floor"]
         known = f", entropy of the source {floor:.3f}" if floor is not None else ""
@@ -119,9 +143,12 @@ def summary(record: dict[str, Any]) -> str:
         lines += [
             f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}; "
             f"uniform guess {loss['uniform']:.3f}{known})",
-            f"  step time    {step['median']:.2f} ms (p20 {step['p20']:.2f}, p80 {step['p80']:.2f}, {step['count']} steps{note})",
+            f"  step time    {tables.format_time(step['median'])} (p20 {tables.format_time(step['p20'])}, "
+            f"p80 {tables.format_time(step['p80'])}, {step['count']} steps{note})",
+            *(f"  note         {note}" for note in run_record.noise({"this run": step})),
             f"  throughput   {record['tokens_per_second']:,.0f} tokens/s",
-            f"  peak memory  {record['memory']['peak_mib']:,.0f} MiB ({record['memory']['kind']})",
+            f"  peak memory  {record['memory']['peak_mib']:,.0f} MiB ({record['memory']['kind']}"
+            + (f"; its pools held {record['memory']['reserved_mib']:,.0f} MiB)" if "reserved_mib" in record["memory"] else ")"),
             f"  FLOPs        {record['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
             f"{record['flops_per_second'] / 1e12:.3f} TFLOP/s; {share}",
         ]

@@ -1,7 +1,14 @@
 """The training run that every version is handed to: check, warm up, train, record.
 
-A version is a module with `TinyLlama(config)`, `make_model(options)`, `make_optimizer(model, options)` and
-`train_step(model, optimizer, batch, precision)`; `add_arguments(parser)` where it has flags of its own.
+A version is a module with
+
+    TinyLlama(config)                            the model
+    make_model(options)                          the model that the flags ask for
+    make_optimizer(model, options)               AdamW
+    make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
+
+and, where it has any, `SWITCHES` ({name: whether it is on by default}), `MODES` ({name of --mode: function(version, options)})
+and `add_arguments(parser)`.
 
 Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n. Ctrl-C and SIGTERM end the
 run after the step in hand; what was measured is written.
@@ -10,45 +17,72 @@ run after the step in hand; what was measured is written.
 import json
 import math
 import signal
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from common import cli, data
 from common import device as devices
+from common.analysis.output import tables
 from common.analysis.reports import flop_counts
 from common.errors import RunError
 from common.files import writable_file, writable_folder, write_json
 from common.precision import Precision
+from common.progress import SECONDS, progress
 from common.timing import Clock, phase_times, summarize
-from common.training import ceilings, checkpoint, flop_counters, record, setup_check
+from common.training import ceilings, checkpoint, flop_counters, record, setup_check, step
 from common.training.profiler import Profiler
 
 import torch
-from torch import Tensor, nn
 
 MODEL_PROFILE = flop_counts.FOLDER / "model_profile.txt"  # DeepSpeed's report, module by module
 
 
 def main(version: ModuleType, argv: list[str] | None = None) -> None:
     """Parses the command line, trains, and exits the process."""
-    options = parser(version).parse_args(argv)
-    cli.command(lambda: train(version, cli.parse(options)))
+    options, modes = parser(version).parse_args(argv), getattr(version, "MODES", {})
+    action = modes.get(getattr(options, "mode", "train"), lambda version, options: train(version, options).exit_code)
+    cli.command(lambda: action(version, cli.parse(options)))
 
 
 def parser(version: ModuleType, description: str | None = None) -> cli.Parser:
     """The shared flags, and those that the version adds. The description is the version's unless given."""
     result = cli.parser(description or version.__doc__)
+    if hasattr(version, "SWITCHES"):
+        cli.add_switches(result, version.SWITCHES)
+    if hasattr(version, "MODES") and not description:
+        result.add_argument("--mode", choices=("train", *version.MODES), default="train", help="default: train")
     if hasattr(version, "add_arguments"):
         version.add_arguments(result)
     return result
 
 
-def train(version: ModuleType, options: Namespace) -> int:
-    """One training run and everything that was asked to be measured about it. Returns the exit code.
+@dataclass
+class Result:
+    """What a run measured and wrote.
+
+    Attributes:
+        record: schema tiny-llama-run/1.
+        metrics: the file that holds it.
+        profiles: what the profiler wrote, the profile first; empty without one.
+        flops: what --enable-deepspeed-flops wrote, flops_profile.json first.
+        exit_code: of a process that ends with this run.
+    """
+
+    record: dict[str, Any]
+    metrics: Path
+    profiles: list[Path]
+    flops: list[Path]
+    exit_code: int
+
+
+def train(version: ModuleType, options: Namespace) -> Result:
+    """One training run and everything that was asked to be measured about it.
 
     Raises:
         UsageError: the options do not fit this machine or data.
@@ -61,7 +95,7 @@ def train(version: ModuleType, options: Namespace) -> int:
         writable_folder(options.save_model, "--save-model")
     devices.prepare(device, options.seed, options.allow_tf32)
     precision = Precision(device, cli.amp_dtype(options))
-    with out_of_memory_explained(options):
+    with out_of_memory_explained(options), progress(f"preparing the data {options.data}"):
         dataset = data.load(options.data, options.model.vocab_size, options.seed)
         batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
     profiler = Profiler(options, device) if options.enable_pytorch_profiler else None
@@ -71,64 +105,35 @@ def train(version: ModuleType, options: Namespace) -> int:
         writable_folder(flop_counts.FOLDER, "--enable-deepspeed-flops")
 
     with out_of_memory_explained(options):
-        model = version.make_model(options).to(device)
-        optimizer = version.make_optimizer(model, options)
-        warm_up(model, batches[0], precision, options.warmup_steps)
-        counted = flop_counters.count(model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
         peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
-    outcome = loop(version, model, optimizer, batches, precision, options, profiler)
-    result = record.build(version, options, model, device, precision, dataset, outcome, profiler, peaks)
+        with progress("warming up; where kernels are compiled, the first time takes about a minute"):
+            prepared = step.prepare(version, options, precision, batches[0], options.warmup_steps, profiler)
+        counted = flop_counters.count(prepared.model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
+    outcome = loop(prepared, batches, device, options, profiler)
+    result = record.build(version, options, prepared.model, device, precision, dataset, outcome, profiler, peaks)
     print(record.summary(result))
-    keep(metrics_path, result)
+    save_record(metrics_path, result)
     print(f"  metrics      {metrics_path}")
     if outcome.failure:
         raise RunError(outcome.failure)
     if options.save_model:
-        checkpoint.save(options.save_model, model.baseline_state_dict(), options.model, dataset)
+        checkpoint.save(options.save_model, prepared.model.baseline_state_dict(), options.model, dataset)
         print(f"  checkpoint   {options.save_model}")
     if options.time_phases and outcome.status == "completed":
         with out_of_memory_explained(options):
-            times = phase_times(lambda i: version.train_step(model, optimizer, batches[i], precision), device)
+            times = phase_times(lambda i: prepared.step(batches[i]), device)
         result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
         print(record.phases(result))
-        keep(metrics_path, result)
-    if counted:
-        for path in flop_counts.write(flop_counts.FOLDER, counted, result):
-            print(f"  flops        {path}")
+        save_record(metrics_path, result)
+    flops = flop_counts.write(flop_counts.FOLDER, counted, result) if counted else []
+    for path in flops:
+        print(f"  flops        {path}")
     profiles = profiler.write(result) if profiler else []
     for path in profiles:
         print(f"  profile      {path}")
     if options.validate_setup:
         setup_check.after(result, metrics_path, profiles)
-    return 128 + outcome.signal if outcome.signal else 0
-
-
-def warm_up(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision, passes: int) -> None:
-    """Runs forward and backward `passes` times without an optimizer step, and checks that the model can be trained.
-
-    Raises:
-        RunError: a parameter's gradient is missing, not finite, or zero everywhere.
-    """
-    for _ in range(passes):
-        model.zero_grad()
-        with precision.autocast():
-            loss = model.loss(*batch)
-        loss.backward()
-    broken = []
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        if gradient is None:
-            broken.append(f"{name} has no gradient")
-        elif not gradient.isfinite().all():
-            broken.append(f"{name} has a gradient that is not finite")
-        elif not gradient.any():
-            broken.append(f"{name} has a gradient of zeros")
-    model.zero_grad()
-    if broken:
-        count = sum(1 for _ in model.parameters())
-        raise RunError(
-            f"this model does not train: {len(broken)} of {count} parameters get no usable gradient; first, {broken[0]}"
-        )
+    return Result(result, metrics_path, profiles, flops, 128 + outcome.signal if outcome.signal else 0)
 
 
 @dataclass
@@ -148,9 +153,9 @@ class Outcome:
         return "interrupted" if self.signal else "completed"
 
 
-def loop(version, model, optimizer, batches, precision, options, profiler) -> Outcome:
+def loop(prepared: step.Prepared, batches: data.Batches, device: torch.device, options: Namespace, profiler) -> Outcome:
     """Trains `options.num_steps` steps. The host waits for the device only where a line is printed, between two steps."""
-    device, outcome, finished = precision.device, Outcome(), 0
+    outcome, finished, spoken = Outcome(), 0, time.monotonic()
     clock, losses = Clock(device), torch.empty(options.num_steps, device=device)
     devices.reset_peak_memory(device)
 
@@ -167,29 +172,30 @@ def loop(version, model, optimizer, batches, precision, options, profiler) -> Ou
     def log(since: int) -> None:
         median = summarize(outcome.step_ms[since:])["median"]
         print(
-            f"step {finished:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  {median:9.2f} ms/step  "
+            f"step {finished:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  {tables.format_time(median):>9} a step  "
             f"{options.batch_size * options.seq_len / median * 1e3:11,.0f} tokens/s",
             flush=True,
         )
 
     if profiler:
         profiler.start()
-    with signals_noted() as received:
+    with deferred_signals() as received:
         try:
             with out_of_memory_explained(options), ExitStack() as at_the_end:
                 at_the_end.callback(catch_up)  # also what was finished before an error
-                for step in range(options.num_steps):
-                    batch = batches[step]
+                for i in range(options.num_steps):
+                    batch = batches[i]
                     clock.mark()
-                    losses[step] = version.train_step(model, optimizer, batch, precision)
+                    losses[i] = prepared.step(batch)
                     clock.mark()
-                    finished, stopping = step + 1, bool(received)
+                    finished, stopping = i + 1, bool(received)
                     if profiler and stopping:
                         profiler.stop()  # before what follows could count as a further step
                     elif profiler:
                         profiler.step(finished)
-                    if stopping or finished % options.log_every == 0 or finished == options.num_steps:
-                        since = len(outcome.losses)
+                    due = finished % options.log_every == 0 or time.monotonic() - spoken > SECONDS
+                    if stopping or due or finished == options.num_steps:
+                        since, spoken = len(outcome.losses), time.monotonic()
                         catch_up()
                         log(since)
                     if stopping:
@@ -198,13 +204,13 @@ def loop(version, model, optimizer, batches, precision, options, profiler) -> Ou
             outcome.failure = str(error)
     if profiler:
         profiler.stop()
-    outcome.signal = received[0] if received else None
-    outcome.memory = devices.peak_memory(device)
+    outcome.signal = received[0] if received and finished < options.num_steps else None  # nothing was left to interrupt
+    outcome.memory = devices.peak_memory(device, prepared.graph_peak_bytes)
     return outcome
 
 
 @contextmanager
-def signals_noted() -> Iterator[list[int]]:
+def deferred_signals() -> Iterator[list[int]]:
     """Within it, the first SIGINT or SIGTERM is only noted in the list; a second one does what it always did.
 
     A handler that was not installed from Python, as rocprofv3's is, can't be put back: then a signal ends the process.
@@ -239,7 +245,7 @@ def out_of_memory_explained(options: Namespace) -> Iterator[None]:
         ) from error
 
 
-def keep(path: Path, result: dict) -> None:
+def save_record(path: Path, result: dict) -> None:
     """Writes the record; where that fails (a full disk), prints it, so that no measurement is lost."""
     try:
         write_json(path, result)

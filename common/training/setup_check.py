@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from common import device as devices
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, run_record
 from common.data import Dataset
 from common.errors import RunError
-from common.files import read_json
 
 import torch
 
@@ -41,7 +40,7 @@ def after(record: dict[str, Any], metrics: Path, profiles: list[Path]) -> None:
     Raises:
         RunError: a file is damaged, or a trace has no operators in it.
     """
-    if read_json(metrics, record["schema"])["loss"]["all"] != record["loss"]["all"]:
+    if run_record.read(metrics)["loss"]["all"] != record["loss"]["all"]:
         raise RunError(f"{metrics} does not hold what was measured: is the disk full?")
     print(f"setup ok: {record['parameters']:,} parameters get gradients, {metrics} can be read", end="")
     trace = next((path for path in profiles if path.name.startswith("trace_")), None)

@@ -16,7 +16,7 @@ from common.errors import UsageError
 import torch
 from torch import Tensor
 
-REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "train_step")
+REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 
 
 def load(path: Path) -> ModuleType:
@@ -39,11 +39,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True) -> cli.Parser:
+def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:
     """The flags of a comparison; `resolve` turns them into a configuration.
 
     Args:
-        batch_size, sequence_length: whether to have the flag. A script that goes through several values has one of its own.
+        batch_size, sequence_length, capture: whether to have the flag; a script that goes through several values has its own.
     """
     result = cli.Parser(description)
     cli.add_preset(result)
@@ -54,6 +54,8 @@ def parser(description: str | None, *, batch_size: bool = True, sequence_length:
     cli.add_seed(result)
     cli.add_device(result)
     cli.add_precision(result)
+    if capture:
+        cli.add_capture(result)
     return result
 
 
@@ -79,6 +81,8 @@ def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
         UsageError: the version has no such flag.
     """
     own = cli.Parser(None)
+    if hasattr(version, "SWITCHES"):
+        cli.add_switches(own, version.SWITCHES)
     if hasattr(version, "add_arguments"):
         version.add_arguments(own)
     chosen, unknown = own.parse_known_args(flags)

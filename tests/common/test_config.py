@@ -1,11 +1,10 @@
-"""Configuration: what overrides what, and one clear line for everything that cannot be."""
+"""Configuration: the order of precedence, and one clear line for every value that is refused."""
 
 from pathlib import Path
 
-from common import cli, config
+from common import config
 from common.config import ModelConfig, TrainingConfig
 from common.errors import UsageError
-from common.training import version_files
 
 import pytest
 
@@ -124,67 +123,3 @@ def test_all_mistakes_are_named_at_once(yaml) -> None:
         config.resolve(file=yaml("model: {layers: 2, vocab_size: 0}\ntraining: {batch_size: -1}\n"))
     for key in ("model.layers", "model.vocab_size = 0", "training.batch_size = -1"):
         assert key in str(error.value)
-
-
-BAD_FLAGS = {
-    "heads do not divide": (["--num-heads", "7"], "hidden_size 256 is not divisible by num_attention_heads 7"),
-    "kv heads do not divide": (["--num-kv-heads", "3"], "num_attention_heads 8 is not divisible by num_key_value_heads 3"),
-    "more kv heads than heads": (["--num-kv-heads", "16"], "num_attention_heads 8 is not divisible by num_key_value_heads 16"),
-    "odd head dimension": (["--hidden-dim", "24"], "head dimension 24 / 8 = 3 is odd"),
-    "zero layers": (["--num-layers", "0"], "model.num_layers = 0: input should be greater than 0"),
-    "zero heads": (["--num-heads", "0"], "model.num_attention_heads = 0: input should be greater than 0"),
-    "zero kv heads": (["--num-kv-heads", "0"], "model.num_key_value_heads = 0: input should be greater than 0"),
-    "negative width": (["--hidden-dim", "-256"], "model.hidden_size = -256: input should be greater than 0"),
-    "negative ffn": (["--intermediate-dim", "-1"], "model.intermediate_size = -1: input should be greater than 0"),
-    "no vocabulary": (["--vocab-size", "0"], "model.vocab_size = 0: input should be greater than 0"),
-    "no batch": (["--batch-size", "0"], "training.batch_size = 0: input should be greater than 0"),
-    "no sequence": (["--seq-len", "0"], "training.sequence_length = 0: input should be greater than or equal to 2"),
-    "no steps": (["--num-steps", "-3"], "training.num_steps = -3: input should be greater than 0"),
-    "no learning": (["--learning-rate", "0"], "training.learning_rate = 0.0: input should be greater than 0"),
-    "negative seed": (["--seed", "-1"], "training.seed = -1: input should be greater than or equal to 0"),
-    "not a number": (["--batch-size", "big"], "--batch-size: invalid int value: 'big'"),
-    "unknown preset": (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
-    "unknown sort key": (["--sort-by", "speed"], "--sort-by: invalid choice: 'speed'"),
-    "unknown flag": (["--batchsize", "8"], "unrecognized arguments: --batchsize 8"),
-    "abbreviated flag": (["--batch", "8"], "unrecognized arguments: --batch 8"),
-    "missing file": (["--config", "nowhere.yaml"], "cannot read config nowhere.yaml"),
-}
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS.values(), ids=BAD_FLAGS.keys())
-def test_bad_flags_end_in_one_line_and_exit_code_2(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as end:
-        arguments = cli.parser(None).parse_args(flags)
-        cli.command(lambda: cli.parse(arguments) and None)
-    assert end.value.code == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert message in printed.err
-
-
-def test_flags_reach_the_configuration() -> None:
-    flags = "--preset small --hidden-dim 64 --num-heads 4 --num-kv-heads 2 --num-layers 1 --intermediate-dim 96 --vocab-size 300"
-    training = "--batch-size 2 --seq-len 32 --num-steps 5 --learning-rate 1e-2 --seed 9"
-    parsed = cli.parse(cli.parser(None).parse_args(f"{flags} {training}".split()))
-    model = parsed.model
-    assert (model.hidden_size, model.num_attention_heads, model.num_key_value_heads, model.num_layers) == (64, 4, 2, 1)
-    assert (model.intermediate_size, model.vocab_size) == (96, 300)
-    assert (parsed.batch_size, parsed.seq_len, parsed.num_steps, parsed.learning_rate, parsed.seed) == (2, 32, 5, 0.01, 9)
-
-
-def test_a_comparison_reads_its_flags_as_a_run_does() -> None:
-    flags = "--preset small --batch-size 2 --seq-len 32 --seed 9 --device cpu --use-amp --amp-dtype float16"
-    of_a_run = vars(cli.parse(cli.parser(None).parse_args(flags.split())))
-    of_a_comparison = vars(version_files.resolve(version_files.parser(None).parse_args(flags.split())))
-    assert of_a_comparison["seq_len"] == 32 and of_a_comparison.items() <= of_a_run.items()
-
-
-@pytest.mark.parametrize(("left_out", "flag"), [("batch_size", "--batch-size"), ("sequence_length", "--seq-len")])
-def test_a_comparison_without_a_flag_takes_the_preset(left_out: str, flag: str, capsys: pytest.CaptureFixture) -> None:
-    parser = version_files.parser(None, **{left_out: False})
-    options = version_files.resolve(parser.parse_args(["--preset", "medium"]))
-    assert (options.batch_size, options.seq_len) == (16, 512)
-    with pytest.raises(SystemExit):
-        parser.parse_args([flag, "4"])
-    assert f"unrecognized arguments: {flag} 4" in capsys.readouterr().err

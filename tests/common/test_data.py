@@ -1,4 +1,4 @@
-"""Training data: the same for the same seed, cached safely, and refused with a clear word where it is not usable."""
+"""Training data is the same for the same seed, is cached safely, and is refused in one line if it cannot be used."""
 
 import os
 import subprocess

@@ -1,8 +1,10 @@
 """The documents tell the truth: tables are fresh, paths exist, commands are accepted and, in the small, run."""
 
+import ast
 import functools
 import importlib.util
 import json
+import pkgutil
 import re
 import shlex
 import shutil
@@ -24,6 +26,9 @@ BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
 CALL = re.compile(rf"\b(?:python3?|bash) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$])")
+MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
+PYTHON = re.compile(r'^python -c "(.*)"$', re.MULTILINE)
 TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
 VENDOR_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
 WITH_TRITON = ("compile_kernels.py", "tune_blocks.py")  # these import it, even to show their flags
@@ -88,18 +93,25 @@ def flags(script: Path) -> frozenset[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
-    assert rewrite.refreshed(text) == text, "run python -m common.documents.rewrite"
-
-
-def test_a_stale_table_is_noticed():
-    text = "<!-- table: parameters -->\nold\n<!-- /table -->\n"
-    assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
+    assert rewrite.refreshed(text) == text, "run python -m common.documents"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
     for target in LINK.findall(document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_files_and_modules_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for path in PATH.findall(text):
+        assert any((base / path).exists() for base in (document.parent, ROOT, *VERSIONS)), path
+    for name in MODULE.findall(text):
+        assert pkgutil.resolve_name(name), name
+    for code in PYTHON.findall(text):
+        imports = [node for node in ast.parse(code).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(imports, []), document.name, "exec"), {})
 
 
 def test_documented_scripts_and_flags_exist():  # one test, so that each script is asked for its flags once
@@ -168,8 +180,10 @@ def as_script(readme: Path, small: bool) -> str:
     lines = [smaller(line) for line in lines if not costly(line)] if small else lines
     # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
     lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
-    # Tiles are timed on a GPU; without one the script says so and ends with exit code 2.
-    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if "tune_blocks.py" in line and not GPU else line for line in lines]
+    # Tiles are timed and steps are captured on a GPU; without one the script says so and ends with exit code 2.
+    gpu_only = ("tune_blocks.py", "--capture-step")
+    refused = [not GPU and any(word in line for word in gpu_only) for line in lines]
+    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if no else line for line, no in zip(lines, refused, strict=True)]
     return "\n".join(["set -eux", *lines])
 
 
@@ -213,7 +227,9 @@ def copied(tmp_path: Path) -> Path:
         for path in version.iterdir():
             if path.suffix in (".py", ".sh", ".yaml"):
                 shutil.copy(path, tmp_path / version.name)
-            if (path / "__init__.py").exists():
+            elif path.is_symlink():
+                (tmp_path / version.name / path.name).symlink_to(path.resolve())
+            elif (path / "__init__.py").exists():
                 shutil.copytree(path, tmp_path / version.name / path.name, ignore=shutil.ignore_patterns("__pycache__"))
     # What `rocprofv3 -o results.csv` writes, where there is no rocprofv3.
     shutil.copy(ROOT / "tests/fixtures/kernels/new_kernel_trace.csv", tmp_path / V2.name / "results.csv_kernel_trace.csv")

@@ -1,17 +1,21 @@
-"""What the flags of an analysis script say reaches the code that does the work."""
+"""The flags of a study's or an analysis's script reach the code that does the work."""
 
 import importlib
 import sys
 from pathlib import Path
 
 from common import cli
-from common import device as devices
 from common.analysis.comparisons import regression
+from common.analysis.output.report import Report
 from common.documents import fusion_report
-from common.training import profiler, run
+from common.precision import Precision
+from common.training import run
+from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
 import torch
+
+V1, V2 = "version1_pytorch_baseline", "version2_pytorch_fused"
 
 
 class Reached(Exception):
@@ -40,55 +44,44 @@ def started(monkeypatch, tmp_path):
 
 
 def test_the_ablation_study(started):
-    called = "fusion_ablation_study", "ablation.measure"
-    assert started(*called)[2:] == (False, 5)
-    assert started(*called, "--all-combinations --rounds 2")[2:] == (True, 2)
+    called = f"{V2}.fusion_ablation_study", "ablation.measure"
+    assert started(*called)[2:4] == (False, 5)
+    assert started(*called, "--all-combinations --rounds 2")[2:4] == (True, 2)
 
 
 def test_the_regression_test(started):
     flags = "--baseline-results a --current-results b --min-speedup 1.5 --loss-tolerance 0.5"
-    assert started("performance_regression_test", "regression.compare", flags) == (Path("a"), Path("b"), 1.5, 0.5)
+    called = f"{V2}.performance_regression_test", "regression.compare"
+    assert started(*called, flags) == (Path("a"), Path("b"), 1.5, 0.5)
 
 
 @pytest.mark.parametrize(("failures", "code"), [([], 0), (["slower"], 1)])
 def test_the_regression_test_fails_where_its_verdict_has_failures(monkeypatch, failures, code):
-    script = importlib.import_module("performance_regression_test")
-    monkeypatch.setattr(script.regression, "compare", lambda *_: regression.Verdict("", failures))
+    script = importlib.import_module(f"{V2}.performance_regression_test")
+    monkeypatch.setattr(script.regression, "compare", lambda *_: regression.Verdict(Report("A test"), failures))
     monkeypatch.setattr(sys, "argv", ["test", "--baseline-results", "a", "--current-results", "b"])
     assert script.main() == code
 
 
 def test_the_fusion_report(started):
     flags = "--output a.md --baseline b --fused f --ablation x.json --sequence-dirs p q"
-    inputs, output = started("generate_fusion_report", "fusion_report.write", flags)
+    inputs, output = started(f"{V2}.generate_fusion_report", "fusion_report.write", flags)
     assert inputs == fusion_report.Inputs(Path("b"), Path("f"), Path("x.json"), [Path("p"), Path("q")])
     assert output == Path("a.md")
 
 
 def test_the_products(started):
     flags = "--dtype bfloat16 --allow-tf32 --device cpu --batch-sizes 1,2 --sequence-lengths 8"
-    try:
-        _, batches, lengths, device, precision, tf32 = started("analyze_gemm_operations", "gemms.measure", flags)
-        assert (batches, lengths, device.type, precision.name, tf32) == ([1, 2], [8], "cpu", "bf16", True)
-        assert torch.backends.cuda.matmul.allow_tf32
-    finally:
-        devices.prepare(torch.device("cpu"), 0)
-        torch.use_deterministic_algorithms(False)
+    called = f"{V1}.analyze_gemm_operations", "gemm_operations.measure"
+    _, batches, lengths, device, precision, tf32 = started(*called, flags)
+    assert (batches, lengths, device.type, precision.name, tf32) == ([1, 2], [8], "cpu", "bf16", True)
+    assert torch.backends.cuda.matmul.allow_tf32
 
 
 def test_the_mode_of_torch_compile(monkeypatch):
-    version, modes = importlib.import_module("tiny_llama_v2"), []
+    modes = []
     monkeypatch.setattr(torch, "compile", lambda function, mode=None: modes.append(mode) or function)
-    flags = ["--enable-torch-compile", "--torch-compile-mode", "max-autotune", "--num-layers", "1", "--device", "cpu"]
-    version.make_model(cli.parse(run.parser(version).parse_args(flags)))
+    flags = ["--enable-torch-compile", "--torch-compile-mode", "max-autotune", "--num-layers", "1"]
+    model = tiny_llama_v2.make_model(cli.parse(run.parser(tiny_llama_v2).parse_args(flags)))
+    tiny_llama_v2.make_step(model, None, Precision(torch.device("cpu"), None))
     assert modes[-1] == "max-autotune"
-
-
-@pytest.mark.parametrize(
-    ("steps", "asked", "active", "slow"), [(20, 3, 3, 4), (20, 1, 1, 2), (20, 5, 5, 6), (6, 3, 2, 3), (2, 3, 1, 2)]
-)
-def test_the_steps_of_a_profile(tmp_path, steps, asked, active, slow):
-    """The last ones, as many as asked for but less than half of the run; the profiler also slows the one before them."""
-    flags = ["--num-steps", str(steps), "--profile-steps", str(asked), "--profile-dir", str(tmp_path)]
-    watched = profiler.Profiler(cli.parse(cli.parser(None).parse_args(flags)), torch.device("cpu"))
-    assert (watched.active, watched.slow_steps(steps)) == (active, slow)

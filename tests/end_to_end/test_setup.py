@@ -1,4 +1,4 @@
-"""Set-up: the torch and triton that are there stay, everything else is pinned, and what cannot work is said in one line.
+"""Set-up keeps the torch and triton that are installed, pins everything else, and refuses in one line what cannot work.
 
 Each test runs the real setup.sh or Makefile in a small clone, on a machine whose PATH holds only what the test puts there.
 """

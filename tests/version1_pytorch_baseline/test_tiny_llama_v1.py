@@ -2,17 +2,15 @@
 
 import math
 from argparse import Namespace
-from pathlib import Path
 
 from common import data
 from common import device as devices
 from common.config import ModelConfig
-from common.errors import RunError
 from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.studies import external_baselines
-from common.training import checkpoint, run
+from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -38,17 +36,6 @@ def small_model(kv_heads: int = 4, seed: int = 0) -> tuple[ModelConfig, nn.Modul
 
 def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> tuple[Tensor, Tensor]:
     return torch.randint(vocab_size, shape), torch.randint(vocab_size, shape)
-
-
-def assert_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-5) -> None:
-    """Largest difference below `tolerance` times the reference's largest magnitude.
-
-    float32 carries 6e-8 per operation, and sums here are at most 97 terms long, so rounding alone stays near 1e-6. Single
-    elements may cancel to almost zero, which is why the error is held against the whole tensor's magnitude. A reference
-    of zeros (attention's gradients at S = 1) must be met to 1e-8.
-    """
-    difference = (ours - reference).abs().max().item()
-    assert difference <= max(tolerance * reference.abs().max().item(), 1e-8), difference
 
 
 # ---------------------------------------------------------------------------------------------- against transformers
@@ -84,66 +71,7 @@ def test_logits_loss_and_gradients_equal_transformers(kv_heads: int, shape: tupl
         assert_close(parameter.grad, gradients[name])
 
 
-def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    text = "def area(r):\n    return 3.14 * r ** 2  # don't , ever . Gr\u00f6\u00dfe \u2211 \u6f22\n"
-    (tmp_path / "text.py").write_text(text * 200, encoding="utf-8")
-    dataset = data.load(str(tmp_path / "text.py"), 300, seed=0)
-    config = ModelConfig(**SMALL | {"vocab_size": 300}, num_key_value_heads=2, rope_theta=5000.0, rms_norm_eps=1e-4)
-    model, folder = v1.TinyLlama(config), tmp_path / "saved"
-    folder.mkdir()
-    checkpoint.save(folder, model.baseline_state_dict(), config, dataset)
-
-    opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report  # nothing missing, unexpected or of another shape
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    input_ids = tokenizer(text, return_tensors="pt").input_ids
-    assert input_ids.flatten().tolist() == dataset.tokens[: input_ids.shape[1]].tolist()
-    assert tokenizer.decode(input_ids[0]) == text
-    assert_close(opened(input_ids).logits, model(input_ids))
-
-
 # -------------------------------------------------------------------------------------------------- against formulas
-
-
-def test_rms_norm_equals_its_formula() -> None:
-    x, weight = torch.randn(3, 5, 48), torch.randn(48)
-    rows = [[weight.double() * row.double() / math.sqrt(row.double().square().mean() + 1e-5) for row in item] for item in x]
-    assert_close(rms_norm(x, weight, 1e-5), torch.stack([torch.stack(row) for row in rows]).float(), 1e-6)
-
-
-def test_rms_norm_of_bfloat16_computes_in_float32() -> None:
-    x = (torch.randn(4, 256) * 300).bfloat16()  # squares of these lose all but 8 bits in bfloat16
-    expected = rms_norm(x.double(), torch.ones(256, dtype=torch.float64), 1e-5).bfloat16()
-    assert torch.equal(rms_norm(x, torch.ones(256, dtype=torch.bfloat16), 1e-5), expected)
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_rope_turns_complex_numbers(kv_heads: int) -> None:
-    length, head_dim, theta = 33, 12, 10000.0
-    q, k = torch.randn(2, 4, length, head_dim), torch.randn(2, kv_heads, length, head_dim)
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    frequency = theta ** (-2 * torch.arange(head_dim // 2, dtype=torch.float64) / head_dim)
-    turn = torch.polar(torch.ones(length, head_dim // 2, dtype=torch.float64), position * frequency)
-
-    def rotated(x: Tensor) -> Tensor:
-        z = turn * torch.complex(*x.double().chunk(2, dim=-1))
-        return torch.cat((z.real, z.imag), dim=-1).float()
-
-    cos, sin = rope_tables(head_dim, 64, theta)  # longer than the sequence
-    for ours, expected in zip(apply_rope(q, k, cos, sin), (rotated(q), rotated(k)), strict=True):
-        assert_close(ours, expected)
-
-
-def test_rope_makes_scores_depend_on_distance_alone() -> None:
-    cos, sin = rope_tables(16, 64, 10000.0)
-    q, k = (torch.randn(16).expand(1, 1, 64, 16) for _ in range(2))
-    q, k = apply_rope(q, k, cos, sin)
-    scores = (q @ k.transpose(-2, -1))[0, 0]  # [64, 64], equal along each diagonal
-    for distance in (0, 1, 17):
-        diagonal = scores.diagonal(-distance)
-        assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
 
 def test_attention_by_loops() -> None:
@@ -169,12 +97,6 @@ def test_grouped_query_attention_equals_repeated_heads() -> None:
     model.load_state_dict(state)
     input_ids, _ = batch_of((2, 9))
     assert_close(model(input_ids), grouped(input_ids))
-
-
-def test_swiglu_equals_its_formula() -> None:
-    gate, up = torch.randn(3, 7) * 5, torch.randn(3, 7)
-    wide = gate.double()
-    assert_close(v1.swiglu(gate, up), (wide / (1 + torch.exp(-wide)) * up.double()).float())
 
 
 def test_loss_is_the_cross_entropy_of_the_logits_and_shifts_nothing() -> None:
@@ -290,14 +212,16 @@ def test_initial_loss_is_that_of_a_guess() -> None:
     assert abs(loss - (math.log(config.vocab_size) + variance / 2)) < 0.05
 
 
-def losses_of(seed: int, steps: int = 4) -> list[float]:
-    """Of a few training steps, built the way a run builds them."""
+def step_of(model: nn.Module, learning_rate: float = 3e-3):
+    return v1.make_step(model, v1.make_optimizer(model, Namespace(learning_rate=learning_rate)), Precision(CPU, None))
+
+
+def losses_of(seed: int) -> list[float]:
+    """The losses of four training steps, built the way a run builds them."""
     devices.prepare(CPU, seed)
-    config = ModelConfig(**SMALL, num_key_value_heads=2)
-    batches = data.Batches(data.markov(97, seed), 4, 32, steps, seed, CPU)
-    model = v1.TinyLlama(config)
-    optimizer = v1.make_optimizer(model, Namespace(learning_rate=3e-3))
-    return [v1.train_step(model, optimizer, batches[i], Precision(CPU, None)).item() for i in range(steps)]
+    batches = data.Batches(data.markov(97, seed), 4, 32, 4, seed, CPU)
+    step = step_of(v1.TinyLlama(ModelConfig(**SMALL, num_key_value_heads=2)))
+    return [step(batches[i]).item() for i in range(4)]
 
 
 def test_same_seed_same_bits() -> None:
@@ -310,17 +234,15 @@ def test_training_reaches_the_entropy_of_its_source() -> None:
     devices.prepare(CPU, 0)
     source = data.markov(13, seed=0)
     batches = data.Batches(source, 8, 32, 150, 0, CPU)
-    model = v1.TinyLlama(ModelConfig(**SMALL | {"vocab_size": 13}))
-    optimizer = v1.make_optimizer(model, Namespace(learning_rate=3e-3))
-    losses = [v1.train_step(model, optimizer, batches[i], Precision(CPU, None)).item() for i in range(150)]
+    step = step_of(v1.TinyLlama(ModelConfig(**SMALL | {"vocab_size": 13})))
+    losses = [step(batches[i]).item() for i in range(150)]
     assert losses[0] > math.log(13) - 0.2
     assert source.entropy_floor - 0.05 < sum(losses[-20:]) / 20 < source.entropy_floor + 0.1
 
 
-def test_train_step_returns_a_detached_loss_and_clears_gradients() -> None:
+def test_a_step_returns_a_detached_loss_and_clears_gradients() -> None:
     _, model = small_model()
-    optimizer = v1.make_optimizer(model, Namespace(learning_rate=1e-3))
-    loss = v1.train_step(model, optimizer, batch_of((2, 9)), Precision(CPU, None))
+    loss = step_of(model)(batch_of((2, 9)))
     assert not loss.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -335,47 +257,3 @@ def test_autocast_stays_close_to_float32(dtype: torch.dtype) -> None:
     assert loss.dtype == torch.float32
     assert loss.item() != expected  # else autocast did nothing
     assert abs(loss.item() - expected) < 0.02 * expected  # bfloat16 has 8 bits: 0.4 % an operation
-
-
-# ------------------------------------------------------------------------------------- a version that does not train
-
-
-class Detached(v1.Attention):
-    """The fault that this check is for: an operation that autograd does not see."""
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return super().forward(x, cos, sin).detach()
-
-
-class Overflowing(v1.Attention):
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return super().forward(x, cos, sin) * 1e38 * 10
-
-
-class Silent(v1.Attention):
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return super().forward(x, cos, sin) * 0
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Detached, "5 of 20 parameters .*layers.1.input_layernorm.weight has no gradient"),
-        (Overflowing, "parameters .*has a gradient that is not finite"),
-        (Silent, "5 of 20 parameters .*has a gradient of zeros"),
-    ],
-    ids=["detached", "overflowing", "silent"],
-)
-def test_warm_up_refuses_a_model_that_does_not_train(fault: type[nn.Module], message: str) -> None:
-    config, model = small_model()
-    model.layers[1].self_attn = fault(config)
-    with pytest.raises(RunError, match=message):
-        run.warm_up(model, batch_of((2, 9)), Precision(CPU, None), passes=1)
-
-
-def test_warm_up_leaves_the_model_as_it_was() -> None:
-    _, model = small_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    run.warm_up(model, batch_of((2, 9)), Precision(CPU, None), passes=2)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,7 +1,7 @@
-"""The vendors' profilers: right command lines, nothing lost on the way, and a clear word about what is missing.
+"""The shell scripts that start the vendors' profilers: command lines, exit codes, and one line about a tool that is missing.
 
-The tools are stand-ins on a PATH of their own. As the real ones do, they refuse flags that their release does not have, run the
-command once or several times, and give its exit code back. One test runs the real ncu, on a GPU.
+The tools are stand-ins on a PATH of their own. Like the real ones they refuse flags that their release does not have, run the
+command once or several times, and return its exit code. One test runs the real ncu on a GPU.
 """
 
 import csv

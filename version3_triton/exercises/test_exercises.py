@@ -1,10 +1,10 @@
-"""The three exercises, part by part: the same tests for starter/ and solution/ (adapter.py says how to choose).
+"""Tests for the parts of the three exercises, the same for starter/ and solution/ (adapter.py selects one).
 
     pytest test_exercises.py -k exercise1         # one exercise
     pytest test_exercises.py -k exercise1_b       # one part
 
-On a GPU the kernels are compiled and run. Without one Triton's interpreter runs them on the CPU, in float32 and float16: its
-bfloat16 is wrong. Results are held against float64. After an input's rows and columns lies NaN, to notice what reads too far.
+On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
+wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
 """
 
 import math
@@ -29,7 +29,7 @@ swiglu = adapter.load("exercise2_swiglu_optimization")
 flash = adapter.load("exercise3_flash_attention")
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
-ROUNDINGS = 16  # of the largest number, in the type that is computed in
+ROUNDINGS = 16  # tolerance, in roundings of the largest number
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def same_numbers() -> None:
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, part of a larger tensor that holds NaN: 3 columns and 64 rows of it after the last ones."""
+    """Normal numbers in a larger tensor, which has 64 more rows and 3 more columns of NaN."""
     *leading, rows, columns = shape
     larger = torch.full((*leading, rows + 64, columns + 3), math.nan, dtype=dtype, device=DEVICE)
     part = larger[..., :rows, :columns]
@@ -46,7 +46,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check(got: Tensor, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32) -> None:
-    """`got` is of type `dtype` and as near to float64's result as computing in the type `inside`, then rounding, allows."""
+    """Asserts the dtype of `got`, and that rounding in the dtype `inside` explains its difference to the float64 result."""
     assert got.dtype == dtype
     allowed = ROUNDINGS * torch.finfo(inside).eps * exact.abs().max().item()
     torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=allowed)
@@ -90,7 +90,7 @@ def test_exercise1_b_softmax_of_large_numbers(shift):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, size, largest", [(1, 1, 1), (3, 64, 1), (5, 100, 1), (4, 100, 500)])
 def test_exercise1_c_rms_norm(rows, size, largest, dtype):
-    """With numbers to some hundreds, whose squares float16 cannot hold."""
+    """Also with numbers of some hundreds, whose squares are too large for float16."""
     x, weight = random(rows, size, dtype=dtype).mul_(largest), torch.randn(size, device=DEVICE, dtype=dtype)
     out = adapter.launch_rms_norm(basics.rms_norm_kernel, x, weight, 1e-3)
     check(out, F.rms_norm(x.double(), (size,), weight.double(), 1e-3), dtype)
@@ -102,7 +102,7 @@ SWIGLU_SHAPES = [(1, 1), (3, 64), (2, 65), (5, 150)]
 
 
 def halves(rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Gate and up as one product leaves them: two halves of each row."""
+    """Gate and up as one matmul returns them: the two halves of each row."""
     gate, up = random(rows, 2 * size, dtype=dtype).mul_(2).chunk(2, dim=1)
     return gate, up
 
@@ -122,7 +122,7 @@ def test_exercise2_a_each_input_has_its_own_stride():
 
 
 def gradients(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-    """By autograd, in float64."""
+    """The gradients of autograd, in float64."""
     gate, up = (x.detach().double().requires_grad_() for x in (gate, up))
     return torch.autograd.grad(F.silu(gate) * up, (gate, up), dy.double())
 
@@ -138,7 +138,7 @@ def test_exercise2_b_backward(rows, size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exercise2_c_function(dtype):
-    """Through views, as in the model, so that the gradients of both halves meet in one tensor."""
+    """With views, as in the model, so that the gradients of both halves are parts of one tensor."""
     both = torch.randn(6, 2 * 70, device=DEVICE).to(dtype).requires_grad_()
     dy = torch.randn(6, 70, device=DEVICE).to(dtype)
     y = swiglu.SwiGLU.apply(*both.chunk(2, dim=1))
@@ -190,7 +190,7 @@ def test_exercise2_d_bytes_of_eager(rows, size, dtype):
 
 @pytest.mark.parametrize("rows, size, element_size", [(1, 1, 4), (4, 10, 4), (3, 7, 2)])
 def test_exercise2_d_bytes_of_the_kernels(rows, size, element_size):
-    """Per element 3 forward: gate, up, y; and 5 backward: gate, up, dy, dgate, dup."""
+    """3 per element forward: gate, up, y; and 5 backward: gate, up, dy, dgate, dup."""
     one = rows * size * element_size
     assert swiglu.bytes_moved(rows, size, element_size, fused=True) == (3 * one, 5 * one)
 
@@ -207,24 +207,24 @@ def test_exercise3_a_log_sum_exp(size, dtype):
 
 @pytest.mark.parametrize("step", [-100, 100])
 def test_exercise3_a_the_maximum_moves(step):
-    """Each block's numbers are far below or above those of the block before."""
+    """The numbers of each block are far below or above those of the block before."""
     x = random(2, 50).add_(step * (torch.arange(50, device=DEVICE) // 16))
     check(adapter.launch_log_sum_exp(flash.log_sum_exp_kernel, x), x.double().logsumexp(1), torch.float32)
 
 
 def heads_of_one_product(heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype = torch.float32):
-    """q, k, v [2, heads, S, Dh] as views of one [2, S, (H + 2 K) Dh], with NaN after each position and each batch."""
+    """q, k, v [2, heads, S, Dh] as views of one tensor [2, S, (H + 2 K) Dh], with NaN after each position and each batch."""
     qkv = random(2, length, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     return qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, **blocks: int) -> None:
-    """o and log-sum-exp against float64."""
+    """Compares o and log-sum-exp with float64."""
     o, lse, _ = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, **blocks)
     wide_k, wide_v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q.double() @ wide_k.transpose(2, 3) / math.sqrt(q.shape[3])
     scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)  # the second product's factors are of that type
+    check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)  # the factors of the second matmul have that dtype
     check(lse, scores.logsumexp(-1), torch.float32)
 
 
@@ -240,7 +240,7 @@ def test_exercise3_b_other_tiles(block_m, block_n):
 
 
 def test_exercise3_b_large_scores():
-    """exp of such a score is infinite in float32."""
+    """In float32 the exponential of such a score is infinite."""
     q, k, v = heads_of_one_product(1, 1, 40, 16)
     check_attention(q.mul_(30), k.mul_(30), v)
 
@@ -255,7 +255,7 @@ TILINGS = [(1, 16, 16), (16, 16, 16), (70, 16, 16), (65, 16, 32), (70, 32, 16)]
 
 @pytest.mark.parametrize("length, block_m, block_n", TILINGS)
 def test_exercise3_d_visited_blocks(length, block_m, block_n):
-    """As many as there are tiles in which some query sees some key."""
+    """The number of tiles in which a query sees a key."""
     i = torch.arange(length)
     tiles = i[:, None] // block_m * length + i[None, :] // block_n
     visible = tiles[i[None, :] <= i[:, None]]

@@ -1,54 +1,47 @@
-"""The model's operations outside the matrix products: a Triton kernel each, or the same in PyTorch.
+"""The model's operations outside the matrix products, as plain functions: a Triton kernel each, or the same in PyTorch.
 
 A kernel runs on a GPU. With TRITON_INTERPRET=1 Triton's interpreter executes it on a CPU, in NumPy: slow, and for testing.
 """
 
+import functools
 import importlib.util
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
-import common.rmsnorm
-import common.rope
+from common import cli
+from common import device as devices
 from common.errors import UsageError
 from version3_triton.kernels import reference
 
 import torch
 
-if importlib.util.find_spec(
-    "triton"
-):  # here and not in `choose`: common.training.version_files hides this package once a version is loaded
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SWITCHES = {  # switch: the operations that it gives back to PyTorch
+    "triton-norm": ("rms_norm", "add_rms_norm"),
+    "triton-rope": ("apply_rope",),
+    "triton-attention": ("attention",),
+    "triton-swiglu": ("swiglu",),
+    "triton-loss": ("linear_cross_entropy",),
+}
+_off: Collection[str] = ()  # operations that are PyTorch's, inside `switched_off`
+
+if HAS_TRITON:
     from version3_triton.kernels import flash_attention, linear_cross_entropy, rms_norm, rope, swiglu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-SWITCHES = {  # what can be switched off: its operations
-    "norm": ("rms_norm", "add_rms_norm"),
-    "rope": ("apply_rope",),
-    "attention": ("attention",),
-    "swiglu": ("swiglu",),
-    "loss": ("linear_cross_entropy",),
-}
-
-
-@dataclass(frozen=True)
-class Operations:
-    rms_norm: Callable
-    add_rms_norm: Callable
-    apply_rope: Callable
-    attention: Callable
-    swiglu: Callable
-    linear_cross_entropy: Callable
-
-
-REFERENCE = Operations(
-    common.rmsnorm.rms_norm, reference.add_rms_norm, common.rope.apply_rope,
-    reference.attention, reference.swiglu, reference.linear_cross_entropy,
-)  # fmt: skip
+    KERNELS = {
+        "rms_norm": rms_norm.rms_norm, "add_rms_norm": rms_norm.add_rms_norm, "apply_rope": rope.apply_rope,
+        "attention": flash_attention.attention, "swiglu": swiglu.swiglu,
+        "linear_cross_entropy": linear_cross_entropy.linear_cross_entropy,
+    }  # fmt: skip
 
 
 def missing(device: torch.device) -> str | None:
     """Why kernels cannot run on this device, in a few words; None if they can."""
-    if not importlib.util.find_spec("triton"):
+    if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda" and not INTERPRETED:
         return "they need a GPU (or TRITON_INTERPRET=1, which interprets them on a CPU)"
@@ -61,12 +54,55 @@ def refuse_wrong(device: torch.device, dtype: torch.dtype) -> None:
         raise UsageError("Triton's interpreter computes bfloat16 wrong: take --amp-dtype float16, or float32")
 
 
-def choose(device: torch.device, without: Collection[str] = ()) -> Operations:
-    """Kernels but for those of the switches in `without`; PyTorch's operations where kernels cannot run."""
-    if missing(device):
-        return REFERENCE
-    kernels = Operations(
-        rms_norm.rms_norm, rms_norm.add_rms_norm, rope.apply_rope,
-        flash_attention.attention, swiglu.swiglu, linear_cross_entropy.linear_cross_entropy,
-    )  # fmt: skip
-    return replace(kernels, **{name: getattr(REFERENCE, name) for switch in without for name in SWITCHES[switch]})
+def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool | str]:
+    """The switches as they can be here: all off, with the reason under "no-kernels", where no kernel can run.
+
+    Raises:
+        UsageError: the kernels would compute wrong numbers.
+    """
+    device = devices.select(options.device)
+    reason = missing(device)
+    if reason:
+        print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
+        return dict.fromkeys(switches, False) | {"no-kernels": reason}
+    if vars(options).get("use_amp"):
+        refuse_wrong(device, cli.amp_dtype(options))
+    return switches
+
+
+@contextmanager
+def switched_off(operations: Collection[str]) -> Iterator[None]:
+    """Inside it these operations are PyTorch's."""
+    global _off
+    before, _off = _off, operations
+    try:
+        yield
+    finally:
+        _off = before
+
+
+def switchable(method: Callable) -> Callable:
+    """A method of a model in which the operations follow the model's `switches`."""
+
+    @functools.wraps(method)
+    def switched(self, *args):
+        with switched_off([name for switch, names in SWITCHES.items() if not self.switches[switch] for name in names]):
+            return method(self, *args)
+
+    return switched
+
+
+def _operation(name: str) -> Callable:
+    """The kernel where it can run and is switched on, otherwise PyTorch's operation."""
+    eager = getattr(reference, name)
+
+    @functools.wraps(eager)
+    def operation(x: torch.Tensor, *args):
+        return eager(x, *args) if name in _off or missing(x.device) else KERNELS[name](x, *args)
+
+    return operation
+
+
+rms_norm, add_rms_norm, apply_rope, attention, swiglu, linear_cross_entropy = map(
+    _operation, ("rms_norm", "add_rms_norm", "apply_rope", "attention", "swiglu", "linear_cross_entropy")
+)

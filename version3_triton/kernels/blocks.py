@@ -1,4 +1,4 @@
-"""How many numbers each program of a kernel takes, and with how many warps: the one place for it.
+"""The sizes of all kernels: how many elements a program takes, and with how many warps.
 
 `compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
 memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the
@@ -30,31 +30,31 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How a kernel that memory limits is spread over the GPU.
+class LaunchConfig:
+    """How the work of a memory-bound kernel is divided among programs and warps.
 
-    numbers: of a tensor in a program's tile; a norm's tile has whole rows, so at least a row.
-    per_thread: of them a thread in a warp of 32, which gives the warps; in AMD's warps of 64 threads it is half.
-    programs: for each multiprocessor, of a kernel that loops over rows.
-    rows: of a tile at least, where 16 warps can hold them.
+    elements: the elements of a tensor in one program's tile; a norm's tile holds whole rows, so at least one row.
+    per_thread: the elements of one thread in a warp of 32 threads, which sets how many warps there are; half in AMD's of 64.
+    programs: the programs on each multiprocessor, for a kernel that loops over rows.
+    rows: the least number of rows in a tile, where 16 warps can hold them.
     """
 
-    numbers: int
+    elements: int
     per_thread: int
     programs: int = 1
     rows: int = 1
 
 
-SPREAD = {  # by kernel and family of GPUs
-    "norm_forward": {"sm_90": Spread(2048, 32), "sm_80": Spread(2048, 32), "hip": Spread(2048, 16)},
+LAUNCH = {  # by kernel and family of GPUs
+    "norm_forward": {"sm_90": LaunchConfig(2048, 32), "sm_80": LaunchConfig(2048, 32), "hip": LaunchConfig(2048, 16)},
     "norm_backward": {
-        "sm_90": Spread(4096, 32, programs=4, rows=2),
-        "sm_80": Spread(2048, 16, programs=4),
-        "hip": Spread(2048, 16, programs=4),
+        "sm_90": LaunchConfig(4096, 32, programs=4, rows=2),
+        "sm_80": LaunchConfig(2048, 16, programs=4),
+        "hip": LaunchConfig(2048, 16, programs=4),
     },
-    "swiglu": {"sm_90": Spread(4096, 8), "sm_80": Spread(4096, 8), "hip": Spread(4096, 16)},
-    "rope": {"sm_90": Spread(2048, 4), "sm_80": Spread(2048, 4), "hip": Spread(1024, 8)},
-    "cross_entropy": {"sm_90": Spread(4096, 16), "sm_80": Spread(4096, 16), "hip": Spread(4096, 16)},
+    "swiglu": {"sm_90": LaunchConfig(4096, 8), "sm_80": LaunchConfig(4096, 8), "hip": LaunchConfig(4096, 16)},
+    "rope": {"sm_90": LaunchConfig(2048, 4), "sm_80": LaunchConfig(2048, 4), "hip": LaunchConfig(1024, 8)},
+    "cross_entropy": {"sm_90": LaunchConfig(4096, 16), "sm_80": LaunchConfig(4096, 16), "hip": LaunchConfig(4096, 16)},
 }
 
 
@@ -72,26 +72,26 @@ NORM_DWEIGHT = Tile(64, 16, 4)  # parts of a norm's dw, and its columns; on all 
 
 
 def tile(kernel: str, size: int, device: torch.device) -> Tile:
-    """Of a kernel of SPREAD on rows of `size` numbers (of `rope`: half a head).
+    """The tile of a kernel of LAUNCH on rows of `size` elements (for `rope`: half a head).
 
     A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128. Otherwise the last has idle lanes.
     """
-    return _tile(SPREAD[kernel][family()], kernel, size, device)
+    return _tile(LAUNCH[kernel][family()], kernel, size, device)
 
 
 @functools.cache  # the power of two and the device's properties would cost the host time at every launch
-def _tile(spread: Spread, kernel: str, size: int, device: torch.device) -> Tile:
+def _tile(config: LaunchConfig, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
     if not kernel.startswith("norm"):
-        columns = min(columns, spread.numbers)
+        columns = min(columns, config.elements)
     if kernel == "swiglu" and size % 128 == 0:
         columns = math.gcd(size, columns)  # no lanes that have nothing to do: 5632 = 11 x 512
-    least = max(1, min(spread.rows, 16 * 32 * spread.per_thread // columns))
-    rows = 1 if kernel == "cross_entropy" else max(least, spread.numbers // columns)
-    per_thread = 32 if kernel == "cross_entropy" and columns <= 1024 else spread.per_thread  # two warps spill, at equal speed
+    least = max(1, min(config.rows, 16 * 32 * config.per_thread // columns))
+    rows = 1 if kernel == "cross_entropy" else max(least, config.elements // columns)
+    per_thread = 32 if kernel == "cross_entropy" and columns <= 1024 else config.per_thread  # two warps spill, at equal speed
     warps = min(16, max(1, rows * columns // (32 * per_thread)))
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return Tile(rows, columns, warps, spread.programs * multiprocessors)
+    return Tile(rows, columns, warps, config.programs * multiprocessors)
 
 
 def ceil_div(amount: int, part: int) -> int:
@@ -100,7 +100,7 @@ def ceil_div(amount: int, part: int) -> int:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TileConfig:
     """Queries (m) and keys (n) of a tile of scores, warps, and depth of the software pipeline."""
 
     m: int
@@ -114,28 +114,28 @@ class Blocks:
 
 
 _NVIDIA_FP32 = {
-    64: {"forward": Blocks(64, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 32, 8, 1)},
-    128: {"forward": Blocks(32, 32, 8, 1), "queries": Blocks(32, 32, 8, 1), "keys": Blocks(32, 16, 8, 1)},
+    64: {"forward": TileConfig(64, 32, 8, 1), "queries": TileConfig(32, 32, 8, 1), "keys": TileConfig(32, 32, 8, 1)},
+    128: {"forward": TileConfig(32, 32, 8, 1), "queries": TileConfig(32, 32, 8, 1), "keys": TileConfig(32, 16, 8, 1)},
 }
 # By family of GPUs and bytes of a number: for head dimensions to 64 and to 128, the three kernels of attention.
 ATTENTION = {
     ("sm_90", 2): {
-        64: {"forward": Blocks(64, 64, 4, 3), "queries": Blocks(128, 64, 8, 3), "keys": Blocks(32, 64, 4, 1)},
-        128: {"forward": Blocks(64, 64, 4, 3), "queries": Blocks(128, 64, 8, 3), "keys": Blocks(64, 128, 8, 1)},
+        64: {"forward": TileConfig(64, 64, 4, 3), "queries": TileConfig(128, 64, 8, 3), "keys": TileConfig(32, 64, 4, 1)},
+        128: {"forward": TileConfig(64, 64, 4, 3), "queries": TileConfig(128, 64, 8, 3), "keys": TileConfig(64, 128, 8, 1)},
     },
     ("sm_80", 2): {
-        64: {"forward": Blocks(128, 64, 8, 3), "queries": Blocks(64, 64, 8, 2), "keys": Blocks(32, 128, 8, 2)},
-        128: {"forward": Blocks(128, 64, 8, 3), "queries": Blocks(128, 32, 8, 2), "keys": Blocks(64, 64, 8, 2)},
+        64: {"forward": TileConfig(128, 64, 8, 3), "queries": TileConfig(64, 64, 8, 2), "keys": TileConfig(32, 128, 8, 2)},
+        128: {"forward": TileConfig(128, 64, 8, 3), "queries": TileConfig(128, 32, 8, 2), "keys": TileConfig(64, 64, 8, 2)},
     },
     ("sm_80", 4): _NVIDIA_FP32,
     ("sm_90", 4): _NVIDIA_FP32,
     ("hip", 2): {
-        64: {"forward": Blocks(128, 32, 4, 1), "queries": Blocks(64, 32, 4, 1), "keys": Blocks(16, 64, 4, 1)},
-        128: {"forward": Blocks(128, 32, 4, 1), "queries": Blocks(64, 32, 4, 1), "keys": Blocks(16, 64, 4, 1)},
+        64: {"forward": TileConfig(128, 32, 4, 1), "queries": TileConfig(64, 32, 4, 1), "keys": TileConfig(16, 64, 4, 1)},
+        128: {"forward": TileConfig(128, 32, 4, 1), "queries": TileConfig(64, 32, 4, 1), "keys": TileConfig(16, 64, 4, 1)},
     },
     ("hip", 4): {
-        64: {"forward": Blocks(64, 32, 4, 1), "queries": Blocks(32, 32, 4, 1), "keys": Blocks(32, 32, 4, 1)},
-        128: {"forward": Blocks(32, 32, 4, 1), "queries": Blocks(32, 16, 4, 1), "keys": Blocks(16, 32, 4, 1)},
+        64: {"forward": TileConfig(64, 32, 4, 1), "queries": TileConfig(32, 32, 4, 1), "keys": TileConfig(32, 32, 4, 1)},
+        128: {"forward": TileConfig(32, 32, 4, 1), "queries": TileConfig(32, 16, 4, 1), "keys": TileConfig(16, 32, 4, 1)},
     },
 }
 
@@ -152,6 +152,6 @@ def family() -> str:
     return "sm_90" if torch.cuda.get_device_capability()[0] in (9, 10) else "sm_80"
 
 
-def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> Blocks:
+def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> TileConfig:
     """Of `forward`, `queries` or `keys`."""
     return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128][kernel]

@@ -26,6 +26,9 @@ Under autocast the residual stream stays float32 and the rest is in 16 bits; e i
 from typing import NamedTuple
 
 from common.config import ModelConfig
+from version3_triton.kernels import missing
+
+from torch import Tensor, nn
 
 
 class Cost(NamedTuple):
@@ -66,3 +69,14 @@ def training_step(config: ModelConfig, batch_size: int, length: int, size: int) 
         ("_swiglu_backward", "backward"): Cost("swiglu", column * 5 * ffn),
         ("_linear_cross_entropy_loss_and_gradient", "forward"): Cost("loss", tokens * 2 * vocabulary * size),
     }
+
+
+def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
+    """FLOPs that counters do not see: two products in the forward kernel of attention, seven in its backward kernels.
+
+    As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.
+    """
+    if not model.switches["triton-attention"] or missing(input_ids.device):
+        return {"forward": 0, "backward": 0}
+    product = 2 * input_ids.numel() * input_ids.shape[1] * model.embed_tokens.embedding_dim * len(model.layers)
+    return {"forward": 2 * product, "backward": 7 * product}

@@ -24,7 +24,7 @@ log2(e) in the scale.
 import math
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import Blocks, attention_blocks, ceil_div, dot_precision
+from version3_triton.kernels.blocks import TileConfig, attention_blocks, ceil_div, dot_precision
 
 import torch
 import triton
@@ -239,7 +239,7 @@ def _new(x: Tensor) -> Tensor:
     return x.new_empty(batch, length, heads, head_dim).transpose(1, 2)
 
 
-def _sizes(q: Tensor, k: Tensor, blocks: Blocks) -> dict[str, object]:
+def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     head_dim = q.shape[-1]
     return {
         "H": q.shape[1], "GROUPS": q.shape[1] // k.shape[1], "DIM": head_dim,

@@ -1,6 +1,8 @@
 """Each kernel's operation in PyTorch, with the same signature: what runs where Triton cannot, or a kernel is switched off."""
 
+from common.operations import linear_cross_entropy, swiglu  # noqa: F401
 from common.rmsnorm import rms_norm
+from common.rope import apply_rope  # noqa: F401
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +22,3 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups, grouped = q.shape[1] // k.shape[1], False
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up; all [..., F]."""
-    return F.silu(gate) * up
-
-
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean of -log softmax(x @ weight.T)[target] in nats; x [B, S, D], weight [V, D], targets [B, S]."""
-    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())

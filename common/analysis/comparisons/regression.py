@@ -10,20 +10,19 @@ code: same device, model, batch, sequence length, number format and PyTorch, bot
                     rate, since another batch gives another loss
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import run_record
-from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
 from common.errors import UsageError
-from common.files import read_json
 
 
 class Verdict(NamedTuple):
-    """What was found, for the terminal, and why it is a regression (empty: it is none)."""
+    """The comparison, and why it is a regression (empty: it is none)."""
 
-    text: str
+    report: Report
     failures: list[str]
 
 
@@ -37,7 +36,7 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
     Raises:
         UsageError: a file is no run record, or the two cannot be compared; names every reason.
     """
-    before, after = read_json(baseline, RUN_SCHEMA), read_json(current, RUN_SCHEMA)
+    before, after = run_record.read(baseline), run_record.read(current)
     reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
     reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
     if reasons:
@@ -48,46 +47,41 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
     slowest, fastest = ours["p20"] / theirs["p80"], ours["p80"] / theirs["p20"]
     differing = run_record.differences(run_record.training_inputs(before), run_record.training_inputs(after))
     loss, steps = run_record.loss_difference(before, after)
-    failures = []
-    if not speedup >= min_speedup:
-        failures.append(f"the speed-up {speedup:.6g} is below {min_speedup:g}")
-    if not differing and not loss <= loss_tolerance:
-        failures.append(f"the loss curves differ by {loss:.2g}, more than {loss_tolerance:g}")
+    losses = f"not compared, they differ in {'; '.join(differing)}"
+    failures = [] if speedup >= min_speedup else [f"the speed-up {speedup:.6g} is below {min_speedup:g}"]
+    if not differing:
+        losses = f"largest difference {loss:.2g} nats over {steps} steps"
+        failures += [] if loss <= loss_tolerance else [f"the loss curves differ by {loss:.2g}, more than {loss_tolerance:g}"]
 
-    notes = [
-        f"loss curves: not compared, they differ in {'; '.join(differing)}"
-        if differing
-        else f"loss curves: largest difference {loss:.2g} nats over {steps} steps"
-    ]
+    report = Report("Regression test")
+    report.text(run_record.describe(before))
+    table = [["version", before["version"], after["version"], None], *rows(before, after, steps)]
+    report.table(["", "baseline", "current", "baseline / current"], table)
+    report.text(
+        f"Speed-up {speedup:.3g}, from {slowest:.3g} to {fastest:.3g} by the 20th and 80th percentiles.",
+        f"Loss curves: {losses}.",
+    )
     if slowest < 1 < fastest:
-        notes.append("the step times of the two overlap (the range holds 1): the difference is within their spread")
-    few = min(ours["count"], theirs["count"])
-    if few < run_record.FEW_STEPS:
-        notes.append(f"as few as {few} timed steps stand behind a median: raise --num-steps")
-    text = "\n".join([
-        run_record.setting(before), "", tables.text(["", "baseline", "current", "baseline / current"], rows(before, after, steps)), "",
-        f"speed-up {speedup:.3g}, from {slowest:.3g} to {fastest:.3g} by the 20th and 80th percentiles", *notes,
-        f"FAIL: {'; '.join(failures)}" if failures else f"PASS: the speed-up is at least {min_speedup:g}",
-    ])  # fmt: skip
-    return Verdict(text, failures)
+        report.text("The step times of the two overlap (the range holds 1): the difference is within their spread.")
+    report.text(*run_record.doubts({"baseline": before, "current": after}))
+    report.text(f"FAIL: {'; '.join(failures)}" if failures else f"PASS: the speed-up is at least {min_speedup:g}")
+    return Verdict(report, failures)
 
 
 def rows(before: dict[str, Any], after: dict[str, Any], steps: int) -> list[list[object]]:
-    """Name, value before, value after and their ratio, of step times, throughput, memory and the loss at step `steps`."""
+    """Name, value before, value after and their ratio: step times, throughput, memory, parameters, the loss at step `steps`."""
 
-    def row(name: str, *keys: str) -> list[object]:
-        ours, theirs = before, after
-        for key in keys:
-            ours, theirs = ours[key], theirs[key]
-        return [name, ours, theirs, ours / theirs]
+    def row(name: str, value: Callable[[dict[str, Any]], float], with_ratio: bool = False) -> list[object]:
+        ours, theirs = value(before), value(after)
+        return [name, ours, theirs, ours / theirs if with_ratio else None]
 
     return [
-        ["version", before["version"], after["version"], None],
-        row("ms/step, median", "step_ms", "median"),
-        row("ms/step, p20", "step_ms", "p20"),
-        row("ms/step, p80", "step_ms", "p80"),
-        row("timed steps", "step_ms", "count")[:3] + [None],
-        row("tokens/s", "tokens_per_second")[:3] + [None],
-        row(f"peak MiB ({before['memory']['kind']})", "memory", "peak_mib"),
-        [f"loss at step {steps}", before["loss"]["all"][steps - 1], after["loss"]["all"][steps - 1], None],
+        row("ms/step, median", lambda run: run["step_ms"]["median"], True),
+        row("ms/step, p20", lambda run: run["step_ms"]["p20"], True),
+        row("ms/step, p80", lambda run: run["step_ms"]["p80"], True),
+        row("timed steps", lambda run: run["step_ms"]["count"]),
+        row("tokens/s", lambda run: run["tokens_per_second"]),
+        row(f"peak MiB ({before['memory']['kind']})", lambda run: run["memory"]["peak_mib"], True),
+        row("parameters", lambda run: run["parameters"]),
+        row(f"loss at step {steps}", lambda run: run["loss"]["all"][steps - 1]),
     ]

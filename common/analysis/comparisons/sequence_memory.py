@@ -9,10 +9,10 @@ Through the peaks of each version and kind of attention goes a parabola, by leas
 The eager path of Version 1 keeps L matrices of 4 B H S^2 bytes in float32 (`footprint.activations`, part scores); a fused kernel
 writes none of them (Dao et al. 2022, arXiv:2205.14135). Where both terms are equal, at S = b / c, the quadratic one takes over.
 
-Between two neighbouring lengths stands the local exponent log(m2 / m1) / log(S2 / S1) of the step's own memory: 1 is linear, 2 is
-quadratic. It is the peak without what lasts from step to step, weights and moments, which the allocator's total on a GPU includes
-and the count of a CPU's profile, which begins at zero, does not. Gradients do not last: `zero_grad` drops them. They are part of
-the step, as far as they are alive at its peak.
+The local exponent log(m2 / m1) / log(S2 / S1) between two neighbouring lengths is that of the step's own memory: 1 is linear, 2
+quadratic. The step's own memory is the peak without weights and moments, which last from step to step. The allocator's total on a
+GPU includes them; the count of a CPU's profile begins at zero and does not. Gradients do not last, since `zero_grad` drops them:
+they are part of the step as far as they are alive at its peak.
 """
 
 import itertools
@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.formulas import footprint
-from common.analysis.output import plots, tables
+from common.analysis.output import plots
+from common.analysis.output.report import Report
 from common.analysis.profiles import run_record, step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json, writable_folder, write_json, write_text
+from common.files import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = (plots.BLUE, plots.VERMILION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.SKY, plots.BLACK)
 LEAST = 3  # lengths that a parabola needs
-NOTICEABLE = 0.05  # of the longest peak: an S^2 term above it is spoken of
+NOTICEABLE = 0.05  # the least share of the longest peak from which the S^2 term is discussed
 MIB = 2**20
-NAME = "sequence_memory"
+MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")  # the rotary tables' length follows S
 SCHEMA = "tiny-llama-sequence-memory/1"
 
 
@@ -62,41 +63,35 @@ class Parabola(NamedTuple):
     def at(self, length: float) -> float:
         return self.fixed + self.linear * length + self.quadratic * length**2
 
+    def quadratic_share(self, run: Run) -> float:
+        return self.quadratic * run.sequence_length**2 / run.peak
 
-def analyze(folders: list[Path], output: Path) -> str:
-    """Compares the newest profile of each folder and writes sequence_memory.json, .csv, .md and .png into `output`.
 
-    The JSON (schema "tiny-llama-sequence-memory/1") has the command and, for each run, what `Run` says of it and its record
-    without losses and step times: what the tables are made from.
+def analyze(folders: list[Path]) -> Report:
+    """Compares the newest profile of each folder; the report has the peaks (and CSV), the fits, a figure and a JSON file.
 
-    Returns:
-        The tables and what they say, for the terminal.
+    The JSON (schema "tiny-llama-sequence-memory/1") has the command and the fields of each `Run`, its record without losses and
+    step times; the tables can be made from it again.
 
     Raises:
-        UsageError: the profiles cannot be compared, or are too few, or `output` cannot be written.
+        UsageError: the profiles cannot be compared, or are too few.
     """
     runs = read(folders)
-    writable_folder(output, "--output-dir")
-    header, rows = table(runs)
-    measured = [run._asdict() | {"path": str(run.path), "record": _without_steps(run.record)} for run in runs]
-    write_json(output / f"{NAME}.json", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
-    write_text(output / f"{NAME}.csv", tables.csv_text(header, rows))
-    parts = [
-        "# Memory over the sequence length",
-        conditions(runs),
-        f"![Peak memory over the sequence length]({NAME}.png)",
-        tables.markdown(header, rows).strip(),
+    report = Report("Memory over the sequence length")
+    report.text(conditions(runs))
+    report.figure(lambda: figure(runs), "sequence_memory", "Peak memory over the sequence length")
+    report.table(*table(runs), csv="sequence_memory")
+    report.text(
         "Peak: bytes alive at once. Step: without weights and AdamW's moments. Exponent: of the step's memory, from the length "
-        "before; 1 is linear, 2 quadratic. By formula: what Version 1's operations keep for the backward pass, with and without "
-        "the scores.",
-        tables.markdown(*fit_table(runs)).strip(),
-        *findings(runs),
-    ]
-    write_text(output / f"{NAME}.md", "\n\n".join(parts) + "\n")
-    plots.save(figure(runs), output / f"{NAME}.png")
-    written = ", ".join(str(output / f"{NAME}.{kind}") for kind in ("json", "csv", "md", "png"))
-    shown = [tables.text(header, rows), tables.text(*fit_table(runs))]
-    return "\n\n".join([conditions(runs), *shown, *findings(runs), f"written: {written}"])
+        "before; 1 is linear, 2 quadratic. By formula: memory that Version 1's operations keep for the backward pass, with and "
+        "without the scores."
+    )
+    report.table(*fit_table(runs))
+    report.text(*findings(runs))
+    records = [{name: value for name, value in run.record.items() if name not in ("loss", "step_ms")} for run in runs]
+    measured = [run._asdict() | {"path": str(run.path), "record": record} for run, record in zip(runs, records, strict=True)]
+    report.json("sequence_memory", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
+    return report
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -113,7 +108,7 @@ def read(folders: list[Path]) -> list[Run]:
     for folder in folders:
         run = _run(step_profile.find(folder))
         for other in runs:
-            _comparable(other, run)
+            _require_comparable(other, run)
         runs.append(run)
     runs.sort(key=lambda run: (run.group, run.sequence_length))
     for group, members in grouped(runs).items():
@@ -131,10 +126,6 @@ def load(path: Path) -> list[Run]:
         UsageError: the file is not of schema tiny-llama-sequence-memory/1.
     """
     return [Run(**run | {"path": Path(run["path"])}) for run in read_json(path, SCHEMA)["runs"]]
-
-
-def _without_steps(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in ("loss", "step_ms")}
 
 
 def grouped(runs: list[Run]) -> dict[str, list[Run]]:
@@ -161,44 +152,33 @@ def _run(path: Path) -> Run:
     return Run(group, record["training"]["sequence_length"], peak, peak - lasting, path, record)
 
 
-def _comparable(one: Run, other: Run) -> None:
+def _require_comparable(one: Run, other: Run) -> None:
     """Raises UsageError if the two differ in more than sequence length, version and attention, or not even in these."""
-    ours, theirs = _identity(one.record), _identity(other.record)
-    if one.record["version"] == other.record["version"]:
-        ours, theirs = ours | _switches(one.record), theirs | _switches(other.record)
-    differing = [f"{name} ({ours[name]} and {theirs.get(name)})" for name in ours if ours[name] != theirs.get(name)]
-    if differing:
-        raise UsageError(
-            f"{one.path} and {other.path} differ in more than sequence length and attention: {', '.join(differing)}; "
-            "give runs that are otherwise equal"
-        )
+    with_switches = one.record["version"] == other.record["version"]
+    identities = tuple(_identity(run.record, with_switches) for run in (one, other))
+    run_record.require_equal((one.path, other.path), identities, "sequence length and attention")
     if (one.group, one.sequence_length) == (other.group, other.sequence_length):
         raise UsageError(
             f"{one.path} and {other.path} are both {one.group}, sequence length {one.sequence_length}: leave one out"
         )
 
 
-def _identity(record: dict[str, Any]) -> dict[str, Any]:
-    may_differ = ("version", "sequence length", "model max_sequence_length")  # the last: of the rotary tables, which follow S
-    identity = {name: value for name, value in run_record.identity(record).items() if name not in may_differ}
-    return identity | {"batch size": record["training"]["batch_size"]}
-
-
-def _switches(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record["settings"].items() if name != "flash_attention"}
+def _identity(record: dict[str, Any], with_switches: bool) -> dict[str, Any]:
+    named = run_record.conditions(record) | (record["settings"] if with_switches else {})
+    return {name: value for name, value in named.items() if name not in MAY_DIFFER}
 
 
 # ---------------------------------------------------------------------------------------------------------- analysis
 
 
-def fit(points: list[tuple[int, int]]) -> Parabola:
-    """The parabola through the points (S, bytes), by least squares; to a millionth of a byte."""
+def fit(members: list[Run]) -> Parabola:
+    """The parabola through the peaks of one group, by least squares; to a millionth of a byte."""
     import numpy as np
 
-    lengths, values = np.array(points, dtype=float).T
-    quadratic, linear, fixed = (round(float(factor), 6) + 0.0 for factor in np.polyfit(lengths, values, 2))
-    residual = round(float(np.abs(values - np.polyval([quadratic, linear, fixed], lengths)).max()))
-    return Parabola(fixed, linear, quadratic, residual if len(points) > LEAST else None)
+    lengths, peaks = np.array([(run.sequence_length, run.peak) for run in members], dtype=float).T
+    quadratic, linear, fixed = (round(float(factor), 6) + 0.0 for factor in np.polyfit(lengths, peaks, 2))
+    residual = round(float(np.abs(peaks - np.polyval([quadratic, linear, fixed], lengths)).max()))
+    return Parabola(fixed, linear, quadratic, residual if len(members) > LEAST else None)
 
 
 def exponents(members: list[Run]) -> list[float]:
@@ -213,9 +193,8 @@ def by_formula(run: Run) -> tuple[int, int]:
     """Bytes that the eager path keeps for the backward pass: without the scores, and the scores."""
     record = run.record
     autocast = None if record["precision"]["compute"] == "fp32" else "cpu" if record["device"]["kind"] == "cpu" else "cuda"
-    kept = footprint.activations(
-        ModelConfig(**record["model"]), record["training"]["batch_size"], run.sequence_length, autocast
-    )  # fmt: skip
+    model, batch_size = ModelConfig(**record["model"]), record["training"]["batch_size"]
+    kept = footprint.activations(model, batch_size, run.sequence_length, autocast)
     return kept["total"] - kept["scores"], kept["scores"]
 
 
@@ -231,27 +210,17 @@ def table(runs: list[Run]) -> tuple[list[str], list[list[object]]]:
 
 
 def fit_table(runs: list[Run]) -> tuple[list[str], list[list[object]]]:
-    """A row per group: the parabola, what c is of the longest peak, and c by formula."""
+    """A row per group: the parabola, the S^2 term as a share of the longest peak, and c by formula."""
     header = [
-        "run",
-        "a MiB",
-        "b KiB",
-        "c bytes",
-        "residual MiB",
-        "c S^2, % of the longest peak",
-        "c of plain attention by formula",
-    ]
+        "run", "a MiB", "b KiB", "c bytes", "residual MiB", "c S^2, % of the longest peak", "c of plain attention by formula",
+    ]  # fmt: skip
     rows = []
     for group, members in grouped(runs).items():
-        line, longest = fit([(run.sequence_length, run.peak) for run in members]), members[-1]
+        line, longest = fit(members), members[-1]
         residual = None if line.residual is None else line.residual / MIB
         factors = [round(line.fixed / MIB, 3), line.linear / 1024, line.quadratic]
-        rows.append([group, *factors, residual, 100 * _quadratic_share(line, longest), _plain_factor(longest)])
+        rows.append([group, *factors, residual, 100 * line.quadratic_share(longest), _plain_factor(longest)])
     return header, rows
-
-
-def _quadratic_share(line: Parabola, run: Run) -> float:
-    return line.quadratic * run.sequence_length**2 / run.peak
 
 
 def _plain_factor(run: Run) -> float:
@@ -263,14 +232,11 @@ def conditions(runs: list[Run]) -> str:
     record = runs[0].record
     on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
-    return (
-        f"{record['device']['name']}, {record['precision']['compute']}, torch {record['environment']['torch']}, batch size "
-        f"{record['training']['batch_size']}; {tables.letters(record['model'])}. Counted by {counted}."
-    )
+    return f"{run_record.describe(record, 'sequence_length')}. Counted by {counted}."
 
 
 def findings(runs: list[Run]) -> list[str]:
-    """What the fits say: a paragraph per group, the groups against each other, and what to hold against it all."""
+    """What the fits say: a paragraph per group, the groups against each other, and what makes the fits doubtful."""
     groups = grouped(runs)
     notes = [_growth(group, members) for group, members in groups.items()] + _ratios(groups)
     notes.append(
@@ -278,21 +244,19 @@ def findings(runs: list[Run]) -> list[str]:
         "another one takes over as S grows, no one parabola goes through all peaks, and the residual shows it."
     )
     if any(len(members) == LEAST for members in groups.values()):
-        notes.append(
-            "A parabola goes through any three points: nothing here says whether it describes other lengths. Add a fourth."
-        )
+        notes.append("A parabola goes through any three points, so nothing shows whether it fits other lengths: add a fourth.")
     return notes
 
 
 def _growth(group: str, members: list[Run]) -> str:
-    line = fit([(run.sequence_length, run.peak) for run in members])
+    line = fit(members)
     before, longest = members[-2:]
     times = line.quadratic / _plain_factor(longest)
     note = (
         f"{group}: from S = {before.sequence_length} to {longest.sequence_length} the step's memory grows with the exponent "
         f"{exponents(members)[-1]:.2f}. c is {times:.2f} times what plain attention keeps by formula"
     )
-    if _quadratic_share(line, longest) < NOTICEABLE or line.linear <= 0:
+    if line.quadratic_share(longest) < NOTICEABLE or line.linear <= 0:
         return f"{note}."
     layers = longest.record["model"]["num_layers"]
     return (
@@ -321,7 +285,7 @@ def figure(runs: list[Run]) -> "Figure":
     groups = grouped(runs)
     for (group, members), colour in zip(groups.items(), itertools.cycle(COLOURS), strict=False):
         lengths = [run.sequence_length for run in members]
-        line = fit([(run.sequence_length, run.peak) for run in members])
+        line = fit(members)
         reach = [lengths[0] + i * (lengths[-1] - lengths[0]) / 100 for i in range(101)]
         above.plot(reach, [line.at(length) / MIB for length in reach], color=colour, linewidth=1)
         above.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
@@ -337,7 +301,7 @@ def figure(runs: list[Run]) -> "Figure":
     for axes in (above, below):
         axes.set_xlabel("sequence length S")
         axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
         axes.grid(True, color="0.9")
         axes.legend()
     return result

@@ -1,10 +1,8 @@
-"""What differs between two Python files with the same definitions: which are the same, and how many lines of the rest changed.
+"""Compares two Python files definition by definition, and shows how the forward pass differs, as a diff for the documents.
 
-A definition is a function, a method, or a class without its methods; what is left (docstring, imports, constants) counts as one
-more, the module level. Two are the same if their lines are, blank ones apart. Added and removed lines are those that difflib
-finds within one definition, so that moving one costs nothing.
-
-What one version's forward pass changes in another's, as a diff for the documents.
+A definition is a function, a method, or a class without its methods; the rest (docstring, imports, constants) counts as one more,
+the module level. Two definitions are the same if their lines are, blank ones apart. Added and removed lines are those within one
+definition, by difflib, so that a definition that has only moved is the same.
 """
 
 import ast
@@ -16,10 +14,11 @@ from typing import Any, NamedTuple
 from common.errors import UsageError
 
 MODULE_LEVEL = "(module level)"
+FORWARD = ("forward", "hidden_states", "loss")  # the methods that run in a forward pass
 
 
 class Change(NamedTuple):
-    """A definition, whether it is `same`, `changed`, `new` or `gone`, its lines in each file, and those added and removed."""
+    """A definition; `kind` is same, changed, new or gone. Its lines are counted in each file, and those added and removed."""
 
     name: str
     kind: str
@@ -62,7 +61,7 @@ def _walk(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[s
 
 
 def compare(before: Path, after: Path) -> list[Change]:
-    """A row per definition of two scripts, in the order of the second; those that are only in the first come last."""
+    """A Change per definition of two scripts, in the order of the second; those that are only in the first come last."""
     old, new = definitions(before), definitions(after)
     changes = []
     for name in dict.fromkeys([*new, *old]):
@@ -81,28 +80,13 @@ def compare(before: Path, after: Path) -> list[Change]:
     return changes
 
 
-def _methods(path: Path) -> dict[str, list[str]]:
-    """The source lines of what runs in a forward pass, by class and method."""
-    source = path.read_text(encoding="utf-8")
-    lines = source.splitlines()
-    return {
-        f"{part.name}.{method.name}": [line[4:] for line in lines[method.lineno - 1 : method.end_lineno]]
-        for part in ast.parse(source).body
-        if isinstance(part, ast.ClassDef)
-        for method in part.body
-        if isinstance(method, ast.FunctionDef) and method.name in ("forward", "hidden_states", "loss")
-    }
-
-
 def forward_diff(before: Path, after: Path) -> str:
-    """Markdown: for each method that both have and that differs, its diff with one line around each change."""
-    old, new = _methods(before), _methods(after)
+    """Markdown: for each method of FORWARD that both have and that differs, its diff with one line around each change."""
+    old, new = definitions(before), definitions(after)
     shown = []
-    for name in (name for name in old if name in new):
-        diff = difflib.unified_diff(old[name], new[name], n=1, lineterm="")
+    for name in (name for name in old if name in new and name.partition(".")[2] in FORWARD):
+        methods = ([line[4:] for line in each[name] if not line.startswith("    @")] for each in (old, new))
+        diff = difflib.unified_diff(*methods, n=1, lineterm="")
         changes = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
         shown += ["\n".join([f"  # {name}", *changes])] if changes else []
     return "```diff\n" + "\n\n".join(shown) + "\n```\n"
-
-
-TABLES = {"forward_diff": forward_diff}

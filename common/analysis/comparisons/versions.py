@@ -1,8 +1,9 @@
-"""Two version folders held against each other: what was measured in them, and what differs in their code.
+"""Two version folders compared: what was measured in them, and what differs in their code.
 
-Measured: of all run records in the two folders the newest two that can be compared by the conditions of
-`common.analysis.comparisons.regression` (same device, model, batch, sequence length, number format and PyTorch, completed, not wholly
-under the profiler); and in the same way the newest two profiles, for the time and the launches of each span.
+Measured: the newest two run records in the two folders that can be compared by `run_record.conditions` (same device, model, batch
+size, sequence length, number format and PyTorch; completed, not wholly under the profiler); and the newest two profiles under the
+same conditions as these runs, for the time and the launches of each span. Where there are no such two, no numbers are shown; the
+report names what differs between the nearest two.
 
 Code: the definitions of the two tiny_llama_vN.py, by `common.analysis.comparisons.source_diff`.
 """
@@ -12,14 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import files
 from common.analysis.comparisons import kernel_reduction, regression, source_diff
-from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import run_record, step_profile
-from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
 from common.errors import UsageError
-from common.files import read_json, writable_file, write_text
-
-Table = Callable[[list[str], list[list[object]]], str]
 
 
 class Version(NamedTuple):
@@ -37,6 +35,10 @@ class Measured(NamedTuple):
     run: dict[str, Any]
     profile: dict[str, Any] | None
 
+    @property
+    def conditions(self) -> dict[str, Any]:
+        return run_record.conditions(self.run)
+
 
 Pair = tuple[Measured, Measured]
 
@@ -49,10 +51,10 @@ class Choice(NamedTuple):
 
 
 def analyze(baseline: Path, other: Path, output: Path | None) -> str:
-    """Compares the versions in two folders; with `output` the same is written there as Markdown.
+    """Compares the versions in two folders; with `output` the report is written there as Markdown.
 
     Returns:
-        The comparison for the terminal.
+        The report for the terminal.
 
     Raises:
         UsageError: a folder holds no version or several, both hold the same one, or a file in them is damaged.
@@ -61,24 +63,11 @@ def analyze(baseline: Path, other: Path, output: Path | None) -> str:
     if before.name == after.name:
         raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {before.script.name}: give the folders of two versions")
     if output:
-        writable_file(output, "--output")
-    ours, theirs = measured(before), measured(after)
-    runs = choose(ours, theirs, run_differences)
-    profiles = choose(*([one for one in each if one.profile] for each in (ours, theirs)), profile_differences)
-    changes = source_diff.compare(before.script, after.script)
-
-    def sections(table: Table) -> str:
-        parts = [
-            f"# {before.name} and {after.name}",
-            "## What was measured", *_runs(before, after, runs, table),
-            "## Where a profiled step spends its time", *_spans(before, after, profiles, table),
-            "## What changed in the code", *_code(before, after, changes, table),
-        ]  # fmt: skip
-        return "\n\n".join(part.strip() for part in parts)
-
+        files.writable_file(output, "--output")
+    report = compare(before, after)
     if output:
-        write_text(output, sections(tables.markdown) + "\n")
-    return sections(tables.text) + (f"\n\nwritten: {output}" if output else "")
+        files.write_text(output, report.markdown())
+    return report.terminal() + (f"\n\nwritten: {output}" if output else "")
 
 
 def find(folder: Path, flag: str) -> Version:
@@ -94,6 +83,33 @@ def find(folder: Path, flag: str) -> Version:
     return Version(scripts[0].stem.removeprefix("tiny_llama_"), folder, scripts[0])
 
 
+def compare(before: Version, after: Version) -> Report:
+    """The report on two versions.
+
+    Raises:
+        UsageError: a file in their folders is damaged.
+    """
+    ours, theirs = measured(before), measured(after)
+    runs = choose(ours, theirs, run_differences)
+    shown = runs.pair[0].conditions if runs and not runs.differences else None
+
+    def profile_differences(pair: Pair) -> list[str]:
+        first, second = (one.conditions | {"attention only": one.profile["attention_only"]} for one in pair)
+        return run_record.differences(first, second) or run_record.differences(shown or first, first)
+
+    profiles = choose(*([one for one in each if one.profile] for each in (ours, theirs)), profile_differences)
+    report = Report(f"{before.name} and {after.name}")
+    report.section("What was measured")
+    if _comparable(report, before, after, runs, "run records"):
+        _add_runs(report, runs.pair)
+    report.section("Where a profiled step spends its time")
+    if _comparable(report, before, after, profiles, "profiles" + " of the shape above" * bool(shown)):
+        _add_spans(report, profiles.pair)
+    report.section("What changed in the code")
+    _add_code(report, before, after)
+    return report
+
+
 # ------------------------------------------------------------------------------------------------------- what was measured
 
 
@@ -101,17 +117,18 @@ def measured(version: Version) -> list[Measured]:
     """The version's run records with a finished step: of *metrics*.json in its folder, and of profiles there or below."""
     found = []
     for path in (*version.folder.glob("*metrics*.json"), *version.folder.rglob("profile_*.json")):
-        content = read_json(path)
+        content = files.read_json(path)
         schema = content.get("schema") if isinstance(content, dict) else None
-        run = content["run"] if schema == step_profile.SCHEMA else content
-        profile = content if schema == step_profile.SCHEMA and content["profiled_steps"] else None
-        if schema in (RUN_SCHEMA, step_profile.SCHEMA) and run["version"] == version.name and "median" in run["step_ms"]:
-            found.append(Measured(path, run, profile))
+        if schema in (run_record.SCHEMA, step_profile.SCHEMA):
+            is_profile = schema == step_profile.SCHEMA
+            run = files.check(path, content["run"] if is_profile else content, run_record.RunRecord)
+            if run["version"] == version.name and "median" in run["step_ms"]:
+                found.append(Measured(path, run, content if is_profile and content["profiled_steps"] else None))
     return found
 
 
 def choose(ours: list[Measured], theirs: list[Measured], differences: Callable[[Pair], list[str]]) -> Choice | None:
-    """Of all pairs the newest without differences, or the newest of those with the fewest. None: one of the two has nothing.
+    """The newest pair without differences, else the newest of those with the fewest. None: one of the two has nothing.
 
     A pair is as old as the older of its runs.
     """
@@ -126,80 +143,59 @@ def choose(ours: list[Measured], theirs: list[Measured], differences: Callable[[
 def run_differences(pair: Pair) -> list[str]:
     """Why the step times of the two cannot be compared."""
     unusable = [reason for path, run, _ in pair for reason in run_record.unusable(path, run)]
-    return unusable + run_record.differences(*(run_record.conditions(one.run) for one in pair))
+    return unusable + run_record.differences(*(one.conditions for one in pair))
 
 
-def profile_differences(pair: Pair) -> list[str]:
-    """Why the two profiles cannot be compared."""
-    conditions = [run_record.conditions(one.run) | {"attention only": one.profile["attention_only"]} for one in pair]
-    return run_record.differences(*conditions)
-
-
-def _runs(before: Version, after: Version, choice: Choice | None, table: Table) -> list[str]:
-    if choice is None or choice.differences:
-        return [_nothing(before, after, choice, "run record")]
-    ours, theirs = (one.run for one in choice.pair)
-    loss, steps = run_record.loss_difference(ours, theirs)
-    rows = [*regression.rows(ours, theirs, steps)[1:], ["parameters", ours["parameters"], theirs["parameters"], None]]
-    lessons = run_record.differences(run_record.training_inputs(ours), run_record.training_inputs(theirs))
-    notes = [f"The losses say nothing: the runs differ in {'; '.join(lessons)}."] if lessons else []
-    few = min(run["step_ms"]["count"] for run in (ours, theirs))
-    if few < run_record.FEW_STEPS:
-        notes.append(f"As few as {few} timed steps stand behind a median: raise --num-steps.")
-    return [run_record.setting(ours), _taken(choice), table(_header(before, after), rows), *notes]
-
-
-def _spans(before: Version, after: Version, choice: Choice | None, table: Table) -> list[str]:
-    if choice is None or choice.differences:
-        return [_nothing(before, after, choice, "profile")]
-    reduction = kernel_reduction.compare(*(one.path for one in choice.pair))
-    spans: dict[str, list[float]] = {}
-    for row in reduction.by_span:
-        figures = row.us_before / 1e3, row.us_after / 1e3, row.calls_before, row.calls_after
-        spans[row.name] = [sum(pair) for pair in zip(spans.get(row.name, [0.0] * 4), figures, strict=True)]
-    spans = dict(sorted(spans.items(), key=lambda item: -item[1][0]))
-    spans["all"] = [sum(column) for column in zip(*spans.values(), strict=True)]
-    rows = [[name, was, now, was / now if now else None, *calls] for name, (was, now, *calls) in spans.items()]
-    names = before.name, after.name
-    header = ["span", *(f"{name} ms" for name in names), " / ".join(names), *(f"{name} {reduction.counted}" for name in names)]
-    return [
-        f"A step under the profiler: self time in ms, and {reduction.counted}.",
-        _taken(choice),
-        table(header, rows),
-        *reduction.notes,
-    ]
-
-
-def _header(before: Version, after: Version) -> list[str]:
-    return ["quantity", before.name, after.name, f"{before.name} / {after.name}"]
-
-
-def _taken(choice: Choice) -> str:
-    """Which files were taken, and what wrote them."""
-    return "\n".join(f"- {one.run['version']}: {one.path}, from {run_record.origin(one.run)}" for one in choice.pair)
-
-
-def _nothing(before: Version, after: Version, choice: Choice | None, what: str) -> str:
-    """Why there is nothing to show, and what to run."""
+def _comparable(report: Report, before: Version, after: Version, choice: Choice | None, what: str) -> bool:
+    """Adds on what the two ran and their files; or, where they cannot be compared, why, and what to run."""
+    if choice and not choice.differences:
+        report.text(run_record.describe(choice.pair[0].run))
+        report.facts([(one.run["version"], f"{one.path}, from {run_record.origin(one.run)}") for one in choice.pair])
+        return True
+    reason = f"There are no {what} of {before.name} in {before.folder}, or none of {after.name} in {after.folder}."
     if choice:
         paths = " and ".join(str(one.path) for one in choice.pair)
-        reason = f"No two {what}s can be compared. The nearest are {paths}: {'; '.join(choice.differences)}."
-    else:
-        reason = f"There is no {what} of {before.name} in {before.folder}, or none of {after.name} in {after.folder}."
-    commands = [
+        reason = f"No two {what} can be compared. The nearest are {paths}, which differ: {'; '.join(choice.differences)}."
+    report.text(f"{reason} Run")
+    report.commands([
         f"(cd {shlex.quote(str(version.folder))} && python {version.script.name} --num-steps 100 --enable-pytorch-profiler)"
         for version in (before, after)
-    ]
-    return "\n".join([f"{reason} Run", "", *(f"    {command}" for command in commands)])
+    ])  # fmt: skip
+    return False
 
 
-def _code(before: Version, after: Version, changes: list[source_diff.Change], table: Table) -> list[str]:
+def _add_runs(report: Report, pair: Pair) -> None:
+    ours, theirs = (one.run for one in pair)
+    _, steps = run_record.loss_difference(ours, theirs)
+    names = ours["version"], theirs["version"]
+    report.table(["quantity", *names, " / ".join(names)], regression.rows(ours, theirs, steps))
+    if differing := run_record.differences(run_record.training_inputs(ours), run_record.training_inputs(theirs)):
+        report.text(f"The losses cannot be compared: the runs differ in {'; '.join(differing)}.")
+    report.text(*run_record.doubts(dict(zip(names, (ours, theirs), strict=True))))
+
+
+def _add_spans(report: Report, pair: Pair) -> None:
+    reduction = kernel_reduction.compare(*(one.path for one in pair))
+    spans = kernel_reduction.grouped(reduction.by_span, lambda row: (row.name, ""))
+    rows = [
+        [row.name, row.us_before / 1e3, row.us_after / 1e3, row.us_before / row.us_after if row.us_after else None,
+         row.calls_before, row.calls_after]
+        for row in [*sorted(spans, key=lambda row: -row.us_before), reduction.total]
+    ]  # fmt: skip
+    names = [one.run["version"] for one in pair]
+    report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
+    counts = [f"{name} {reduction.counted}" for name in names]
+    report.table(["span", *(f"{name} ms" for name in names), " / ".join(names), *counts], rows)
+    report.text(*(f"{note[0].upper()}{note[1:]}." for note in reduction.notes))
+
+
+def _add_code(report: Report, before: Version, after: Version) -> None:
+    changes = source_diff.compare(before.script, after.script)
     same = [change.name for change in changes if change.kind == "same"]
     others = [change for change in changes if change.kind != "same"]
+    report.text(
+        f"{before.script} and {after.script}: of {len(changes)} definitions {len(same)} are the same and {len(others)} are not."
+    )
     header = ["definition", "change", f"lines in {before.name}", f"lines in {after.name}", "added", "removed"]
-    total = ["all of these", "", *(sum(change[i] for change in others) for i in range(2, 6))]
-    return [
-        f"{before.script} and {after.script}: of {len(changes)} definitions {len(same)} are the same and {len(others)} are not.",
-        table(header, [*map(list, others), total]),
-        f"The same in both: {', '.join(same) or 'none'}.",
-    ]
+    report.table(header, [*others, ["all of these", "", *(sum(change[i] for change in others) for i in range(2, 6))]])
+    report.text(f"The same in both: {', '.join(same) or 'none'}.")

@@ -1,20 +1,20 @@
-"""What the mathematics needs: parameters and floating-point operations of the model, by formula.
+"""Parameters and floating-point operations of the model, by formula.
 
-A multiplication and an addition count as two. Only matrix products count, as in the literature on model FLOPs
-utilisation (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311, appendix B):
-norms, rotary embedding, softmax and activations are below a percent. The backward pass computes two products of the
-same size for each of the forward's, so it counts twice.
+A multiplication and an addition count as two. Only matrix products count, as in the literature on model FLOPs utilisation
+(Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311, appendix B): norms, rotary
+embedding, softmax and activations are below one percent. The backward pass computes two products of the same size for each
+product of the forward pass, so it counts twice.
 
-Causal attention needs only the S (S + 1) / 2 scores at or before each position: the `causal` count. Code that computes
-all S^2 and masks half of them away, like Version 1, executes the `full` count. Utilisation is given for the causal
-count, in every version, so that no version is credited for work that is thrown away.
+Causal attention needs only the S (S + 1) / 2 scores at or before each position: the `causal` count. Code that computes all S^2
+scores and masks half of them, like Version 1, executes the `full` count. Utilisation uses the causal count in every version, so
+that no version gets credit for work whose result is discarded.
 """
 
 from common.config import ModelConfig
 
 
 def parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; embeddings are tied, so the head adds none."""
+    """Parameters by part. The head shares the weight of the embedding and adds none."""
     hidden, kv_size = config.hidden_size, config.num_key_value_heads * config.head_dim
     parts = {
         "embedding": config.vocab_size * hidden,

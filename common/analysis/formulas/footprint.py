@@ -1,9 +1,9 @@
-"""Where Version 1's bytes are, by formula: what stays (weights, gradients, optimizer state), what the forward pass keeps
-for the backward (activations), and what the forward pass moves between memory and the processor.
+"""Memory of Version 1 by formula: persistent state (weights, gradients, optimizer state), activations that the forward pass
+keeps for the backward pass, and bytes that the forward pass moves between memory and the processor.
 
-The formulas follow the eager operations of `tiny_llama_v1.py` one by one, and `tests/test_formulas.py` holds them to the
-byte against what autograd saves and what the dispatcher runs. In comments and docstrings n = B S D and f = B S F are
-elements; a float32 has 4 bytes. What a fused kernel could reach is `one_kernel_bytes`: a bound, not a promise.
+The formulas follow the eager operations of `tiny_llama_v1.py` one by one. `tests/common/analysis/formulas/test_footprint.py`
+checks them to the byte against the tensors that autograd saves and the kernels that the dispatcher runs. In comments and
+docstrings n = B S D and f = B S F are numbers of elements. `one_kernel_bytes` is a lower bound for fused kernels, not a forecast.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from common.config import ModelConfig
 FLOAT, HALF, INTEGER = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of a token id
 
 
-# ------------------------------------------------------------------------------------------------------- what stays
+# ------------------------------------------------------------------------------------------------- persistent state
 
 
 def states(config: ModelConfig) -> dict[str, int]:
-    """Bytes that live from step to step: float32 weights, their gradients, and AdamW's two moments.
+    """Bytes that persist between steps: float32 weights, their gradients, and AdamW's two moments.
 
     AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) keeps a mean and a mean square per weight, and a step counter per
-    tensor. Autocast changes none of these: it copies the matrices for the products (`autocast_copies`).
+    tensor. Autocast changes none of these; it copies the matrices for the products (`autocast_copies`).
     """
     counted = flops.parameters(config)["total"]
     tensors = 9 * config.num_layers + 2  # 7 matrices and 2 norms a layer, the embedding, the last norm
@@ -30,13 +30,13 @@ def states(config: ModelConfig) -> dict[str, int]:
 
 
 def autocast_copies(config: ModelConfig) -> int:
-    """Bytes of the 16-bit copies of all matrices, the head's included, that a step under autocast makes and keeps."""
+    """Bytes of the 16-bit copies of all matrices, the head included, that a step under autocast makes and keeps."""
     counted = flops.parameters(config)
     return HALF * (counted["attention"] + counted["mlp"] + counted["embedding"])
 
 
 def optimizer_bytes(config: ModelConfig) -> int:
-    """Bytes that AdamW's step moves at least: weight, gradient and both moments read; weight and moments written."""
+    """Minimum bytes that a step of AdamW moves: it reads weight, gradient and both moments, and writes weight and moments."""
     return 7 * FLOAT * flops.parameters(config)["total"]
 
 
@@ -44,15 +44,15 @@ def optimizer_bytes(config: ModelConfig) -> int:
 
 
 def activations(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
-    """Bytes that autograd holds between forward and backward, weights and rotary tables not counted.
+    """Bytes that autograd keeps between forward and backward, without weights and rotary tables.
 
     Args:
-        autocast: None for float32, else where the 16-bit run is: `cpu` or `cuda`. On CUDA and ROCm autocast computes the
-            softmax in float32, so the [B, H, S, S] weights are kept twice: as they come out, and as the product reads them.
+        autocast: None for float32, else the device of the 16-bit run: `cpu` or `cuda`. On CUDA and ROCm autocast computes the
+            softmax in float32, so the [B, H, S, S] weights are kept twice: in float32, and in 16 bits for the product.
 
     Returns:
-        embed, norm, attention (what grows with S), scores (what grows with S^2), mlp, loss, casts and their total. A
-        tensor that two operations keep counts once, in the part that kept it first.
+        embed, norm, attention (grows with S), scores (grows with S^2), mlp, loss, casts and their total. A tensor that two
+        operations keep counts once, in the part that kept it first.
     """
     layers, length = config.num_layers, sequence_length
     tokens = batch_size * length
@@ -76,11 +76,11 @@ def activations(config: ModelConfig, batch_size: int, sequence_length: int, auto
 
 
 def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:
-    """Bytes that a training step needs at its peak at least.
+    """A lower bound on the peak memory of a training step, in bytes.
 
-    Either at the end of the forward pass: weights, moments and all activations, but no gradients, which `zero_grad`
-    dropped. Or in the optimizer: weights, moments and all gradients. What backward and optimizer need in passing, and
-    what libraries take for themselves, comes on top.
+    The peak is either at the end of the forward pass (weights, moments and all activations, but no gradients, which `zero_grad`
+    released) or in the optimizer (weights, moments and all gradients). Temporary tensors of backward and optimizer, and the
+    workspaces of libraries, come on top.
     """
     stays, kept = states(config), activations(config, batch_size, sequence_length, autocast)
     return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])
@@ -103,9 +103,9 @@ class Operation:
     """One kernel of the eager forward pass, run `calls` times.
 
     Attributes:
-        span: where it runs: embed, norm, attention, mlp, loss or residual.
-        group: what one fused kernel would compute together with it; in the tables a row each.
-        flops, bytes: of one call. Bytes count every input read once and every output written once.
+        span: embed, norm, attention, mlp, loss or residual.
+        group: the operations that one fused kernel would compute together; each group is a row in the tables.
+        flops, bytes: of one call. Every input is read once and every output is written once.
     """
 
     span: str
@@ -117,9 +117,9 @@ class Operation:
 
 
 def operations(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Operation]:
-    """The float32 forward pass with its loss, kernel by kernel, for B, H and S above 1 (else PyTorch spares some copies).
+    """The float32 forward pass with its loss, kernel by kernel, for B, H and S above 1 (else PyTorch omits some copies).
 
-    An exponential, a root, a logarithm and a comparison count as one operation each. Views move nothing and are left out.
+    An exponential, a root, a logarithm and a comparison count as one FLOP each. Views move no data and are left out.
     """
     layers, hidden, ffn, head_dim = config.num_layers, config.hidden_size, config.intermediate_size, config.head_dim
     length, tokens, heads = sequence_length, batch_size * sequence_length, batch_size * config.num_attention_heads
@@ -195,7 +195,7 @@ def totals(operations: list[Operation], key: str) -> dict[str, dict[str, int]]:
     return result
 
 
-# Names of `one_kernel_bytes`, and the groups of `operations` that each would replace.
+# Each kernel of `one_kernel_bytes`, and the groups of `operations` that it would replace.
 ONE_KERNEL = {
     "attention projections": ("attention projections",),
     "mlp projections": ("mlp projections",),
@@ -208,10 +208,10 @@ ONE_KERNEL = {
 
 
 def one_kernel_bytes(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, int]:
-    """Bytes of a float32 forward pass if each of these were one kernel that reads its inputs and writes its outputs once.
+    """Bytes of a float32 forward pass if each key of ONE_KERNEL were one kernel that reads inputs and writes outputs once.
 
-    Version 1's bytes over these bound what fusion alone can gain in that part. Kernels that save a statistic for the
-    backward write it too: 1 / rms a token, and log-sum-exp a row of scores (Dao et al. 2022, arXiv:2205.14135).
+    The ratio of Version 1's bytes to these bounds the gain of fusion alone. Kernels that save a statistic for the backward pass
+    write it too: 1 / rms for each token, and log-sum-exp for each row of scores (Dao et al. 2022, arXiv:2205.14135).
     """
     layers, tokens = config.num_layers, batch_size * sequence_length
     n, f, logits = tokens * config.hidden_size, tokens * config.intermediate_size, tokens * config.vocab_size

@@ -1,18 +1,18 @@
-"""What a call of an ATen operator has to compute and to move, from the shapes and types that a trace records.
+"""FLOPs and minimum bytes of a call of an ATen operator, from the shapes and types that a trace records.
 
-Bytes are the minimum: every input read once, every output written once, nothing kept in a cache from call to call and
-nothing read twice. Two things are not in the shapes: a tensor that was expanded counts in full, though its memory is smaller,
-and of a sum only what is read counts. FLOPs count a multiplication and an addition as two; functions (exp, rsqrt, division)
-count one. Only for matrix products do FLOPs matter: everything else moves memory long before it computes.
+Bytes are a minimum: every input is read once, every output is written once, and nothing stays in a cache between calls. The
+shapes hide two things: a tensor that was expanded counts in full, though its memory is smaller, and a sum counts only the bytes
+that it reads. A multiplication and an addition count as two FLOPs; functions (exp, rsqrt, division) count as one. FLOPs matter
+only for matrix products: all other operators are memory-bound.
 
-Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls `aten::mm`, and only
-`mm` has a cost; operators that call others, make views or allocate cost (0, 0). They still take time: overhead. On a GPU
-`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, which launches the kernel and has the
-cost; the twin for the CPU does the work itself. What torch.compile makes (`CompiledFunction`, Triton kernels) has no cost here:
-a trace does not record what it computes.
+Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls `aten::mm`, and only `mm` has a
+cost. Operators that call others, make views or allocate have the cost (0, 0); the time that they take is overhead. On a GPU
+`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, which launches the kernel and has the cost;
+the counterpart for the CPU does the work itself. Code of torch.compile (`CompiledFunction`, Triton kernels) has no known cost,
+because a trace does not record what it computes.
 
-From cost and ceilings follows a lower bound of the time (Williams, Waterman and Patterson 2009, the roofline model),
-with the time of one small operation as a third ceiling:
+Cost and ceilings give a lower bound on the time (Williams, Waterman and Patterson 2009, the roofline model), with the time of
+one small operation as a third ceiling:
 
     seconds >= max(FLOPs / peak FLOP/s, bytes / peak bytes/s, seconds per operation)
 """
@@ -29,9 +29,9 @@ ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short int": 2,
     "bool": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
-LIST_ELEMENT_BYTES = 4  # an optimizer's: a trace records no types of the tensors in a list
+LIST_ELEMENT_BYTES = 4  # in the lists of an optimizer; a trace does not record the types of tensors in a list
 
-# Operators whose output has the shape that their inputs broadcast to, and the FLOPs for each element of it.
+# FLOPs for each output element, of operators whose output has the shape that their inputs broadcast to.
 ELEMENTWISE = dict.fromkeys(
     ("add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log", "sin", "cos",
      "clamp_min", "relu", "threshold_backward", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge",
@@ -43,7 +43,7 @@ ELEMENTWISE = dict.fromkeys(
 WRAPS_NUMBERS = ("add", "sub", "mul", "div")  # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-# The operators that launch fused attention, and whether q is [B, H, S, Dh] (else [B, S, H, Dh]); k and v alike.
+# Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k and v likewise.
 ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": True,
     "_cudnn_attention": True,
@@ -64,13 +64,13 @@ WORK_IN_OTHERS = frozenset((
     *(f"_scaled_dot_product_{kernel}_attention_backward" for kernel in ("flash", "efficient", "cudnn")),
 ))  # fmt: skip
 COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")  # of torch.compile: no work
-COMPOSITE_ON_CPU = ("aten::mean",)  # there it calls `sum` and `div_`; on a GPU it is a kernel of its own
-# nodes of PyTorch's own operators, and two names from `traces.py`
+COMPOSITE_ON_CPU = ("aten::mean",)  # on a CPU it calls `sum` and `div_`; on a GPU it is one kernel
+# Autograd nodes of PyTorch's own operators, and two names from `chrome_trace`.
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
 def element_bytes(run: dict[str, Any]) -> int:
-    """Bytes of a number in a run's precision."""
+    """Bytes of a matrix element in a run's precision."""
     return 4 if run["precision"]["compute"] == "fp32" else 2
 
 
@@ -81,10 +81,10 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
         name: as in the trace, such as `aten::mm`.
         shapes: of each argument; [] for numbers and scalar tensors, a list of shapes for a list of tensors.
         types: of each argument, such as `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty.
-        element: bytes of a number in the run's precision, for `cat`, whose list of tensors has no types in a trace.
+        element: bytes of an element in the run's precision, for `cat`, whose list of tensors has no types in a trace.
 
     Returns:
-        (0, 0) for operators without work of their own; None for what is not known.
+        FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not known.
     """
     operator = name.removeprefix("aten::")
     if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES) or (operator in WORK_IN_OTHERS and operator != name):
@@ -121,10 +121,10 @@ def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, in
 def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int] | None:
     """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes` of q and k.
 
-    Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. Forward there are two (scores, weighted sum):
-    q, k and v are read, the output and the fp32 log-sum-exp [B, H, S] written. Backward there are five (the scores again, the
-    gradients of weights, v, q and k): all of these are read and the output's gradient, three gradients are written. A trace
-    does not record whether a call was causal; all attention of this model is.
+    Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. The forward pass has two products (scores,
+    weighted sum): it reads q, k and v, and writes the output and the fp32 log-sum-exp [B, H, S]. The backward pass has five
+    (the scores again, the gradients of weights, v, q and k): it reads all of these and the gradient of the output, and writes
+    three gradients. A trace does not record whether a call was causal; all attention in this model is.
     """
     q, k = shapes
     if len(q) != 4 or kind not in ELEMENT_BYTES:
@@ -138,8 +138,8 @@ def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: 
 def _adamw(parameters: Sequence[Shape]) -> tuple[int, int] | None:
     """One step of AdamW on all parameters: weight, gradient and two moments read, weight and moments written.
 
-    FLOPs of each weight: decay 1, first moment 3, second 4, root, bias correction and epsilon 3, division, step size and
-    subtraction 3. PyTorch records no shapes of a long list: None.
+    FLOPs for each weight: decay 1, first moment 3, second moment 4, root, bias correction and epsilon 3, division, step size
+    and subtraction 3. None for a long list of tensors, because PyTorch records no shapes of it.
     """
     elements = sum(map(math.prod, parameters))
     return (14 * elements, 7 * elements * LIST_ELEMENT_BYTES) if elements else None
@@ -186,7 +186,7 @@ def _broadcast(shapes: Sequence[Shape]) -> list[int]:
 
 
 def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
-    """Operators on lists of tensors (optimizers). PyTorch records no shapes of lists that are long: None."""
+    """Operators on lists of tensors (optimizers); None for a long list, because PyTorch records no shapes of it."""
     lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == "TensorList"]
     plain = operator.removesuffix("_")
     if plain not in ELEMENTWISE or not lists or not all(lists):
@@ -196,7 +196,7 @@ def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int
 
 
 def bound(flops: float, bytes_: float, ceilings: Mapping[str, float]) -> tuple[float, str]:
-    """Seconds that a call takes at least, and which ceiling sets them: `compute`, `memory` or `launch`.
+    """A lower bound on the seconds of a call, and the ceiling that sets it: `compute`, `memory` or `launch`.
 
     Args:
         flops, bytes_: from `cost`.
@@ -210,25 +210,25 @@ def bound(flops: float, bytes_: float, ceilings: Mapping[str, float]) -> tuple[f
 
 
 class Work(NamedTuple):
-    """Calls of a kernel that need not exist yet: how many, and what each computes and moves."""
+    """Calls of a kernel that need not exist: their number, and the FLOPs and bytes of each."""
 
     calls: float
     flops: float
     bytes: float
 
     def us(self, ceilings: Mapping[str, float]) -> float:
-        """What one call takes at least for its work alone, without the cost of calling it."""
+        """A lower bound on the us of one call for its work alone, without launch overhead."""
         return 1e6 * max(self.flops / ceilings["flops_per_second"], self.bytes / ceilings["bytes_per_second"])
 
 
 def linear_products(calls: float, tokens: int, inputs: int, outputs: int, element: int) -> list[Work]:
-    """The products of linear layers, with `element` bytes a number: forward, gradients of input and of weight."""
+    """The products of linear layers: forward, gradient of the input, gradient of the weight; `element` is bytes per element."""
     sizes = ((tokens, inputs, outputs), (tokens, outputs, inputs), (outputs, tokens, inputs))
     return [Work(calls, 2 * m * k * n, element * (m * k + k * n + m * n)) for m, k, n in sizes]
 
 
-class Row(NamedTuple):
-    """One operator with one set of shapes in one span and phase of a profile; calls and us (self time) are per step."""
+class OperatorCalls(NamedTuple):
+    """The calls of an operator with one set of shapes in one span and phase; calls and us (self time) are per step."""
 
     name: str
     span: str
@@ -237,23 +237,23 @@ class Row(NamedTuple):
     types: str
     calls: float
     us: float
-    flops: int | None  # of one call, and so are bytes; None where the cost is not known
-    bytes: int | None
+    flops: int | None  # of one call; None where the cost is not known
+    bytes: int | None  # of one call
     bound: str  # compute, memory, launch, unknown, or not classed (no ceilings)
     percent: float | None  # of the ceiling that a compute- or memory-bound operator reaches
 
     @property
     def works(self) -> bool:
-        """Whether it computes or moves something; the others (views, autograd's nodes, allocation) are overhead."""
+        """Whether it computes or moves data; all others (views, autograd nodes, allocations) are overhead."""
         return (self.flops, self.bytes) != (0, 0)
 
     def rate(self, amount: int | None, unit: float = 1.0) -> float | None:
-        """FLOPs or bytes per second, in `unit`; None where there are none, or they are not known."""
+        """FLOPs or bytes per second, in `unit`; None where they are zero or not known."""
         return amount * self.calls / self.us * 1e6 / unit if amount else None
 
 
-def rows(profile: dict[str, Any]) -> list[Row]:
-    """The operators of a profile (schema tiny-llama-profile/1) that took time, the longest first."""
+def rows(profile: dict[str, Any]) -> list[OperatorCalls]:
+    """The operators of a profile (`step_profile.Profile`) that took time, the longest first."""
     steps, ceilings, on_gpu = profile["profiled_steps"], profile["run"]["ceilings"], bool(profile["kernels"])
     element = element_bytes(profile["run"])
     result = []
@@ -269,5 +269,5 @@ def rows(profile: dict[str, Any]) -> list[Row]:
             seconds, kind = bound(*known, ceilings)
             percent = None if kind == "launch" else 100 * seconds * 1e6 * calls / us
         place = (record[key] for key in ("name", "span", "phase", "input_shapes", "input_types"))
-        result.append(Row(*place, calls, us, *(known or (None, None)), kind, percent))
+        result.append(OperatorCalls(*place, calls, us, *(known or (None, None)), kind, percent))
     return sorted(result, key=lambda row: -row.us)

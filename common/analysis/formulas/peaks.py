@@ -1,9 +1,9 @@
-"""Peaks that vendors state for their devices. What is not listed here is measured, or not given; never guessed."""
+"""Peaks from the vendors' data sheets. The peak of a device that is not listed is measured or left out, never guessed."""
 
 import re
 
 # Dense peaks in FLOP/s and bytes/s, by a regular expression on the device's name, from the vendors' data sheets.
-# "fp32" is without TF32. A name that is not listed gets no percentage of peak; --measure-peak measures one.
+# "fp32" is without TF32. A device that is not listed gets no percentage of peak; --measure-peak measures its peak.
 PEAKS: dict[str, dict[str, float]] = {
     r"H100 80GB HBM3|H100 SXM": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 3.35e12},
     r"NVIDIA H200$|H200 SXM": {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "bandwidth": 4.8e12},

@@ -1,12 +1,18 @@
-"""Tables as text, Markdown and CSV, from rows; figures in a form that fits their size."""
+"""Tables as terminal text, Markdown and CSV, and numbers and times as a person reads them."""
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
+WIDTH = 120  # columns of a terminal
+NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
-def figure(value: object) -> str:
-    """A number with three significant digits or as a whole, thousands apart; text as it is; None as an empty cell."""
+Rows = Iterable[Sequence[object]]
+
+
+def format_number(value: object) -> str:
+    """A number with three significant digits, whole from 100 on, with thousands separators; text as it is; None as ""."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -16,38 +22,106 @@ def figure(value: object) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; columns whose cells are all numbers are aligned to the right."""
+def time_unit(ms: float) -> tuple[str, float]:
+    """The unit in which a person reads a time, us below 1 ms and s from 1,000 ms on, and how many of it a millisecond is.
+
+    A column of times takes one unit, that of its largest value.
+    """
+    return ("us", 1e3) if abs(ms) < 1 else ("ms", 1.0) if abs(ms) < 1000 else ("s", 1e-3)
+
+
+def format_time(ms: float) -> str:
+    """A time with its unit, such as "812 us", "12.3 ms" or "4.56 s"."""
+    unit, factor = time_unit(ms)
+    return f"{format_number(float(ms * factor))} {unit}"
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which could move a terminal's cursor or change its colours; line breaks stay."""
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters: what is too long loses its middle."""
+    if len(text) <= width:
+        return text
+    tail = (width - 3) // 3
+    return f"{text[: width - 3 - tail]}...{text[len(text) - tail :]}"
+
+
+def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    """Which columns hold only numbers (or None); these are aligned to the right."""
+    return [bool(rows) and all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
+
+
+def markdown_text(text: str) -> str:
+    """The text with `<` escaped outside of code between backticks, so that no text is taken for markup."""
+    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", text)
+
+
+def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str:
+    """A Markdown table; text in the columns named in `code` is set as code."""
     rows = [list(row) for row in rows]
-    numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
-    lines = [list(header), ["---:" if right else "---" for right in numeric]]
-    lines += [[figure(cell).replace("|", "\\|") for cell in row] for row in rows]
+
+    def cell(value: object, name: str) -> str:
+        text = printable(format_number(value)).replace("\n", " ")
+        quoted = f"`{text}`" if name in code and isinstance(value, str) and value and "`" not in text else text
+        return markdown_text(quoted).replace("|", "\\|")
+
+    lines = [[cell(name, "") for name in header], ["---:" if right else "---" for right in numeric(header, rows)]]
+    lines += [[cell(value, name) for value, name in zip(row, header, strict=True)] for row in rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
-def text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The same for a terminal: columns padded, nothing cut off."""
+def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere: str = "") -> str:
+    """A table for a terminal, at most WIDTH columns wide.
+
+    Text that is too long is shortened. If that is not enough, columns are left out, and a line below names them.
+
+    Args:
+        least: names of columns to leave out first, in this order; then come those from the right, but the last.
+        elsewhere: the file that holds all columns.
+    """
     rows = [list(row) for row in rows]
-    cells = [list(header)] + [[figure(cell) for cell in row] for row in rows]
-    numeric = [bool(rows) and all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in cells
-    )
+    right = numeric(header, rows)
+    cells = [[printable(format_number(cell)).replace("\n", " ") for cell in row] for row in (header, *rows)]
+    full = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    widths = [size if is_number else min(size, NAME) for size, is_number in zip(full, right, strict=True)]
+    kept = list(range(len(header)))
+
+    def spare() -> int:
+        return WIDTH - sum(widths[i] for i in kept) - 2 * (len(kept) - 1)
+
+    for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
+        if spare() < 0:
+            kept.remove(i)
+    for i in sorted(kept, key=lambda i: full[i]):
+        widths[i] += max(0, min(full[i] - widths[i], spare()))
+    lines = ["  ".join(_padded(row[i], widths[i], right[i]) for i in kept).rstrip() for row in cells]
+    if left_out := [name for i, name in enumerate(header) if i not in kept]:
+        where = f" ({elsewhere} has all)" if elsewhere else ""
+        lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", WIDTH))
+    return "\n".join(lines)
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The same as CSV: figures in full, None as an empty cell."""
+def _padded(cell: str, width: int, right: bool) -> str:
+    cell = shortened(cell, width)
+    return cell.rjust(width) if right else cell.ljust(width)
+
+
+def csv_text(header: Sequence[str], rows: Rows) -> str:
+    """CSV with numbers in full and None as an empty cell; text that a spreadsheet would run as a formula is quoted by a '."""
+
+    def cell(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
     lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
+    csv.writer(lines, lineterminator="\n").writerows([[cell(value) for value in row] for row in (header, *rows)])
     return lines.getvalue()
 
 
 def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[str], list[list[object]]]:
-    """Without the columns that hold None in every row."""
+    """The table without the columns that hold None in every row."""
     kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 

@@ -1,76 +1,113 @@
-"""Reads a Chrome trace of torch.profiler (NVIDIA, ROCm or CPU) and says to which part of the model each event belongs.
+"""Reads a Chrome trace of torch.profiler (NVIDIA, ROCm or CPU) and attributes each event to a part of the model.
 
-The events of one thread nest like function calls: what starts inside another event was called by it. From that follow,
-for every operator,
+The events of one thread nest like function calls: an event that starts inside another one was called by it. Each operator gets
 
-- its *self time*: its duration less that of the operators it called. Calls of the GPU's runtime are not operators, so
-  launching kernels is part of the operator that launches them. Self times add up to the time covered by operators.
-- its *span*: the innermost enclosing `common.spans` annotation. An addition of two tensors of one shape outside all
-  spans is a residual connection.
-- its *phase*: `optimizer` inside the optimizer's step, `backward` inside the span of that name or below an autograd
-  node, else `forward` until a step's backward starts, and `other` after it or outside all steps.
+- its *self time*: its duration less that of the operators that it called. Calls of the GPU's runtime are not operators, so
+  the time to launch a kernel belongs to the operator that launches it. Self times add up to the time covered by operators.
+- its *span*: the innermost enclosing annotation of `common.spans`. An addition of two tensors of one shape outside all spans
+  is a residual connection.
+- its *phase*: `optimizer` inside the optimizer's step, `backward` inside the span of that name or below an autograd node,
+  else `forward` until the backward pass of the step starts, and `other` after it or outside all steps.
 
-The backward pass runs nodes that the forward pass recorded, on a GPU in a thread of its own, so nothing there encloses
-them with a span. The profiler writes a "Sequence number" on both sides: forward operators carry the number that the next
-autograd node will get, so of several with one number the last to start made the node. A node takes its span. Nodes
-without a number (gradients added up at parameters) are span `other`.
+The backward pass runs autograd nodes that the forward pass recorded, on a GPU in a thread of its own, so no span encloses them.
+The profiler writes a "Sequence number" on both sides. A forward operator carries the number that the next autograd node will
+get, so the last operator with a number made the node with that number, and the node takes its span. Nodes without a number
+(they accumulate gradients at parameters) have the span `other`.
 
 A kernel is joined to the runtime call with the same `correlation`, never by name: ROCm's runtime calls are named
-hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. It belongs to the operator that made the call.
+hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The kernel belongs to the operator that made the call.
 
-Times are microseconds as the profiler wrote them, fractions kept.
+Times are microseconds as the profiler wrote them, with their fractions.
 """
 
 import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.errors import UsageError
-from common.files import read_json
+from common.files import Amount, read_json
 from common.spans import FORWARD_SPANS
 
-if TYPE_CHECKING:
-    import pandas
+import pandas
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-AUTOGRAD_ENGINE = "autograd engine"  # the name under which the engine's own time around a node is listed
-REDISPATCH = "redispatch"  # and that of a call that calls the same operator again: autocast, or a number made a tensor
+AUTOGRAD_ENGINE = "autograd engine"  # the name of the rows that hold the engine's own time around its nodes
+REDISPATCH = "redispatch"  # the name of a call that calls the same operator again: autocast, or a number made a tensor
 KINDS = {"cpu_op": "operator", "user_annotation": "annotation", "cuda_runtime": "launch", "cuda_driver": "launch"}
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.001 us
 
 OPERATOR_COLUMNS = (
     "name", "span", "phase", "step", "start_us", "cpu_us", "self_cpu_us", "device_us", "self_device_us",
     "input_shapes", "input_types", "allocated_bytes",
 )  # fmt: skip
-KERNEL_COLUMNS = ("name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us")
+KERNEL_COLUMNS = (
+    "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us", "operators", "graph",
+)  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
+
+Arguments = TypedDict(
+    "Arguments",
+    {
+        "Sequence number": NotRequired[int], "Input Dims": NotRequired[list], "Input type": NotRequired[list],
+        "correlation": NotRequired[int | str], "stream": NotRequired[int | str],
+    },
+)  # fmt: skip
+MemoryArguments = TypedDict("MemoryArguments", {"Bytes": int, "Addr": int | str, "Total Allocated": int, "Device Type": int})
+
+
+class Event(TypedDict):
+    name: str
+    pid: int | str
+    tid: int | str
+    ts: FiniteFloat
+
+
+class TimedEvent(Event):
+    """An operator, an annotation, a call of the GPU's runtime, or the work of a GPU."""
+
+    dur: Amount
+    args: NotRequired[Arguments]
+
+
+class MemoryEvent(Event):
+    """An allocation or a release."""
+
+    args: MemoryArguments
+
+
+TIMED_EVENT, MEMORY_EVENT = TypeAdapter(TimedEvent), TypeAdapter(MemoryEvent)
 
 
 @dataclass
 class Trace:
-    """What a trace says, as pandas DataFrames; no frame is ever missing, some are empty.
+    """A trace as pandas DataFrames; no frame is ever missing, some are empty.
 
     Attributes:
         operators: a row per operator call: name, span, phase, step (index into `steps`, or -1), start_us, cpu_us,
             self_cpu_us, device_us (kernels launched in it and below), self_device_us (launched in it directly),
             input_shapes and input_types (JSON), allocated_bytes (net, in it directly; 0 without memory events).
-            The time that the autograd engine spends around its nodes has rows named `autograd engine`; a call that
-            only calls the same operator again has `redispatch`.
+            The time that the autograd engine spends around its nodes has rows named `autograd engine`, and a call that
+            only calls the same operator again is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device: name, category, start_us, duration_us, stream, span,
-            phase, step, launch_delay_us (from the start of the launching call; NaN if that is not in the trace).
+            phase, step, launch_delay_us (from the start of the launching call; NaN if that is not in the trace), operators (rows
+            of `operators`: the one that launched it, and those around it), graph (the start of the call that launched the
+            graph which holds it; NaN for a kernel that was launched alone).
         memory: a row per allocation (bytes > 0) or release (bytes < 0): time_us, bytes, address, device (`cpu` or `gpu`),
-            total_bytes (all that is allocated afterwards, as the allocator counts), span, phase.
+            total_bytes (allocated afterwards, as the allocator counts), span, phase.
         steps: a row per ProfilerStep with operators in it: start_us, duration_us, of the host.
     """
 
-    operators: "pandas.DataFrame"
-    kernels: "pandas.DataFrame"
-    memory: "pandas.DataFrame"
-    steps: "pandas.DataFrame"
+    operators: pandas.DataFrame
+    kernels: pandas.DataFrame
+    memory: pandas.DataFrame
+    steps: pandas.DataFrame
 
     def device_busy_us(self) -> float:
         """Time in which at least one kernel of the profiled steps runs: the union of their intervals."""
@@ -82,10 +119,10 @@ class Trace:
         return busy
 
     def step_us(self) -> list[float]:
-        """Wall time of each step: until host and device have both finished it, from when both had finished the one before.
+        """Wall time of each step: from when host and device had finished the step before until both have finished this one.
 
-        The host runs ahead of a GPU, so a ProfilerStep alone can end before the step's first kernel has started, and a
-        trace may begin with kernels that were launched before it.
+        The host runs ahead of a GPU, so a ProfilerStep can end before the first kernel of the step has started, and a trace may
+        begin with kernels that were launched before it.
         """
         kernels, ends = self.kernels, self.kernels.start_us + self.kernels.duration_us
         device_end = ends.groupby(kernels.step).max().to_dict()
@@ -116,7 +153,7 @@ class _Event:
     device_us: float = 0.0
     self_device_us: float = 0.0
     allocated_bytes: int = 0
-    repeated: bool = False  # by an operator of the same name and shapes, which does the work
+    repeated: bool = False  # it calls an operator of the same name and shapes, which does the work
 
     @property
     def end(self) -> float:
@@ -127,35 +164,50 @@ def load(path: Path) -> Trace:
     """Reads a .json or .json.gz file.
 
     Raises:
-        UsageError: the file cannot be read, is damaged, or is not a trace of torch.profiler.
+        UsageError: the file cannot be read, is damaged, or is not a trace of torch.profiler, or one of its events lacks a field
+            or holds a value of the wrong type.
     """
     content = read_json(path)
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list):
         raise UsageError(f"{path} is not a trace of torch.profiler (it has no traceEvents): give a trace_*.json")
-    events = [event for event in events if isinstance(event, dict)]
-    host = sorted((found for event in events if (found := _host_event(event))), key=lambda event: (event.start, -event.duration))
+    memory = [event for event in events if isinstance(event, dict) and event.get("name") == "[memory]"]
+    host, device = (
+        [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") in categories]
+        for categories in (tuple(KINDS), DEVICE_CATEGORIES)
+    )
+    for adapter, checked in ((TIMED_EVENT, host), (TIMED_EVENT, device), (MEMORY_EVENT, memory)):
+        _check(path, adapter, checked, events)
+    host = [_event(KINDS[event["cat"]], event) for event in host] + [_event("memory", event) for event in memory]
+    host.sort(key=lambda event: (event.start, -event.duration))
     if not any(event.kind == "operator" for event in host):
         raise UsageError(f"{path} is not a trace of torch.profiler (it has no PyTorch operators): give a trace_*.json")
     _attribute(host)
     steps = _mark_steps(host)
-    kernels = _join_kernels([event for event in events if event.get("cat") in DEVICE_CATEGORIES], host)
-    return _frames(host, kernels, steps)
+    return _frames(host, _join_kernels(device, host), steps)
 
 
-def _host_event(event: dict) -> _Event | None:
-    kind = KINDS.get(event.get("cat")) if event.get("ph") == "X" else None
-    if event.get("name") == "[memory]":
-        kind = "memory"
-    if kind is None:
-        return None
-    thread = (event.get("pid"), event.get("tid"))
+def _check(path: Path, adapter: TypeAdapter, checked: list[dict], events: list) -> None:
+    """Names the first of the events that does not fit its model, by its position among all events."""
+    validate = adapter.validator.validate_python  # one by one, because a list of all results keeps the garbage collector busy
+    for event in checked:
+        try:
+            validate(event, strict=True)
+        except ValidationError as error:
+            number = next(i for i, each in enumerate(events) if each is event)
+            first = error.errors()[0]
+            where = f"event {number} of traceEvents ({event.get('name', 'without a name')}): {'.'.join(map(str, first['loc']))}"
+            raise UsageError(" ".join(f"{path}: {where}: {first['msg']}".split())) from error
+
+
+def _event(kind: str, event: dict) -> _Event:
+    thread = (event["pid"], event["tid"])
     return _Event(kind, event["name"], thread, event["ts"], event.get("dur", 0.0), event.get("args", {}))
 
 
 def _encloses(outer: _Event, inner: _Event) -> bool:
-    """Whether `inner`, which does not start earlier, lies in `outer`. Of a runtime call only the start counts: another
-    clock measures it."""
+    """Whether `inner`, which does not start earlier, lies in `outer`. Only the start of a runtime call counts, because another
+    clock measures its end."""
     return inner.start < outer.end and (inner.kind == "launch" or inner.end <= outer.end + CLOCK_ERROR_US)
 
 
@@ -231,24 +283,26 @@ def _join_kernels(device: list[dict], host: list[_Event]) -> list[tuple]:
         launch = launches.get(arguments.get("correlation"))
         where = (launch.span, launch.phase, launch.step) if launch else ("other", "other", -1)
         delay = event["ts"] - launch.start if launch else float("nan")
-        rows.append((event["name"], event["cat"], event["ts"], event["dur"], arguments.get("stream"), *where, delay))
-        operator = launch.operator if launch else None
+        graph = launch.start if launch and launch.name in GRAPH_LAUNCHES else float("nan")
+        operator, chain = launch.operator if launch else None, []
         if operator:
             operator.self_device_us += event["dur"]
         while operator:
             operator.device_us += event["dur"]
+            chain.append(operator)
             operator = operator.operator
+        described = event["name"], event["cat"], event["ts"], event["dur"], arguments.get("stream")
+        rows.append((*described, *where, delay, chain, graph))
     return rows
 
 
 def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Trace:
-    import pandas
-
-    operators, memory = [], []
+    operators, memory, numbers = [], [], {}
     for event in host:
         if event.kind == "operator":
+            numbers[id(event)] = len(operators)
             name, cpu_us, self_cpu_us, device_us = event.name, event.duration, event.duration - event.children_us, event.device_us
-            if name.startswith(AUTOGRAD_NODE):  # no operator: only what it adds itself
+            if name.startswith(AUTOGRAD_NODE):  # not an operator: the row holds only the engine's own time
                 name, cpu_us, device_us = AUTOGRAD_ENGINE, self_cpu_us, event.self_device_us
             elif event.repeated:
                 name, cpu_us, device_us = REDISPATCH, self_cpu_us, event.self_device_us
@@ -261,6 +315,7 @@ def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Tr
             size, address, total = (event.args[key] for key in ("Bytes", "Addr", "Total Allocated"))
             device = "cpu" if event.args["Device Type"] == 0 else "gpu"
             memory.append((event.start, size, address, device, total, event.span, event.phase))
+    kernels = [(*row, [numbers[id(event)] for event in chain], graph) for *row, chain, graph in kernels]
     return Trace(
         operators=pandas.DataFrame(operators, columns=OPERATOR_COLUMNS),
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
@@ -270,10 +325,10 @@ def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Tr
 
 
 def profile_tables(trace: Trace, attention_only: bool = False) -> dict[str, Any]:
-    """What a profile (schema tiny-llama-profile/1) takes from the trace: sums over the profiled steps, as plain JSON.
+    """The part of a profile (`step_profile.Profile`) that comes from the trace: sums over the profiled steps, as plain JSON.
 
     Args:
-        attention_only: keep only the operators and kernels of span `attention`; the rest stays that of the whole step.
+        attention_only: keep only the operators and kernels of span `attention`; all else is of the whole step.
 
     Returns:
         operators, kernels, step_us, profiled_steps, device_busy_us, launch, memory_peak_bytes.

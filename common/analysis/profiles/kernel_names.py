@@ -1,18 +1,18 @@
-"""What kind of work a kernel does, by its name: of PyTorch and its libraries on NVIDIA and AMD, and of ATen operators."""
+"""Kinds and short names of kernels: those of PyTorch and its libraries on NVIDIA and AMD, and ATen operators."""
 
 import re
 
 from common.analysis.formulas import operators
 
-# The first pattern that is found in a name counts. torch.compile names its Triton kernels after all that they replace, so their
-# prefixes come first; a library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
+# The first pattern that matches a name decides. torch.compile names a Triton kernel after all operators that it replaces, so its
+# prefixes come first. A library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
 PATTERNS = (
     ("elementwise", re.compile(r"^triton_(poi|for)_")),
-    ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # of Version 3, whose norms and attention the patterns below know
+    ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # Version 3; the patterns below match its norms and attention
     ("reductions", re.compile(r"^_linear_cross_entropy_")),
     ("reductions", re.compile(r"^triton_(red|per)_")),
     ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
-    ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # of AOTriton, in ROCm builds of PyTorch
+    ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # AOTriton, in ROCm builds of PyTorch
     ("matrix products", re.compile(r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|splitK|^triton_tem_fused_(add)?(mm|bmm)")),
     ("reductions", re.compile(r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel")),
     ("copies", re.compile(r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor")),
@@ -28,14 +28,14 @@ ATEN = {
 
 
 def kind(name: str) -> str:
-    """One of
+    """The kind of work that a kernel or an ATen operator does. One of:
 
     matrix products
-    attention          fused kernels of it
+    attention          fused attention kernels
     reductions         sums, norms, softmax, losses
     elementwise
     copies             also fills, and reads and writes by index
-    other              all else, and what is not known
+    other              all other kernels, known or not
     """
     for found, pattern in PATTERNS:
         if pattern.search(name):
@@ -50,10 +50,10 @@ PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|flo
 
 
 def short_name(name: str, width: int = NAME_WIDTH) -> str:
-    """A kernel's name for a table; the data keeps the full one.
+    """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    Return type, namespaces, parameters and leading template arguments that are numbers or plain types are left out, so that
-    what tells PyTorch's kernels from each other fits into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    The part that distinguishes PyTorch's kernels must fit into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
     """
     name = re.sub(r" [\[(](clone )?\.kd[\])]$|\.kd$|\(anonymous namespace\)::|<unnamed>::", "", name)
     start = depth = 0

@@ -1,4 +1,4 @@
-"""What a table of kernels is, and how the reader of a file makes one."""
+"""The table of kernels that the reader of every file makes, and helpers to read CSV files."""
 
 import csv
 import io
@@ -6,36 +6,34 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.errors import UsageError
 
-if TYPE_CHECKING:
-    import pandas
+import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns")
 COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
-ONE_BY_ONE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
+SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What one file says.
+    """The kernels in one file.
 
     Attributes:
-        table: pandas DataFrame, a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then):
-            name (in full), category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in the file),
-            duration_ns (of all calls of the row), calls, min_ns and max_ns (of one call; NaN where the source does not say).
-        counters: a column per counter of the source, rows as in `table`; no columns where it has none. Those of ncu are in
+        table: a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then): name (in full),
+            category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in the file), duration_ns (of
+            all calls of the row), calls, min_ns and max_ns (of one call; NaN where the source has no such value).
+        counters: a column per counter of the source, rows as in `table`; no columns where it has none. Counters of ncu are in
             ns, byte, byte/s and hz, without prefixes.
-        source: a key of `kernel_files.READERS`.
+        source: a key of `load_kernels.READERS`.
         path: the file that was read.
-        steps: training steps that the rows are from; None if the source does not say.
-        notes: what to know before reading the figures.
+        steps: the number of training steps that the rows come from; None if the source does not say.
+        notes: caveats, for a reader of the numbers.
     """
 
-    table: "pandas.DataFrame"
-    counters: "pandas.DataFrame"
+    table: pandas.DataFrame
+    counters: pandas.DataFrame
     source: str
     path: Path
     steps: int | None = None
@@ -46,19 +44,15 @@ class Kernels:
         return bool((self.table.category == "operator").any())
 
 
-def build(
-    source: str, path: Path, columns: Mapping[str, Iterable], counters: "pandas.DataFrame | None" = None, **rest
-) -> Kernels:
-    """Fills in the columns that a source leaves out: one call a row, and a single call is its own shortest and longest.
+def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
+    """Fills in the columns that a source leaves out. A row is one call by default; a single call is its own minimum and maximum.
 
     Args:
-        columns: of COLUMNS, at least name and duration_ns; a start_ns counts from anywhere.
+        columns: some of COLUMNS, at least name and duration_ns; start_ns counts from any origin.
         rest: steps and notes.
     """
-    import pandas
-
     table = pandas.DataFrame({"calls": 1, "start_ns": float("nan")} | {name: list(values) for name, values in columns.items()})
-    table["start_ns"] -= table.start_ns.min()  # while they are whole numbers: nanoseconds of a clock can exceed a double
+    table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]
     for column in ("min_ns", "max_ns"):
@@ -70,7 +64,7 @@ def build(
 
 
 def category(name: str) -> str:
-    """`memcpy`, `memset` or `kernel`: some sources list copies and fills among the kernels."""
+    """`memcpy`, `memset` or `kernel`; some sources list copies and fills among the kernels."""
     return "memcpy" if COPY.match(name) else "memset" if FILL.match(name) else "kernel"
 
 
@@ -91,12 +85,12 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """All of it, with lines that end in a newline whatever they ended in."""
+    """The whole file as text; every line ends in a newline character, whatever it ended in."""
     return read_bytes(path).decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def rows(path: Path, text: str) -> list[list[str]]:
-    """Header and rows of a CSV table, all of one length; blank lines are left out, and ncu's own, which begin with `==`.
+    """Header and rows of a CSV table, all of one length, without blank lines and without ncu's messages, which begin with `==`.
 
     Raises:
         UsageError: a row is longer or shorter than the header.
@@ -111,24 +105,20 @@ def rows(path: Path, text: str) -> list[list[str]]:
     return found
 
 
-def read_frame(path: Path) -> "pandas.DataFrame":
-    """A CSV file, with the columns that it has and every cell as text."""
-    import pandas
-
+def read_frame(path: Path) -> pandas.DataFrame:
+    """A CSV file; every cell is text."""
     header, *body = rows(path, read_text(path))
     return pandas.DataFrame(body, columns=header)
 
 
-def numbers(path: Path, frame: "pandas.DataFrame", column: str) -> "pandas.Series":
+def numbers(path: Path, frame: pandas.DataFrame, column: str) -> pandas.Series:
     """A column of `read_frame(path)` as numbers.
 
     Raises:
-        UsageError: a cell is none.
+        UsageError: a cell is not a number, or it is infinite.
     """
-    import pandas
-
     found = pandas.to_numeric(frame[column], errors="coerce")
-    if found.isna().any():
-        wrong = int(found.isna().argmax())
-        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} is no number: {frame[column][wrong]!r}")
+    if not (finite := found.abs() < float("inf")).all():
+        wrong = int(finite.argmin())
+        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} is not a number: {frame[column][wrong]!r}")
     return found

@@ -1,4 +1,4 @@
-"""Which profiler's file is this, and what is in it. `load` takes a file, or a folder of them, of any of these sources:
+"""Detects which profiler wrote a file and loads its kernels. `load` takes a file or a folder from any of these sources:
 
     rocprofv3-kernel-trace   *_kernel_trace.csv of rocprofv3, or of `rocpd convert`       a row per launch
     rocpd                    *_results.db of rocprofv3: SQLite, view `kernels`            a row per launch
@@ -8,10 +8,10 @@
     ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
     rocprof-compute          pmc_perf.csv of a workload                                   a row per launch, counters
 
-It goes by what is in a file, not by its name. Of several sources in a folder the first in this order is taken: it is the one
-that says most about how the launches follow each other. The last two run every kernel alone, several times, to read its
-counters, so the time between their kernels is their own. Since release 3.6.0 of rocprof-compute, pmc_perf.csv is written by
-`rocprof-compute analyze`.
+The content of a file decides, not its name. If a folder holds several sources, the first in this order is loaded, because it
+has the best record of how the launches follow each other. The last two sources run every kernel alone, several times, to read its
+counters, so the time between their kernels is not the program's. Since release 3.6.0 of rocprof-compute, pmc_perf.csv is written
+by `rocprof-compute analyze`.
 """
 
 import csv
@@ -34,20 +34,20 @@ READERS: dict[str, Callable[[Path], Kernels]] = {
     "ncu": ncu.read,
     "rocprof-compute": rocm.read_pmc_perf,
 }
-SUFFIXES = (".csv", ".json", ".json.gz", ".db")  # what is opened in a folder
+SUFFIXES = (".csv", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
 HEAD_BYTES = 1 << 20
-API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # of calls, copies or domains, not of kernels
+API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # names of API calls, copies or domains
 
-WANTED = (
+SUPPORTED_FILES_HINT = (
     "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv or *_results.db of rocprofv3, "
     "pmc_perf.csv of rocprof-compute, or the output of ncu --csv"
 )
-# What else a file can be, and what to do about it.
-REFUSED = {
+# Other files that a user may give, with the message for each.
+REFUSALS = {
     "empty": "is empty",
-    "other": f"is none of the files that hold kernels: give {WANTED}",
-    "binary": f"is binary, and none of the files that hold kernels: give {WANTED}",
-    "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {WANTED}",
+    "other": f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
+    "binary": f"is binary, and none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
+    "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
     "gzip": "is a damaged gzip file, or holds no trace: unpack it first (gunzip)",
     "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
@@ -60,9 +60,9 @@ REFUSED = {
     "ncu summary": "is a summary of ncu, without launches: leave --print-summary out",
     "ncu log": "is output of ncu without a table: profile with --csv, and look for ==ERROR== in it",
 }
-# Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all there says what it is.
+# Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
-TABLES = (
+CSV_KINDS = (
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
     ({"Kernel_Name", "Counter_Name"}, "counters"),
     ({"Kernel_Name", *TIMES}, "rocprofv3-kernel-trace"),
@@ -75,12 +75,12 @@ TABLES = (
 
 
 def load(path: Path) -> Kernels:
-    """Reads a file, or of a folder the newest file of the first source that is in it.
+    """Reads a file; in a folder, the newest file of the first source that is in it.
 
-    A file that does not exist stands for the one that `rocprofv3 -o FILE` writes instead (FILE_kernel_trace.csv and so on).
+    If a file does not exist, the one that `rocprofv3 -o FILE` writes instead is read (FILE_kernel_trace.csv and so on).
 
     Raises:
-        UsageError: there is nothing to read, or it is damaged, or holds no kernels.
+        UsageError: there is no such file, or it is damaged or holds no kernels.
     """
     notes = []
     if not path.exists():
@@ -89,7 +89,7 @@ def load(path: Path) -> Kernels:
     if path.is_dir():
         folder, found = path, find(path)
         if not found:
-            raise UsageError(f"{folder} holds no kernels: looked in it and below for {WANTED}")
+            raise UsageError(f"{folder} holds no kernels: looked in it and below for {SUPPORTED_FILES_HINT}")
         source, files = next(iter(found.items()))
         path = files[0]
         others = [f"{len(files) - 1} other of {source} (each process has its own)"] if files[1:] else []
@@ -97,8 +97,8 @@ def load(path: Path) -> Kernels:
         notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
     else:
         source = _recognise(path)
-    if source in REFUSED:
-        raise UsageError(f"{path} {REFUSED[source]}")
+    if source in REFUSALS:
+        raise UsageError(f"{path} {REFUSALS[source]}")
     kernels = READERS[source](path)
     if not len(kernels.table):
         raise UsageError(f"{path} ({source}) has no rows: nothing ran on a GPU while it was recorded, or it is cut off")
@@ -108,8 +108,8 @@ def load(path: Path) -> Kernels:
 def find(folder: Path) -> dict[str, list[Path]]:
     """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
 
-    The newest of our own profiles is the one whose name sorts last, of all others the one that was written last. Of a
-    rocprof-compute workload only pmc_perf.csv counts, not the passes that it was joined from.
+    The newest profile of ours is the one whose name sorts last; the newest of other files is the one that was written last. In a
+    workload of rocprof-compute only pmc_perf.csv counts, not the files of the passes that it was joined from.
     """
     found: dict[str, list[tuple]] = {source: [] for source in READERS}
     for path in folder.rglob("*"):
@@ -121,21 +121,21 @@ def find(folder: Path) -> dict[str, list[Path]]:
 
 
 def _written_for(path: Path) -> Path:
-    """What rocprofv3 wrote for `-o path`, beside it or in the folder of a host."""
+    """The file that rocprofv3 wrote for `-o path`, beside it or in the folder of a host."""
     folders = [path.parent, *sorted(folder for folder in path.parent.glob("*") if folder.is_dir())]
     for end in ("kernel_trace.csv", "kernel_stats.csv", "results.db"):
         for folder in folders:
             for name in (path.name, path.stem):
                 if (folder / f"{name}_{end}").is_file():
                     return folder / f"{name}_{end}"
-    raise UsageError(f"{path} does not exist: give {WANTED}, or a folder that holds some")
+    raise UsageError(f"{path} does not exist: give {SUPPORTED_FILES_HINT}, or a folder that holds some")
 
 
-# ------------------------------------------------------------------------------------------------------- what a file is
+# -------------------------------------------------------------------------------------------------- detection by content
 
 
 def _recognise(path: Path) -> str:
-    """A key of READERS or of REFUSED, by the content of a file."""
+    """A key of READERS or of REFUSALS."""
     head = read_bytes(path, HEAD_BYTES)
     if head.startswith(b"SQLite format 3\0"):
         return "rocpd" if rocm.is_rocpd(path) else "database"
@@ -175,12 +175,12 @@ def _recognise_csv(path: Path) -> str:
         return "ncu log"
     first_line = text.lstrip().split("\n", 1)[0]
     columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))
-    source = next(source for needed, source in TABLES if needed <= columns)
+    source = next(source for needed, source in CSV_KINDS if needed <= columns)
     return "API statistics" if source == "rocprofv3-kernel-stats" and _is_of_an_api(path) else source
 
 
 def _is_of_an_api(path: Path) -> bool:
-    """Whether statistics with the columns of kernel_stats.csv are of something else; markers can have any name."""
+    """Whether a file with the columns of kernel_stats.csv holds API calls, copies or markers; markers can have any name."""
     names = list(read_frame(path).Name)
     all_api = bool(names) and all(API_NAME.fullmatch(name) for name in names)
     return all_api or path.name.endswith("_marker_api_stats.csv")

@@ -1,9 +1,9 @@
-"""Kernels in what NVIDIA's Nsight Compute prints with `ncu --csv`, in either form:
+"""Reads kernels from the output of NVIDIA's Nsight Compute (`ncu --csv`), in either of its forms:
 
     details (default)   a row per launch and metric: name, unit and value of the metric are columns
     --page raw          a row per launch, a column per metric, and a row of units below the header
 
-The program's own output and messages of ncu (`==PROF== ...`) may stand above, and messages below the table.
+Output of the profiled program and messages of ncu (`==PROF== ...`) may stand above the table, and messages below it.
 """
 
 import re
@@ -11,61 +11,64 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from common.analysis.profiles.kernel_table import ONE_BY_ONE, Kernels, build, read_text, rows
+from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, read_text, rows
 from common.errors import UsageError
 
+import pandas
+
 HEADER = re.compile(r'^("?ID"?,)?"?Process ID"?,.*"?Kernel Name"?,.*$', re.MULTILINE)
-KEY = ("Process ID", "ID", "Kernel Name")  # of a launch
-METRIC = ("Metric Name", "Metric Unit", "Metric Value")
-NO_METRIC = {*KEY, "Context", "Stream", "Device", "CC"}  # columns of the raw page that only say which launch it is
+LAUNCH_COLUMNS = ("Process ID", "ID", "Kernel Name")
+METRIC_COLUMNS = ("Metric Name", "Metric Unit", "Metric Value")
+NOT_METRICS = {*LAUNCH_COLUMNS, "Context", "Stream", "Device", "CC"}  # columns of the raw page that identify a launch
 NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
 PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-CLOCK = "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
+CLOCK_NOTE = "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
 
 Value = tuple[tuple[str, ...], str, float]  # launch, metric, value
 
 
 def read(path: Path) -> Kernels:
-    import pandas
-
     text = read_text(path)
     header, *body = rows(path, text[HEADER.search(text).start() :])
+    details = "Metric Name" in header
+    if missing := [name for name in LAUNCH_COLUMNS + METRIC_COLUMNS * details if name not in header]:
+        raise UsageError(f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv")
     launches: dict[tuple[str, ...], dict[str, float]] = {}  # in the order of the file
-    for launch, metric, value in (_details if "Metric Name" in header else _raw)(path, header, body):
+    for launch, metric, value in (_details if details else _raw)(path, header, body):
         launches.setdefault(launch, {})[metric] = value
     counters = pandas.DataFrame(list(launches.values())).dropna(axis="columns", how="all")
     durations = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.")
     if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
         raise UsageError(f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics")
     columns = {"name": [name for *_, name in launches], "duration_ns": durations.iloc[:, 0] if launches else []}
-    return build("ncu", path, columns, counters, notes=(ONE_BY_ONE, CLOCK))
+    return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 
 
 def _details(path: Path, header: list[str], body: list[list[str]]) -> Iterator[Value]:
-    """A value of each row. Labels get their unit: `Memory Throughput` is listed in % and in byte/s."""
-    launch, of_metric = itemgetter(*map(header.index, KEY)), itemgetter(*map(header.index, METRIC))
+    """The value in each row. A label gets its unit, because `Memory Throughput` is listed in % and in byte/s."""
+    launch, of_metric = itemgetter(*map(header.index, LAUNCH_COLUMNS)), itemgetter(*map(header.index, METRIC_COLUMNS))
     for row in body:
         metric, unit, text = of_metric(row)
-        if metric:  # the others are ncu's advice
+        if metric:  # rows without a metric hold ncu's advice
             value, base = _in_base_unit(text, unit)
             yield launch(row), metric if "__" in metric or not base else f"{metric} ({base})", value
 
 
 def _raw(path: Path, header: list[str], body: list[list[str]]) -> Iterator[Value]:
-    """A value of each cell; the row below the header holds the units."""
-    launch = itemgetter(*map(header.index, KEY))
+    """The value in each cell; the row below the header holds the units."""
+    launch = itemgetter(*map(header.index, LAUNCH_COLUMNS))
     for row in body[1:]:
         if launch(body[0])[1]:
             raise UsageError(f"{path} has no row of units below its header: export it again with ncu --page raw --csv")
         for name, cell, unit in zip(header, row, body[0], strict=True):
-            if name not in NO_METRIC:
+            if name not in NOT_METRICS:
                 yield launch(row), name, _in_base_unit(cell, unit)[0]
 
 
 def _in_base_unit(text: str, unit: str) -> tuple[float, str]:
     """A metric in its base unit, and that unit; NaN for text.
 
-    Thousands are apart, as in `1,234.5`; in `12 (3; 9)` the instances follow the value.
+    Thousands are separated, as in `1,234.5`. In `12 (3; 9)` the value of each instance follows the total.
     """
     base, factor = ("ns", NANOSECONDS[unit]) if unit in NANOSECONDS else (unit, 1.0)
     if unit[:1] in PREFIX:

@@ -1,7 +1,7 @@
-"""Kernels in what torch.profiler gives: a Chrome trace, or our profile_*.json made from one.
+"""Reads kernels from output of torch.profiler: a Chrome trace, or our profile_*.json made from one.
 
-A trace of a CPU has no kernels. Its rows are operator calls that do work (category `operator`, with their self time): what
-would be one launch each on a GPU. From a trace that marks steps only what belongs to a step is kept, as in a profile.
+A trace of a CPU has no kernels. Its rows are the operator calls that do work (category `operator`, with their self time), each
+of which would be one launch on a GPU. If a trace marks steps, only events within a step are kept, as in a profile.
 """
 
 import json
@@ -12,9 +12,13 @@ from common.analysis.formulas import operators
 from common.analysis.profiles import chrome_trace, step_profile
 from common.analysis.profiles.kernel_table import Kernels, build, category
 
-KINDS = {"gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-OPERATORS = "a CPU launches no kernels: these are operator calls that do work, with their self time"
-COMPILED = "a CPU trace has no events for the loops that torch.compile fuses: their time is in the CompiledFunction around them"
+import pandas
+
+CATEGORIES = {"gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+OPERATORS_NOTE = "a CPU launches no kernels: these are operator calls that do work, with their self time"
+COMPILED_NOTE = (
+    "a CPU trace has no events for the loops that torch.compile fuses: their time is in the CompiledFunction around them"
+)
 
 
 def read_trace(path: Path) -> Kernels:
@@ -23,7 +27,7 @@ def read_trace(path: Path) -> Kernels:
     frame = trace.kernels if on_gpu else trace.operators
     frame = frame[frame.step >= 0] if steps else frame
     if on_gpu:
-        categories = [KINDS.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
+        categories = [CATEGORIES.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
         own, notes = frame.duration_us, ()
     else:
         calls = list(zip(frame.name, frame.input_shapes, frame.input_types, strict=True))
@@ -35,8 +39,6 @@ def read_trace(path: Path) -> Kernels:
 
 
 def read_profile(path: Path) -> Kernels:
-    import pandas
-
     profile = step_profile.read(path)
     steps, on_gpu = profile["profiled_steps"], bool(profile["kernels"])
     if on_gpu:
@@ -56,11 +58,11 @@ def read_profile(path: Path) -> Kernels:
 
 
 def _works(name: str, shapes: str, types: str) -> bool:
-    """Whether an operator computes or moves something; views, allocation, autograd's nodes and torch.compile's frames do not."""
+    """Whether an operator computes or moves data. Views, allocations, autograd nodes and torch.compile's frames do not."""
     if name in operators.COMPOSITE_ON_CPU:
         return False
     return operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
 
 
 def _cpu_notes(names: Iterable[str]) -> tuple[str, ...]:
-    return (OPERATORS, COMPILED) if any(name.startswith("CompiledFunction") for name in names) else (OPERATORS,)
+    return (OPERATORS_NOTE, COMPILED_NOTE) if any(name.startswith("CompiledFunction") for name in names) else (OPERATORS_NOTE,)

@@ -1,25 +1,24 @@
-"""Kernels and ceilings in what AMD's profilers write: CSV and rocpd's databases of rocprofv3, tables of rocprof-compute."""
+"""Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3, tables of rocprof-compute."""
 
 import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from common.analysis.profiles.kernel_table import ONE_BY_ONE, Kernels, build, numbers, read_frame, read_text
+from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_frame, read_text
 from common.errors import UsageError
 
-if TYPE_CHECKING:
-    import pandas
+import pandas
 
-STATS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
-# Columns of pmc_perf.csv that say which launch a row is; the passes that were joined repeat some with a number.
+STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
+# Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
 LAUNCH_COLUMN = re.compile(
     r"(dispatch_id|gpu_id|queue.id|queue.index|pid|tid|grid_size|workgroup_size|lds_per_workgroup|scratch_per_workitem|arch_vgpr|"
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
-CEILING = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
+CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
 
 def read_kernel_trace(path: Path) -> Kernels:
@@ -28,20 +27,18 @@ def read_kernel_trace(path: Path) -> Kernels:
 
 def read_kernel_stats(path: Path) -> Kernels:
     frame = read_frame(path)
-    columns = {ours: numbers(path, frame, column) for ours, column in STATS.items() if column in frame}
+    columns = {ours: numbers(path, frame, column) for ours, column in STATS_COLUMNS.items() if column in frame}
     return build("rocprofv3-kernel-stats", path, {"name": frame.Name, **columns})
 
 
 def read_pmc_perf(path: Path) -> Kernels:
-    import pandas
-
     frame = read_frame(path)
     counters = frame[[column for column in frame if not LAUNCH_COLUMN.fullmatch(column)]]
     counters = counters.apply(pandas.to_numeric, errors="coerce").dropna(axis="columns", how="all")
-    return build("rocprof-compute", path, _launches(path, frame), counters, notes=(ONE_BY_ONE,))
+    return build("rocprof-compute", path, _launches(path, frame), counters, notes=(SERIALIZED_NOTE,))
 
 
-def _launches(path: Path, frame: "pandas.DataFrame") -> dict[str, "pandas.Series"]:
+def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
     start, end = (numbers(path, frame, column) for column in ("Start_Timestamp", "End_Timestamp"))
     if (end < start).any():
         raise UsageError(f"{path} is damaged: row {int((end < start).argmax()) + 2} ends before it starts")
@@ -49,19 +46,17 @@ def _launches(path: Path, frame: "pandas.DataFrame") -> dict[str, "pandas.Series
 
 
 def is_rocpd(path: Path) -> bool:
-    """Whether a SQLite database is one of rocpd."""
+    """Whether a SQLite database was written by rocpd."""
     return bool(_query(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = 'kernels'"))
 
 
 def read_rocpd(path: Path) -> Kernels:
-    import pandas
-
     rows = _query(path, "SELECT name, start, duration FROM kernels ORDER BY start")
     return build("rocpd", path, pandas.DataFrame(rows, columns=["name", "start_ns", "duration_ns"]))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:
-    """Rows of a SQLite database, which is not written to."""
+    """Rows of a SQLite database, which is opened read-only."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return database.execute(sql).fetchall()
@@ -70,26 +65,26 @@ def _query(path: Path, sql: str) -> list[tuple]:
 
 
 def read_rocprof_ceilings(path: Path) -> dict[str, Any]:
-    """What rocprof-compute measured a device to do at best: the first one in a roofline.csv (GB/s and GFLOP/s in the file).
+    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file).
 
     Returns:
         device: its number.
         flops_per_second: `fp32`, `fp64`, ... of the vector units, `mfma_bf16`, `mfma_fp16`, ... (or `wmma_`) of the matrix
-            units; operations per second for `int8` and its like.
+            units; operations per second for integer types such as `int8`.
         bytes_per_second: `hbm`, `l2`, `l1`, `lds`, `mall`.
 
     Raises:
-        UsageError: the file is not such a table, or is damaged.
+        UsageError: the file is not such a table, or it is damaged.
     """
     if "HBMBw" not in read_text(path).partition("\n")[0]:
-        raise UsageError(f"{path} is no roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
+        raise UsageError(f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
     frame = read_frame(path)
     if not len(frame):
         raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
     result: dict[str, Any] = {"device": int(numbers(path, frame, frame.columns[0])[0])}
     result |= {"flops_per_second": {}, "bytes_per_second": {}}
     for column in frame:
-        match = CEILING.fullmatch(column)
+        match = CEILING_COLUMN.fullmatch(column)
         value = float(numbers(path, frame, column)[0]) * 1e9 if match else 0.0
         if value and match["level"]:
             result["bytes_per_second"][match["level"].lower()] = value

@@ -1,12 +1,179 @@
-"""The record of a training run (schema tiny-llama-run/1), and when two runs may be compared."""
+"""The record of a training run (schema tiny-llama-run/1): its model, its reader, and when two runs may be compared.
+
+`common.training.record` writes it.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from common import files
+from common.analysis.output import tables
+from common.config import ModelConfig
+from common.errors import UsageError
+from common.files import Amount, PositiveAmount
 
 import numpy as np
+from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt
+from typing_extensions import NotRequired, TypedDict
 
 SCHEMA = "tiny-llama-run/1"
-FEW_STEPS = 10
+
+
+class Summary(TypedDict):
+    """Median and spread of some times in ms, as `common.timing.summarize` gives them."""
+
+    median: PositiveAmount
+    p20: Amount
+    p80: Amount
+    count: PositiveInt
+
+
+class Steps(TypedDict):
+    all: list[Amount]  # ms of each step
+    profiled: NonNegativeInt  # how many of them, the last ones, ran under the profiler
+
+
+class TimedSteps(Steps, Summary):
+    """The summary is of the steps without the profiler, or of all if there are no others."""
+
+
+class Loss(TypedDict):
+    uniform: Amount  # nats, of a guess among all tokens
+    all: list[FiniteFloat]  # nats, of each step
+
+
+class TimedLoss(Loss):
+    all: Annotated[list[FiniteFloat], Field(min_length=1)]
+
+
+class Training(TypedDict):
+    preset: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    num_steps: PositiveInt
+    warmup_steps: NonNegativeInt
+    learning_rate: Amount
+    seed: int
+
+
+class Compute(TypedDict):
+    compute: Literal["fp32", "fp16", "bf16"]
+
+
+class Precision(Compute):
+    tf32: bool
+
+
+class Data(TypedDict):
+    name: str
+    tokens: NonNegativeInt
+    sha256: str
+    entropy_floor: Amount | None  # nats, where it is known
+
+
+class Device(TypedDict):
+    kind: Literal["cpu", "cuda", "rocm"]
+    name: str
+    memory_mib: PositiveAmount
+    threads: NotRequired[PositiveInt]  # of a CPU
+    multiprocessors: NotRequired[PositiveInt]  # of a GPU
+
+
+class Environment(TypedDict):
+    python: str
+    platform: str
+    torch: str
+    cuda: str | None
+    hip: str | None
+
+
+class Flops(TypedDict):
+    forward: PositiveInt
+    backward: PositiveInt
+    total: PositiveInt
+
+
+class Memory(TypedDict):
+    peak_mib: Amount
+    kind: str
+
+
+class Ceilings(TypedDict):
+    """What the device reached at best, as `common.training.ceilings.measure` measures it."""
+
+    flops_per_second: PositiveAmount
+    bytes_per_second: PositiveAmount
+    operation_seconds: Amount
+    precision: str
+
+
+class Utilization(TypedDict):
+    utilization: Amount
+    peak_flops_per_second: PositiveAmount
+    peak_source: str
+
+
+def _has_all_sizes(model: Any) -> Any:
+    for name, field in ModelConfig.model_fields.items():
+        if isinstance(model, dict) and model.get(name) is None and field.default is not None:
+            raise ValueError(f"{name} is missing")
+    return model
+
+
+Model = Annotated[ModelConfig, BeforeValidator(_has_all_sizes)]
+
+
+class Header(TypedDict):
+    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
+
+    command: str
+    date: str
+    device: Device
+    environment: Environment
+
+
+class RunRecord(Header):
+    """A run of any length, even one that failed in its first step."""
+
+    schema: Literal[SCHEMA]
+    status: str  # completed, interrupted, or "failed: ..."
+    version: str
+    model: Model
+    training: Training
+    settings: NotRequired[dict[str, Any]]  # the switches of the version
+    precision: Precision
+    data: Data
+    parameters: PositiveInt
+    flops_per_step: Flops
+    memory: Memory
+    ceilings: Ceilings | None
+    loss: Loss
+    step_ms: Steps
+    phases_ms: NotRequired[dict[str, Summary]]
+
+
+class TimedRun(RunRecord):
+    """A run that finished at least one step."""
+
+    loss: TimedLoss
+    step_ms: TimedSteps
+    tokens_per_second: PositiveAmount
+    flops_per_second: PositiveAmount
+    mfu: Utilization | None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record of a run; with the keys of `TimedRun` if at least one step is in it.
+
+    Raises:
+        UsageError: the file is missing, damaged, or not a record of a run.
+    """
+    run = files.read(path, RunRecord)
+    return files.check(path, run, TimedRun) if run["step_ms"]["all"] else run
+
+
+FEW_STEPS = 10  # fewer timed steps make a median doubtful
+NOISY = 30  # %: so does a wider spread from p20 to p80, as a share of the median
 
 
 def identity(run: dict[str, Any]) -> dict[str, Any]:
@@ -42,8 +209,23 @@ def training_inputs(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """What differs between two sets of conditions or lessons, with both values."""
-    return [f"{name} ({ours[name]} and {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+    """Conditions or inputs that differ between two runs, each with both values."""
+    return [f"{name} ({ours[name]} and {theirs.get(name)})" for name in ours if ours[name] != theirs.get(name)]
+
+
+def require_equal(paths: tuple[Path, Path], conditions: tuple[dict[str, Any], dict[str, Any]], but: str) -> None:
+    """Refuses two runs whose conditions are not equal.
+
+    Args:
+        but: what may differ between the two, for the message.
+
+    Raises:
+        UsageError: names every condition that differs, with both values.
+    """
+    if differing := differences(*conditions):
+        raise UsageError(
+            f"{paths[0]} and {paths[1]} differ in more than {but}: {', '.join(differing)}; give runs that are otherwise equal"
+        )
 
 
 def loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, int]:
@@ -52,15 +234,43 @@ def loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[floa
     return float(np.max([abs(ours - theirs) for ours, theirs in pairs])), len(pairs)
 
 
-def setting(run: dict[str, Any]) -> str:
-    """Device, number format, PyTorch and shape of a run, in a line."""
-    training, precision, model = run["training"], run["precision"], run["model"]
-    shape = f"batch size {training['batch_size']}, sequence length {training['sequence_length']}"
-    tf32 = " (TF32 allowed)" if precision["tf32"] else ""
-    return (
-        f"{run['device']['name']}, {precision['compute']}{tf32}, torch {run['environment']['torch']}, {shape}, "
-        f"D {model['hidden_size']}, L {model['num_layers']}"
-    )
+def describe(run: dict[str, Any], *varied: str) -> str:
+    """Device, number format, PyTorch and shape of a run, or of a study that holds the same keys, in one line.
+
+    Args:
+        varied: the keys of `training` that differ between the runs that the line stands for; they are left out.
+    """
+    device, precision, training = run["device"], run["precision"], run["training"]
+    threads = f"{device['threads']} threads" if device.get("threads") else ""
+    compute = precision["compute"] + " (TF32 allowed)" * precision.get("tf32", False)
+    sizes = [f"{name.replace('_', ' ')} {training[name]}" for name in ("batch_size", "sequence_length") if name not in varied]
+    parts = [device["name"], threads, compute, f"torch {run['environment']['torch']}", *sizes]
+    return f"{', '.join(filter(None, parts))}; {tables.letters(run['model'])}"
+
+
+def noise(steps: dict[str, Any]) -> list[str]:
+    """A note that names the step times whose spread from p20 to p80 is too wide; nothing if none is.
+
+    Args:
+        steps: summaries (median, p20, p80) under the names by which the table shows them.
+    """
+    spreads = {name: 100 * (step["p80"] - step["p20"]) / step["median"] for name, step in steps.items()}
+    noisy = [f"{name} ({spread:.0f} %)" for name, spread in spreads.items() if round(spread, 6) > NOISY]
+    return [f"Noisy: p20 to p80 spans more than {NOISY} % of the median for {', '.join(noisy)}."] if noisy else []
+
+
+def doubts(runs: dict[str, Any]) -> list[str]:
+    """Notes that name runs whose step times are not to be relied on: profiled, few or noisy steps.
+
+    Args:
+        runs: records with a finished step, under the names by which the table shows them.
+    """
+    slowed = [name for name, run in runs.items() if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"])]
+    notes = [f"All steps of {', '.join(slowed)} ran under the profiler, which slows them: raise --num-steps."] * bool(slowed)
+    few = min(run["step_ms"]["count"] for run in runs.values())
+    if few < FEW_STEPS:
+        notes.append(f"As few as {few} timed steps stand behind a median: raise --num-steps.")
+    return notes + noise({name: run["step_ms"] for name, run in runs.items()})
 
 
 def origin(run: dict[str, Any]) -> str:

@@ -1,12 +1,65 @@
-"""The profile of a few training steps (schema tiny-llama-profile/1, written by `common.training.profiler`)."""
+"""The profile of a few training steps (schema tiny-llama-profile/1): its model and its reader.
+
+`common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the profiled steps.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from common import files
+from common.analysis.profiles.run_record import TimedRun
 from common.errors import UsageError
-from common.files import read_json
+from common.files import Amount, PositiveAmount
+
+from pydantic import FiniteFloat, Json, NonNegativeInt, PositiveInt
+from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-profile/1"
+
+
+class Operator(TypedDict):
+    """All calls of an operator with the same shapes in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    input_shapes: Json[list[list[NonNegativeInt | list[NonNegativeInt]]]]  # an argument that is a list of tensors has several
+    input_types: Json[list[str]]
+    calls: PositiveInt
+    cpu_us: Amount
+    self_cpu_us: FiniteFloat  # can be some ns below 0, by the resolution of the timestamps
+    device_us: Amount
+    self_device_us: Amount
+    allocated_bytes: int  # less what was released
+
+
+class Kernel(TypedDict):
+    """All calls of a kernel, copy or fill of a GPU in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    calls: PositiveInt
+    device_us: Amount
+
+
+class Launches(TypedDict):
+    count: NonNegativeInt
+    mean_delay_us: FiniteFloat  # from the launching call to the start; host and device have clocks of their own
+
+
+class Profile(TypedDict):
+    schema: Literal[SCHEMA]
+    run: TimedRun
+    trace: str  # name of the trace beside the profile
+    attention_only: bool  # whether only the operators and kernels of attention were kept
+    profiled_steps: NonNegativeInt
+    step_us: list[PositiveAmount]  # wall time of each step
+    operators: list[Operator]
+    kernels: list[Kernel]  # none on a CPU
+    device_busy_us: Amount  # time in which at least one kernel ran
+    launch: Launches
+    memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
 
 
 def find(path: Path) -> Path:
@@ -29,9 +82,11 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is missing, damaged, not a profile, or holds no finished step.
     """
-    profile = read_json(path, SCHEMA)
+    profile = files.read(path, Profile)
     if not profile["profiled_steps"] or not profile["operators"]:
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
+    if len(profile["step_us"]) != profile["profiled_steps"]:
+        raise UsageError(f"{path}: step_us: {len(profile['step_us'])} times for {profile['profiled_steps']} profiled steps")
     return profile
 
 

@@ -1,39 +1,38 @@
-"""Memory traffic by kernel: bytes, bytes per second, how near that is to the measured bandwidth, and the time above the bound.
+"""Memory traffic by kernel: bytes, bandwidth, its share of the measured bandwidth, and the time above the bound.
 
-Bytes come from the best source there is in a folder that run_all_profilers.sh wrote (or in one file):
+Bytes come from the best source in a folder that run_all_profilers.sh wrote, or from one file:
 
     ncu               measured: dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
     rocprof-compute   measured: requests of the L2 cache to memory, in pmc_perf.csv, times their size
     profile           a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
 
-A request is of 32, 64 or, reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ (TCC_EA0_ from gfx942 on) count all
-requests, RDREQ_32B the small reads, WRREQ_64B the large writes, TCC_BUBBLE on gfx942 the 128-byte reads, so there
+A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ (TCC_EA0_ from gfx942 on) count all
+requests, RDREQ_32B the small reads, WRREQ_64B the large writes, and TCC_BUBBLE on gfx942 the 128-byte reads. Hence
 
     read      64 RDREQ + 64 BUBBLE - 32 RDREQ_32B
     written   32 WRREQ + 32 WRREQ_64B
 
-gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE counts something else, and RDREQ_128B, _64B and _32B count reads by size, since
-rocprof-compute 3.5. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's
-metric "HBM Bandwidth" is this sum over the time.) The requests can also go to the host or another GPU.
+gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE has another meaning; since rocprof-compute 3.5 RDREQ_128B, _64B and _32B count
+reads by size. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's metric
+"HBM Bandwidth" is this sum over the time.) The requests can also go to the host or to another GPU.
 
-The bandwidth is what a large copy reached in the profiled run, or HBM in rocprof-compute's roofline.csv; never a data sheet's.
-With B bytes and, where the profile gives them, F FLOPs, a row takes at least max(B / bandwidth, F / peak): its bound. The rest
-is time above the bound, largest where most can be gained.
+The bandwidth is that of a large copy in the profiled run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The
+bound of a row with B bytes and, where the profile gives them, F FLOPs is max(B / bandwidth, F / peak). The rest of its time is
+time above the bound; where it is largest, most can be gained.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.output import plots, tables
+from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, step_profile
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
-from common.files import writable_folder, write_text
 
-if TYPE_CHECKING:
-    import pandas
+import pandas
 
 TOP, NEAR = 20, 80  # rows in the tables; percent of the bound from which on a row counts as near it
 WRITES = {"WRREQ_sum": 32, "WRREQ_64B_sum": 32}
@@ -52,18 +51,24 @@ COUNTERS: dict[str, dict[str, dict[str, int]]] = {
     },
 }
 L2_BYTES = "lts__t_bytes.sum"
-COMPUTING = "FLOPs were not counted, so matrix products and other kernels that compute can stay far from this bound without loss"
+HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
+NO_FLOPS_NOTE = (
+    "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
+)
 MEASURED, MINIMUM = "measured by counters", "a minimum: every tensor of an operator moved once"
-WANTED = (
+INPUT_HINT = (
     "profile with `bash run_all_profilers.sh --enable-rocm-tools --profile-dir DIR`, which writes a profile_*.json and, where "
     "there is such a tool, counters of ncu or rocprof-compute"
 )
-READ = """A row takes at least its bytes at the bandwidth or, where they are known and that is longer, its FLOPs at the ceiling of
-a GEMM. Below 0 us above that bound, data came from a cache, or the work ran in another precision than the GEMM."""
+HOW_TO_READ = (
+    "The bound of a row is the time for its bytes at the measured bandwidth or, where FLOPs are known and need longer, for its "
+    "FLOPs at the rate of the measured GEMM. Below 0 above that bound, data came from a cache, or the work ran in another "
+    "precision than the GEMM."
+)
 
 
-class Row(NamedTuple):
-    """All calls of a kernel, or of an operator in one span: of a mean step, or of all that was recorded."""
+class KernelTraffic(NamedTuple):
+    """All calls of a kernel, or of an operator in one span: of a mean step, or of everything that was recorded."""
 
     name: str
     calls: float
@@ -73,24 +78,24 @@ class Row(NamedTuple):
     l2_bytes: float | None = None
 
     def bound(self, ceilings: Mapping[str, Any]) -> float:
-        """Seconds that these bytes and FLOPs take at least."""
+        """A lower bound on the seconds for these bytes and FLOPs."""
         computing = self.flops / ceilings["flops_per_second"] if self.flops and "flops_per_second" in ceilings else 0.0
         return max(self.bytes / ceilings["bytes_per_second"], computing)
 
 
 class Traffic(NamedTuple):
-    """What was found.
+    """Memory traffic of a folder or file.
 
     Attributes:
         rows: the longest first.
         bytes_are: MEASURED or MINIMUM.
-        path: where the bytes come from.
+        path: the file that the bytes come from.
         ceilings: bytes_per_second and `source`, with flops_per_second where a run measured them; None if nothing was measured.
-        notes: what to know before reading the figures.
-        profile: the newest profile_*.json, from which the rows are where the bytes are a MINIMUM: those of a mean step then.
+        notes: caveats, for a reader of the numbers.
+        profile: the newest profile_*.json. Where the bytes are a MINIMUM, the rows come from it and are of a mean step.
     """
 
-    rows: list[Row]
+    rows: list[KernelTraffic]
     bytes_are: str
     path: Path
     ceilings: dict[str, Any] | None
@@ -98,8 +103,8 @@ class Traffic(NamedTuple):
     profile: dict[str, Any] | None
 
 
-def counted_bytes(found: kernel_table.Kernels) -> "pandas.Series | str":
-    """Bytes that memory moved, for each row of the table; if counters are missing, which."""
+def counted_bytes(found: kernel_table.Kernels) -> pandas.Series | str:
+    """Bytes that memory moved for each row of the table, or the names of the counters that are missing."""
     system, formulas = found.path.with_name("sysinfo.csv"), dict(COUNTERS[found.source])  # rocprof-compute writes both
     if "TCC_EA0_RDREQ_128B_sum" in found.counters or (system.is_file() and "gfx950" in system.read_text(errors="replace")):
         del formulas["gfx942"]
@@ -110,8 +115,8 @@ def counted_bytes(found: kernel_table.Kernels) -> "pandas.Series | str":
     return sum(size * found.counters[counter] for counter, size in formulas[nearest].items())
 
 
-def from_counters(found: kernel_table.Kernels) -> list[Row] | str:
-    """A row per kernel; if counters are missing, which."""
+def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
+    """A row per kernel, or the names of the counters that are missing."""
     moved = counted_bytes(found)
     if isinstance(moved, str):
         return moved
@@ -119,14 +124,14 @@ def from_counters(found: kernel_table.Kernels) -> list[Row] | str:
     counted = launches[moved.notna() & (launches.duration_ns > 0)]
     added = counted.groupby("name")[["calls", "duration_ns", "bytes", "l2"]].sum(min_count=1)
     return [
-        Row(name, int(calls), ns / 1e9, float(total), l2_bytes=None if l2 != l2 else float(l2))
+        KernelTraffic(name, int(calls), ns / 1e9, float(total), l2_bytes=None if l2 != l2 else float(l2))
         for name, calls, ns, total, l2 in added.itertuples()
     ]
 
 
-def from_profile(profile: dict[str, Any]) -> tuple[list[Row], list[str]]:
-    """A row per operator and span of a mean step, and what to know about them."""
-    added: dict[str, Row] = {}
+def from_profile(profile: dict[str, Any]) -> tuple[list[KernelTraffic], list[str]]:
+    """A row per operator and span of a mean step, and notes about them."""
+    added: dict[str, KernelTraffic] = {}
     unknown = whole = 0.0
     for row in operators.rows(profile):
         whole += row.us
@@ -134,23 +139,23 @@ def from_profile(profile: dict[str, Any]) -> tuple[list[Row], list[str]]:
             unknown += row.us
         elif row.bytes:
             name = f"{row.name} ({row.span})"
-            before = added.get(name, Row(name, 0.0, 0.0, 0.0, 0.0))
+            before = added.get(name, KernelTraffic(name, 0.0, 0.0, 0.0, 0.0))
             work = (row.calls, row.us / 1e6, row.calls * row.bytes, row.calls * row.flops)
-            added[name] = Row(name, *(old + new for old, new in zip(before[1:5], work, strict=True)))
+            added[name] = KernelTraffic(name, *(old + new for old, new in zip(before[1:5], work, strict=True)))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
-            f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not say "
+            f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
             "(code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
     return list(added.values()), notes
 
 
 def read(path: Path) -> Traffic:
-    """What a folder or a file says about memory traffic.
+    """Memory traffic from the best source in a folder, or from a file.
 
     Raises:
-        UsageError: there is nothing in it that says how many bytes were moved, or a file is damaged.
+        UsageError: no source gives the bytes that were moved, or a file is damaged.
     """
     files = load_kernels.find(path) if path.is_dir() else {load_kernels.load(path).source: [path]}
     profile = step_profile.read(files["profile"][0]) if "profile" in files else None
@@ -164,18 +169,18 @@ def read(path: Path) -> Traffic:
         if not rows:
             notes.append(f"{file} has no launch with both a duration and bytes")
             continue
-        notes += [*found.notes, COMPUTING]
+        notes += [*found.notes, NO_FLOPS_NOTE]
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
         return Traffic(_longest(rows), MEASURED, file, ceilings, notes, profile)
     if profile:
         rows, more = from_profile(profile)
         return Traffic(_longest(rows), MINIMUM, files["profile"][0], ceilings, notes + more, profile)
-    raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {WANTED}")
+    raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}")
 
 
 def _ceilings(path: Path, profile: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Those of the profiled run, else HBM's in a roofline.csv of rocprof-compute, in the folder or beside the file."""
+    """Ceilings of the profiled run, else of HBM in a roofline.csv of rocprof-compute, in the folder or beside the file."""
     if profile and profile["run"]["ceilings"]:
         return profile["run"]["ceilings"] | {"source": "a large copy in the profiled run"}
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
@@ -186,16 +191,12 @@ def _ceilings(path: Path, profile: dict[str, Any] | None) -> dict[str, Any] | No
     return None
 
 
-def _longest(rows: Sequence[Row]) -> list[Row]:
+def _longest(rows: Sequence[KernelTraffic]) -> list[KernelTraffic]:
     return sorted(rows, key=lambda row: -row.seconds)
 
 
-# ------------------------------------------------------------------------------------------------------------ what it says
-
-
-def table(traffic: Traffic) -> tuple[list[str], list[list[Any]]]:
-    """Header and a row per kernel or operator; None where there is no ceiling, or FLOPs or L2 traffic are not known."""
-    header = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
+def table(traffic: Traffic) -> list[list[Any]]:
+    """A row per kernel or operator, with the columns of HEADER; None where ceilings, FLOPs or L2 bytes are not known."""
     rows = []
     for row in traffic.rows:
         rate, under_ceilings = row.bytes / row.seconds, [None] * 3
@@ -205,90 +206,79 @@ def table(traffic: Traffic) -> tuple[list[str], list[list[Any]]]:
             under_ceilings = [100 * rate / bandwidth, None if row.flops is None else side, 1e6 * (row.seconds - bound)]
         l2 = None if row.l2_bytes is None else row.l2_bytes / 1e6
         rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
-    return header, rows
+    return rows
 
 
 def facts(traffic: Traffic) -> list[tuple[str, str]]:
-    """What the bytes are, how many in all, how much of the time they need at least, and what is near and far from that."""
+    """Origin and amount of the bytes, the share of the time that they need, and the rows near to and far from their bound."""
     total, seconds = sum(row.bytes for row in traffic.rows), sum(row.seconds for row in traffic.rows)
     of = "operators in a mean step" if traffic.bytes_are == MINIMUM else "kernels, all that was recorded"
-    result = [("bytes", f"{traffic.bytes_are}, from {traffic.path}"), ("in all", f"{_mb(total)} in {_ms(seconds)} of {of}")]
+    result = [("bytes", f"{traffic.bytes_are}, from {traffic.path}"), ("total", f"{_mb(total)} in {_time(seconds)} of {of}")]
     if traffic.ceilings:
         result += _against_bandwidth(traffic, total, seconds)
     else:
-        result.append(("bandwidth", f"not measured, so no percentages: {WANTED}"))
+        result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
     return [*result, *(("note", note) for note in traffic.notes)]
 
 
 def _against_bandwidth(traffic: Traffic, total: float, seconds: float) -> list[tuple[str, str]]:
-    bandwidth, names = traffic.ceilings["bytes_per_second"], kernel_names.short_name
+    bandwidth, short = traffic.ceilings["bytes_per_second"], kernel_names.short_name
     above = {row: row.seconds - row.bound(traffic.ceilings) for row in traffic.rows}
-    near = [names(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
-    far = sorted(traffic.rows, key=lambda row: -above[row])[:3]
+    near = [short(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
+    far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(traffic.rows, key=lambda row: -above[row])[:3])
     result = [
-        ("bandwidth", f"{tables.figure(bandwidth / 1e9)} GB/s: {traffic.ceilings['source']}"),
-        ("at least", f"{_ms(total / bandwidth)} at that bandwidth, {100 * total / bandwidth / seconds:.3g} % of that time"),
+        ("bandwidth", f"{tables.format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings['source']}"),
+        ("at least", f"{_time(total / bandwidth)} at that bandwidth, {100 * total / bandwidth / seconds:.3g} % of that time"),
         (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
-        ("far", "most time above the bound: " + ", ".join(f"{names(row.name)} {1e6 * above[row]:,.0f} us" for row in far)),
+        ("far", f"most time above the bound: {far}"),
     ]
     if traffic.profile and not traffic.profile["attention_only"]:
         moved = sum(row.bytes for row in from_profile(traffic.profile)[0])
         timed = traffic.profile["run"]["step_ms"]
         step, how = timed["median"] / 1e3, "under" if timed["profiled"] >= len(timed["all"]) else "without"
-        share = f"{_ms(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / step:.3g} % of its {_ms(step)}"
+        share = f"{_time(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / step:.3g} % of its {_time(step)}"
         result.append(("a step", f"moves {_mb(moved)} at least, by its operators' shapes: {share} (median {how} the profiler)"))
     return result
 
 
 def _mb(amount: float) -> str:
-    return f"{tables.figure(amount / 1e6)} MB"
+    return f"{tables.format_number(amount / 1e6)} MB"
 
 
-def _ms(seconds: float) -> str:
-    return f"{tables.figure(1e3 * seconds)} ms"
+def _time(seconds: float) -> str:
+    return tables.format_time(1e3 * seconds)
 
 
-def text(traffic: Traffic) -> str:
-    """For a terminal."""
-    return "\n".join([*(f"{fact:<12} {what}" for fact, what in facts(traffic)), *_shown(traffic, tables.text)])
-
-
-def report(traffic: Traffic, drawn: bool) -> str:
-    """The Markdown report."""
-    picture = ["", "![Roofline; bytes are the minimum by the operators' shapes](roofline.png)"] if drawn else []
-    lines = [f"- {fact}: {what}" for fact, what in facts(traffic)]
-    return "\n".join(["# Memory bandwidth", "", *lines, *picture, *_shown(traffic, tables.markdown), ""])
-
-
-def _shown(traffic: Traffic, as_table: Callable[..., str]) -> list[str]:
-    """A heading, the first rows with short names and without the columns that are empty, and how to read them."""
-    header, rows = table(traffic)
-    rows = [[kernel_names.short_name(row[0]), *row[1:]] for row in rows[:TOP]]
-    heading = f"longest {len(rows)} of {len(traffic.rows)}, all their calls{' in a step' if traffic.bytes_are == MINIMUM else ''}"
-    body = as_table(*tables.filled(header, rows)).strip()
-    return ["", heading, "", body, *(["", READ] if traffic.ceilings else [])]
+def report(traffic: Traffic) -> Report:
+    """The facts and the longest rows with short names; bandwidth.csv has all rows with full names and times in us."""
+    result, rows = Report("Memory bandwidth"), table(traffic)
+    result.facts(facts(traffic))
+    unit, factor = tables.time_unit(max(row.seconds for row in traffic.rows) * 1e3)
+    shown = [
+        [kernel_names.short_name(name), calls, us * factor / 1e3, *rates, above and above * factor / 1e3, l2]
+        for name, calls, us, *rates, above, l2 in rows
+    ]
+    header = [name.replace("us", unit) for name in HEADER]
+    per_step = " in a step" if traffic.bytes_are == MINIMUM else ""
+    title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
+    result.table(*tables.filled(header, shown), title=title, code=["name"], top=TOP)
+    result.csv("bandwidth", HEADER, rows)
+    result.text(*([HOW_TO_READ] if traffic.ceilings else []))
+    return result
 
 
 def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
-    """Writes bandwidth.csv (all rows, full names) and .md into `folder`, and roofline.png where asked for.
-
-    Returns:
-        The text for a terminal.
+    """Writes bandwidth.csv and .md into `folder`, and roofline.png where asked for; returns the text for a terminal.
 
     Raises:
-        UsageError: nothing says how many bytes were moved, the roofline needs what is not there, or `folder` cannot be written.
+        UsageError: no source gives bytes, the data for the roofline is missing, or `folder` cannot be written to.
     """
-    traffic, paths = read(path), [folder / "bandwidth.csv", folder / "bandwidth.md"]
-    picture = None
+    traffic = read(path)
+    result = report(traffic)
     if draw_roofline:
         if not traffic.profile:
-            raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {WANTED}")
+            raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}")
         points, ceilings = roofline.from_profile(traffic.profile), traffic.profile["run"]["ceilings"]
-        picture = roofline.figure(points, ceilings, profile_summary.conditions(traffic.profile))
-        paths.append(folder / "roofline.png")
-    writable_folder(folder, "--output-dir")
-    write_text(paths[0], tables.csv_text(*table(traffic)))
-    write_text(paths[1], report(traffic, bool(picture)))
-    if picture:
-        plots.save(picture, paths[2])
-    return f"{text(traffic)}\n\nwritten: {', '.join(map(str, paths))}"
+        drawn = roofline.figure(points, ceilings, profile_summary.conditions(traffic.profile))
+        result.figure(lambda: drawn, "roofline", "Roofline; bytes are the minimum by the operators' shapes")
+    return result.publish(folder, "bandwidth")

@@ -1,16 +1,15 @@
-"""Where a profiled step spends its time, what limits each operator, and what each optimisation could gain at most.
+"""Where a profiled step spends its time, what limits each operator, and the most that each optimisation could gain.
 
-Reads one profile (schema tiny-llama-profile/1) and writes into ./bottleneck_analysis/ the report, operator_timing.csv
-and optimization_targets.json. Times are the profile's, ceilings are those that its run measured (a GEMM, a copy, a small
-operation), and each bound follows from the two as the report explains; no number comes from elsewhere. The time of an
-operator is its self time: of the kernels that it launches on a GPU, of its own code on a CPU.
+Reads one profile and writes into ./bottleneck_analysis/ the report, operator_timing.csv and optimization_targets.json. Times come
+from the profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows from the two
+as the report explains. The time of an operator is its self time: of its kernels on a GPU, of its own code on a CPU.
 
 Schema of optimization_targets.json, "tiny-llama-targets/1":
 
-    profile, step_us    the file, and its mean profiled step (the attention in it, where only that was kept)
-    targets             largest bound first: name, fused_form, operators (names), calls and fused_calls in a step,
-                        time_us and, null where a ceiling is not known, floor_us, share = (time_us - floor_us) / step_us
-                        and bound = 1 / (1 - share); note
+    profile, step_us    the file, and its mean profiled step (the attention in it, where only attention was kept)
+    targets             largest bound first: name, fused_form, operators (names), calls and fused_calls in a step, time_us,
+                        note, and, null where a ceiling is not known, floor_us, share = (time_us - floor_us) / step_us and
+                        bound = 1 / (1 - share)
 """
 
 import json
@@ -19,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from common.analysis.formulas import operators
-from common.analysis.formulas.operators import Work, linear_products
+from common.analysis.formulas.operators import OperatorCalls, Work, linear_products
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import step_profile
+from common.analysis.reports import profile_summary
 from common.errors import UsageError
-from common.files import writable_folder, write_json, write_text
+from common.files import writable_folder, write_text
 
 SCHEMA = "tiny-llama-targets/1"
 FOLDER = Path("bottleneck_analysis")
@@ -35,21 +36,29 @@ PARTS = {
 }  # fmt: skip
 # Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
 ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
-READ_PARTS = """Self times, so they add up. The backward pass counts for the part whose forward made it necessary (gradients that
-meet at a residual are added in the norm before it). The last row is what no operator covers."""
-READ_LAUNCHES = """The GPU gets {:.0f} launches a step; each starts {:.1f} us after its call on average, and it is busy {:.0f} %
-of the step. A delay of a few us means that it waits for the host, one of milliseconds that the host is ahead. The profiler slows
-the host, so without it a GPU idles less."""
-READ_OPERATORS = """A call takes at least max(FLOPs / peak, bytes / bandwidth, time of a small operation). The largest of them
-binds it, and "% of ceiling" is how close it comes. FLOPs and bytes follow from its shapes, every tensor moved once; above 100 %,
-tensors came from a cache, or a product beat the one that set the ceiling. Launch-bound operators are too small for either
-ceiling, or (views, autograd's nodes) have no work at all."""
-READ_TARGETS = """t is the time of the operators concerned and of the overhead at their calls: views and autograd nodes of that
-part, and the time outside operators, each spread evenly over the calls that do work. f is what the fused form needs: for each of
-its calls max(FLOPs / peak, bytes / bandwidth) and the same overhead, or the time of a small operation if that is more. With
-p = (t - f) / step, the step gets at most 1 / (1 - p) times as fast (Amdahl): a bound, not a forecast. Bounds of targets that
-share operators do not multiply."""
-PART_COLUMNS = ("part", "forward us", "backward us", "other us", "us per step", "%")
+ABOUT_PARTS = (
+    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it "
+    "necessary (gradients that meet at a residual are added in the norm before it). The last row is time that no operator "
+    "covers."
+)
+ABOUT_LAUNCHES = (
+    "The GPU gets {:,.0f} launches a step. Each starts {} after its call on average, and the GPU is busy for {:.0f} % of the "
+    "step. A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The "
+    "profiler slows the host, so without it a GPU idles less."
+)
+ABOUT_OPERATORS = (
+    "The lower bound of a call is max(FLOPs / peak, bytes / bandwidth, time of a small operation). The largest of the three "
+    "binds it, and `% of ceiling` is how close the call comes. FLOPs and bytes follow from its shapes, with every tensor "
+    "moved once. Above 100 %, tensors came from a cache, or a product beat the one that set the ceiling. Launch-bound "
+    "operators are too small for either ceiling, or (views, autograd nodes) have no work at all."
+)
+ABOUT_TARGETS = (
+    "t is the time of the operators concerned and of the overhead at their calls: views and autograd nodes of that part, "
+    "and the time outside operators, each spread evenly over the calls that do work. f is the floor of the fused form: for "
+    "each of its calls max(FLOPs / peak, bytes / bandwidth) and the same overhead, or the time of a small operation if that "
+    "is more. With p = (t - f) / step, the step gets at most 1 / (1 - p) times as fast (Amdahl's law): a bound, not a "
+    "forecast. Bounds of targets that share operators do not multiply."
+)
 CSV_COLUMNS = (
     "operator", "span", "phase", "input_shapes", "input_types", "calls_per_step", "us_per_step", "flops_per_call",
     "bytes_per_call", "bound_by", "percent_of_ceiling", "percent_of_step", "flops_per_second", "bytes_per_second",
@@ -61,26 +70,26 @@ class Step:
     """The mean profiled step; times in us."""
 
     profile: dict[str, Any]
-    rows: list[operators.Row]  # largest time first
+    rows: list[OperatorCalls]  # largest time first
     us: float
-    outside_us: float  # a GPU idles, a CPU is outside all operators; 0 where only attention was kept
+    outside_us: float  # time in which a GPU idles, or a CPU is outside all operators; 0 where only attention was kept
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.profile["kernels"])
 
     def overhead(self, span: str) -> float:
-        """us beside each working call: an equal share of its span's overhead, and of the time outside operators."""
+        """us of overhead at each working call: an equal share of its span's overhead and of the time outside operators."""
         working = [row for row in self.rows if row.works]
         views = sum(row.us for row in self.rows if not row.works and row.span == span)
         return views / sum(row.calls for row in working if row.span == span) + self.outside_us / sum(row.calls for row in working)
 
 
 def read_step(path: Path) -> Step:
-    """Adds a profile up to one mean step.
+    """The mean step of a profile.
 
     Raises:
-        UsageError: the file is not a profile, or holds no step.
+        UsageError: the file is not a profile, or it is damaged or holds no step.
     """
     profile = step_profile.read(path)
     rows = operators.rows(profile)
@@ -93,7 +102,7 @@ def read_step(path: Path) -> Step:
 
 
 def targets(step: Step) -> list[dict[str, Any]]:
-    """What touches something in this profile, largest bound first, without a bound last. Letters as in common/config.py."""
+    """Optimisations that concern operators in this profile, the largest bound first. Letters as in common/config.py."""
     run = step.profile["run"]
     model, training, precision = run["model"], run["training"], run["precision"]["compute"]
     length, tokens = training["sequence_length"], training["batch_size"] * training["sequence_length"]
@@ -106,7 +115,7 @@ def targets(step: Step) -> list[dict[str, Any]]:
     overhead = {span: step.overhead(span) for span in {row.span for row in working}}
 
     def add(name, form, rows, fused, note="", ceilings=run["ceilings"], part=lambda row: 1.0) -> None:
-        """`part` is how much of a row's calls and time the target concerns."""
+        """`part` is the fraction of a row's calls and time that the target concerns."""
         if not rows:
             return
         calls = sum(row.calls * part(row) for row in rows)
@@ -118,15 +127,15 @@ def targets(step: Step) -> list[dict[str, Any]]:
         fused_calls = sum(work.calls for work in fused)
         found.append(_target(step, name, form, {row.name for row in rows}, calls, fused_calls, now, floor, note))
 
-    def shapes(row: operators.Row) -> list:
+    def shapes(row: OperatorCalls) -> list:
         return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
 
-    def qkv_part(row: operators.Row) -> float:  # the output projection has the shape of Q's
+    def qkv_part(row: OperatorCalls) -> float:  # the output projection has the shape of the Q projection
         (m, k), (_, n) = shapes(row)[:2]
         whole = sorted((m, k, n)) != sorted((tokens, hidden, hidden))
         return 1.0 if whole else 3 / 4 if kv == hidden else 1 / 2
 
-    def quadratic(row: operators.Row) -> bool:  # [.., S, S], and the copies of K and V for grouped queries, of 5 dimensions
+    def quadratic(row: OperatorCalls) -> bool:  # [.., S, S]; the copies of K and V for grouped queries have 5 dimensions
         scores = [length, length] if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES else None
         return row.name == "aten::bmm" or any(shape[-2:] == scores or len(shape) == 5 for shape in shapes(row))
 
@@ -178,14 +187,14 @@ def _target(step: Step, name, form, names, calls, fused_calls, now, floor, note)
     share = None if floor is None else (now - floor) / step.us
     return {
         "name": name, "fused_form": form, "operators": sorted(names), "calls": calls, "fused_calls": fused_calls,
-        "time_us": now, "floor_us": floor, "share": share, "bound": None if share is None else 1 / (1 - share), "note": note,
+        "time_us": now, "floor_us": floor, "share": share, "bound": None if share in (None, 1) else 1 / (1 - share), "note": note,
     }  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-def breakdown(step: Step) -> list[list]:
+def breakdown(step: Step) -> list[list[Any]]:
     """Rows of part, us in forward, backward and other, their sum and percent of the step; on a GPU from all kernels."""
     steps, times = step.profile["profiled_steps"], [(row.span, row.phase, row.us) for row in step.rows]
     if step.on_gpu:
@@ -200,87 +209,89 @@ def breakdown(step: Step) -> list[list]:
     return body + ([[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us]] if step.outside_us else [])
 
 
-def operator_table(step: Step) -> tuple[list[str], list[list]]:
-    header = ["operator", "span", "phase", "shapes", "calls", "us", "% of step", "bound by", "GFLOP/s", "GB/s", "% of ceiling"]
-    return header, [
-        [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us,
+def report(step: Step, path: Path, ranked: list[dict[str, Any]]) -> Report:
+    """Time by part, the longest operators and the targets; it writes operator_timing.csv and optimization_targets.json."""
+    result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
+    part = "attention" if profile["attention_only"] else "the step"
+    _add_conditions(result, step, path)
+    result.section(f"Time of {part} by part")
+    result.text(ABOUT_PARTS)
+    unit, factor = tables.time_unit(step.us / 1e3)
+    header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step"]
+    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), row[5]] for row in breakdown(step)]
+    result.table(header, rows)
+    if step.on_gpu and not profile["attention_only"]:
+        delay = tables.format_time(profile["launch"]["mean_delay_us"] / 1e3)
+        busy = 100 - 100 * step.outside_us / step.us
+        result.text(ABOUT_LAUNCHES.format(profile["launch"]["count"] / profile["profiled_steps"], delay, busy))
+    result.section("The operators that take longest")
+    result.text(ABOUT_OPERATORS)
+    _add_operators(result, step)
+    result.section("Targets of optimisation")
+    result.text(ABOUT_TARGETS)
+    unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
+    rows = [
+        [target["name"], target["calls"], target["fused_calls"], target["time_us"] / 1e3 * factor,
+         target["floor_us"] and target["floor_us"] / 1e3 * factor, target["share"] and 100 * target["share"],
+         target["bound"] and f"{target['bound']:.2f}x"]
+        for target in ranked
+    ]  # fmt: skip
+    result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], rows)
+    result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
+    result.json("optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
+    return result
+
+
+def _add_conditions(report: Report, step: Step, path: Path) -> None:
+    ceilings = step.profile["run"]["ceilings"]
+    report.text(
+        f"{profile_summary.conditions(step.profile)}.", f"Command `{step.profile['run']['command']}`, profile {path.name}."
+    )
+    if step.profile["attention_only"]:
+        report.text("Only attention was kept: shares are of attention, not of the step.")
+    if not ceilings:
+        report.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
+        return
+    report.text(
+        f"Measured ceilings: {ceilings['flops_per_second'] / 1e9:,.0f} GFLOP/s ({ceilings['precision']} GEMM), "
+        f"{ceilings['bytes_per_second'] / 1e9:,.1f} GB/s (copy), "
+        f"{tables.format_time(ceilings['operation_seconds'] * 1e3)} for a small operation."
+    )
+
+
+def _add_operators(report: Report, step: Step) -> None:
+    unit, factor = tables.time_unit(step.rows[0].us / 1e3)
+    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "GFLOP/s", "GB/s", "% of ceiling"]
+    rows = [
+        [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us / 1e3 * factor,
          100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
         for row in step.rows[:TOP]
     ]  # fmt: skip
+    report.table(header, rows, least=["GFLOP/s", "GB/s", "phase"])
+    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
+    report.csv("operator_timing", CSV_COLUMNS, timing)
 
 
-def target_table(ranked: list[dict[str, Any]]) -> tuple[list[str], list[list]]:
-    header = ["target", "calls", "fused", "us now, t", "floor us, f", "share p, %", "gain at most"]
-    return header, [
-        [target["name"], target["calls"], target["fused_calls"], target["time_us"], target["floor_us"],
-         None if target["share"] is None else 100 * target["share"], target["bound"] and f"{target['bound']:.2f}x"]
-        for target in ranked
-    ]  # fmt: skip
-
-
-def setup(step: Step, path: Path) -> str:
-    """What was measured, on what, and against which ceilings."""
-    run, ceilings, steps = step.profile["run"], step.profile["run"]["ceilings"], step.profile["profiled_steps"]
-    model, training, times = run["model"], run["training"], run["step_ms"]
-    clean = f" and {times['median']:.2f} ms without it (median of {times['count']})" * (len(times["all"]) > times["profiled"])
-    lines = [
-        f"{run['version']} on {run['device']['name']}, {run['precision']['compute']}, torch {run['environment']['torch']}: "
-        f"{model['num_layers']} layers, D {model['hidden_size']}, {model['num_attention_heads']} heads of which "
-        f"{model['num_key_value_heads']} for K and V, F {model['intermediate_size']}, V {model['vocab_size']}, "
-        f"batch {training['batch_size']}, sequence {training['sequence_length']}.",
-        f"Command `{run['command']}`, profile {path.name}.",
-        f"A step takes {sum(step.profile['step_us']) / steps / 1e3:.2f} ms under the profiler (mean of {steps}){clean}.",
-        "Only attention was kept: shares are of attention, not of the step." if step.profile["attention_only"] else "",
-        f"Measured ceilings: {ceilings['flops_per_second'] / 1e9:,.0f} GFLOP/s ({ceilings['precision']} GEMM), "
-        f"{ceilings['bytes_per_second'] / 1e9:,.1f} GB/s (copy), {ceilings['operation_seconds'] * 1e6:.2f} us an operation."
-        if ceilings else "No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.",
-    ]  # fmt: skip
-    return "\n".join(line for line in lines if line)
-
-
-def report(step: Step, path: Path, ranked: list[dict[str, Any]]) -> str:
-    """The whole report as Markdown."""
-    launch, steps = step.profile["launch"], step.profile["profiled_steps"]
-    what = "attention" if step.profile["attention_only"] else "the step"
-    launches = READ_LAUNCHES.format(launch["count"] / steps, launch["mean_delay_us"], 100 - 100 * step.outside_us / step.us)
-    forms = [f"- {target['name']}: {target['fused_form']}. {target['note']}".strip() for target in ranked]
-    sections = [
-        f"# Bottlenecks of tiny_llama_{step.profile['run']['version']}", setup(step, path).replace("\n", "\n\n"),
-        f"## Where the time of {what} goes", READ_PARTS,
-        tables.markdown(PART_COLUMNS, breakdown(step)), launches if step.on_gpu and what == "the step" else "",
-        "## The operators that take longest", READ_OPERATORS, tables.markdown(*operator_table(step)),
-        "## What to optimise first", READ_TARGETS, tables.markdown(*target_table(ranked)), "\n".join(forms),
-    ]  # fmt: skip
-    return "\n\n".join(section.strip() for section in sections if section) + "\n"
-
-
-def analyze(profile_data: Path, output_report: Path) -> str:
-    """Writes report, operator_timing.csv and optimization_targets.json; returns the short version for a terminal.
+def analyze(profile_data: Path, output_report: Path, version: str) -> str:
+    """Writes report, operator_timing.csv and optimization_targets.json; returns the text for a terminal.
 
     Args:
         profile_data: a profile, or a folder whose newest profile is taken.
         output_report: a bare name goes into ./bottleneck_analysis/.
+        version: the version whose parts the targets are.
 
     Raises:
-        UsageError: there is no such profile, it is not Version 1's, or a folder cannot be written to.
+        UsageError: there is no such profile, it is of another version, or a folder cannot be written to.
     """
     path = step_profile.find(profile_data)
     step = read_step(path)
-    if step.profile["run"]["version"] != "v1":
-        raise UsageError(f"{path} is of {step.profile['run']['version']}: the targets are parts of Version 1, which others fuse")
-    ranked = targets(step)
+    if (found := step.profile["run"]["version"]) != version:
+        raise UsageError(f"{path} is of {found}: the targets are parts of {version}, which others fuse")
+    result = report(step, path, targets(step))
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     for folder in (output_report.parent, FOLDER):
         writable_folder(folder, "--output-report")
-    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
-    write_text(output_report, report(step, path, ranked))
-    write_text(FOLDER / "operator_timing.csv", tables.csv_text(CSV_COLUMNS, timing))
-    content = {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked}
-    write_json(FOLDER / "optimization_targets.json", content)
-    header, rows = operator_table(step)
-    return "\n\n".join([
-        setup(step, path), tables.text(PART_COLUMNS, breakdown(step)),
-        tables.text(header, rows[: TOP // 2]), tables.text(*target_table(ranked)),
-        f"{output_report}\n{FOLDER / 'operator_timing.csv'}\n{FOLDER / 'optimization_targets.json'}",
-    ])  # fmt: skip
+    write_text(output_report, result.markdown())
+    written = [output_report, *result.write(FOLDER, "", ("csv", "json"), "--output-report")]
+    return f"{result.terminal()}\n\nwritten: {', '.join(map(str, written))}"

@@ -1,24 +1,65 @@
-"""What the FLOP counters said beside what the clock said: flops_profile.json, mfu_analysis.csv, and the same as text.
+"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and a report.
 
 flops_profile.json, schema "tiny-llama-flops/1":
 
     counts    rows of counter, forward, backward, step (FLOPs of one training step); the first row is the reference
     parts     forward FLOPs by part of the model: causal (needed) and full (executed by code that masks)
-    run       the run's record, schema "tiny-llama-run/1"
+    run       the record of the run, schema "tiny-llama-run/1"
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from common import files
 from common.analysis.formulas import flops
 from common.analysis.output import tables
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record
+from common.analysis.profiles.run_record import TimedRun
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json, write_json, write_text
+
+from pydantic import Field, PositiveInt
+from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-flops/1"
 FOLDER = Path("flops_analysis")
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
+HOW_TO_READ = (
+    "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
+    "x S pairs. FlopCounterMode counts the matrix products that ran. Of a fused attention kernel it counts all S x S pairs, "
+    "whether or not the kernel leaves the masked pairs out, and in the backward pass also the scores, which such a kernel "
+    "computes again. A kernel that it does not know counts as zero unless its version reports what it computes. DeepSpeed "
+    "watches the forward pass only, with S x S pairs; its backward count is twice that by rule. It adds silu, a function "
+    "that it patches. Both counters watch the model without torch.compile."
+)
+
+
+class Count(TypedDict):
+    counter: str
+    forward: PositiveInt
+    backward: PositiveInt
+    step: PositiveInt
+
+
+class Parts(TypedDict):
+    projections: PositiveInt
+    attention: PositiveInt
+    mlp: PositiveInt
+    head: PositiveInt
+    total: PositiveInt
+
+
+class CausalAndFull(TypedDict):
+    causal: Parts
+    full: Parts
+
+
+class FlopCounts(TypedDict):
+    schema: Literal[SCHEMA]
+    counts: Annotated[list[Count], Field(min_length=1)]
+    parts: CausalAndFull
+    run: TimedRun
 
 
 def write(folder: Path, counted: dict[str, dict[str, int]], run: dict[str, Any]) -> list[Path]:
@@ -26,38 +67,33 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: dict[str, Any])
 
     Args:
         counted: from `common.training.flop_counters.count`: by counter, FLOPs of forward and backward.
-        run: the run's record.
+        run: the record of the run.
     """
     config, training = ModelConfig(**run["model"]), run["training"]
     shape = (config, training["batch_size"], training["sequence_length"])
     formulas = {REFERENCE: flops.training_step(*shape), EXECUTED: flops.training_step(*shape, causal=False)}
-    rows = [
-        {
-            "counter": counter,
-            "forward": count["forward"],
-            "backward": count["backward"],
-            "step": count["forward"] + count["backward"],
-        }
-        for counter, count in (formulas | counted).items()
+    pairs = {counter: (count["forward"], count["backward"]) for counter, count in (formulas | counted).items()}
+    counts = [
+        {"counter": counter, "forward": forward, "backward": backward, "step": forward + backward}
+        for counter, (forward, backward) in pairs.items()
     ]
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
-    profile = {"schema": SCHEMA, "counts": rows, "parts": parts, "run": run}
-    paths = [folder / "flops_profile.json", folder / "mfu_analysis.csv"]
-    write_json(paths[0], profile)
-    write_text(paths[1], tables.csv_text(*mfu_rows(profile)))
-    return paths
+    profile = {"schema": SCHEMA, "counts": counts, "parts": parts, "run": run}
+    result = report(profile)
+    result.json("flops_profile", profile)
+    return result.write(folder, "flops", ("json", "csv"))
 
 
 def read(path: Path) -> dict[str, Any]:
     """flops_profile.json; a bare file name that is not here is looked for in ./flops_analysis.
 
     Raises:
-        UsageError: there is no such file, or it is not one of these.
+        UsageError: there is no such file, or it is damaged or of another schema.
     """
     found = path if path.exists() or path.name != str(path) else FOLDER / path
     if not found.exists():
         raise UsageError(f"no {path} here or in {FOLDER}/: run without --analyze-results first to write it")
-    return read_json(found, SCHEMA)
+    return files.read(found, FlopCounts)
 
 
 def mfu_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
@@ -73,36 +109,23 @@ def mfu_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     ]  # fmt: skip
 
 
-def text(profile: dict[str, Any]) -> str:
-    """Both tables, and in words what the difference between the counters is."""
-    run, parts = profile["run"], profile["parts"]
+def report(profile: dict[str, Any]) -> Report:
+    """FLOPs by counter and by part of the model, and why the counters differ; it writes mfu_analysis.csv."""
+    run, parts, peak = profile["run"], profile["parts"], profile["run"]["mfu"]
     total = parts["causal"]["total"]
     by_part = [
         [part, parts["causal"][part] / 1e9, parts["full"][part] / 1e9, 100 * parts["causal"][part] / total]
         for part in parts["causal"]
     ]
-    peak = run["mfu"]
-    lines = [
-        f"{run['version']}, {run['device']['name']}, {run['precision']['compute']}, batch {run['training']['batch_size']}, "
-        f"sequence {run['training']['sequence_length']}: median step {run['step_ms']['median']:.2f} ms, "
-        + (
-            f"peak {peak['peak_flops_per_second'] / 1e12:.3g} TFLOP/s ({peak['peak_source']})"
-            if peak
-            else "peak unknown: add --measure-peak"
-        ),
-        "",
-        tables.text(*mfu_rows(profile)),
-        "",
-        "forward pass by part",
-        tables.text(["part", "causal GFLOP", "full GFLOP", "% (causal)"], by_part),
-        "",
-        "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the",
-        "S x S pairs. FlopCounterMode counts the matrix products that ran, and of a fused attention kernel all S x S pairs too,",
-        "whether or not it leaves the masked ones out; in the backward pass it adds the scores, which such a kernel computes",
-        "again. A kernel that it does not know counts as nothing, unless its version says what it computes. DeepSpeed watches",
-        "the forward pass only, with S x S pairs (its backward is twice that, by rule), and adds silu, a function it patches.",
-        "Both watch the model without torch.compile.",
-    ]
+    known = f"peak {peak['peak_flops_per_second'] / 1e12:.3g} TFLOP/s ({peak['peak_source']})" if peak else ""
+    median = tables.format_time(run["step_ms"]["median"])
+    result = Report("FLOPs of a training step")
+    result.text(
+        f"{run['version']}, {run_record.describe(run)}; median step {median}, {known or 'peak unknown: add --measure-peak'}."
+    )
+    result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
+    result.table(["part", "causal GFLOP", "full GFLOP", "% (causal)"], by_part, title="Forward pass by part")
+    result.text(HOW_TO_READ)
     if not any(row["counter"] == "DeepSpeed" for row in profile["counts"]):
-        lines.append("DeepSpeed is not installed here, so its row is missing.")
-    return "\n".join(lines)
+        result.text("DeepSpeed is not installed here, so its row is missing.")
+    return result

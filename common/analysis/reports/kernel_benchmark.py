@@ -1,13 +1,19 @@
-"""Tables and figure of a benchmark of kernels, from its JSON file (version3_triton/benchmark_kernels.py says what is in it)."""
+"""Tables and figure of a benchmark of kernels, from its JSON file (version3_triton/benchmark_kernels.py explains it)."""
 
+import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+from common import files
 from common.analysis.output import plots, tables
-from common.files import read_json
+from common.analysis.output.report import PAGE_INCHES, Report
+from common.analysis.profiles.run_record import Ceilings, Header, Precision, Summary
+from common.errors import UsageError
+from common.files import Amount
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
+from pydantic import PositiveInt
+from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-kernel-benchmark/1"
 BYTES, FLOPS = "GB/s", "TFLOP/s"
@@ -15,91 +21,152 @@ COLOURS = {
     "kernel": plots.BLUE, "eager": plots.BLACK, "compiled": plots.ORANGE, "liger": plots.GREEN, "cudnn": plots.PURPLE,
     "flash": plots.SKY,
 }  # fmt: skip
-Row = dict[str, Any]
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+class Timing(TypedDict):
+    """One contender at one operation and shape."""
+
+    operation: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    hidden_size: PositiveInt
+    unit: Literal[BYTES, FLOPS]
+    amount: PositiveInt  # bytes or FLOPs, by `unit`
+    contender: Literal[tuple(COLOURS)]
+    host_ms: Summary
+    gpu_ms: Summary | None
+    peak_mib: Amount | None
+
+
+class KernelBenchmark(Header):
+    schema: Literal[SCHEMA]
+    precision: Precision
+    ceilings: Ceilings
+    rows: list[Timing]
+
+
+def read(path: Path) -> KernelBenchmark:
+    """A benchmark with a row of the kernel and one of eager for each operation and shape.
+
+    Raises:
+        UsageError: the file is missing or damaged, or a row is missing.
+    """
+    measured = files.read(path, KernelBenchmark)
+    found = {(_shape(row), row["contender"]) for row in measured["rows"]}
+    for shape, contender in itertools.product({shape for shape, _ in found}, ("kernel", "eager")):
+        if (shape, contender) not in found:
+            raise UsageError(f"{path}: rows: there is no row of {contender} for {' '.join(map(str, shape))}")
+    return measured
+
+
+def _shape(row: Timing) -> tuple[Any, ...]:
     return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
 
 
-def rate(row: Row) -> float:
-    """Bytes or FLOPs a second, by the GPU's work alone where that was timed, else by the host's time."""
+def rate(row: Timing) -> float:
+    """Bytes or FLOPs per second, by the time on the GPU where it was measured, else by the host's time."""
     return row["amount"] / (row["gpu_ms"] or row["host_ms"])["median"] * 1e3
 
 
-def share(row: Row, measured: dict[str, Any]) -> float:
-    """Percent of the measured ceiling: of the copy's bytes a second, or of the product's FLOPs."""
+def share(row: Timing, measured: KernelBenchmark) -> float:
+    """Percent of the measured ceiling: of the bandwidth of a copy, or of the FLOP/s of a matrix product."""
     return 100 * rate(row) / measured["ceilings"]["bytes_per_second" if row["unit"] == BYTES else "flops_per_second"]
 
 
-def ratio(row: Row, other: Row) -> float:
-    """How many times as long as the other, by the GPU's work alone where both have it, else by the host's time."""
+def ratio(row: Timing, other: Timing) -> float:
+    """Time of `row` over the time of `other`, on the GPU where both have it, else of the host."""
     clock = "gpu_ms" if row["gpu_ms"] and other["gpu_ms"] else "host_ms"
     return row[clock]["median"] / other[clock]["median"]
 
 
-def text(measured: dict[str, Any]) -> str:
-    """A row per operation, shape and contender: times, rate, share of the ceiling, how often eager's speed, memory."""
-    eager = {_place(row): row for row in measured["rows"] if row["contender"] == "eager"}
-    body = []
-    for row in measured["rows"]:
-        body.append([
-            row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"],
-            row["host_ms"]["median"], row["gpu_ms"] and row["gpu_ms"]["median"],
-            rate(row) / 1e9 if row["unit"] == BYTES else None, rate(row) / 1e12 if row["unit"] == FLOPS else None,
-            share(row, measured), ratio(eager[_place(row)], row), row["peak_mib"],
-        ])  # fmt: skip
-    header = ["operation", "B x S", "D", "contender", "host ms", "GPU ms", "GB/s", "TFLOP/s", "% of ceiling", "eager / it",
-              "MiB"]  # fmt: skip
-    table = tables.text(*tables.filled(header, body))
-    device, precision = measured["device"]["name"], measured["precision"]["compute"]
-    return f"forward and backward of each operation, {precision}, {device}\n{table}"
+def report(measured: KernelBenchmark) -> Report:
+    """A row per operation, shape and contender: times, rate, share of the ceiling, speed relative to eager, memory."""
+    eager = {_shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
+    unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
+    body = [
+        [row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"],
+         row["host_ms"]["median"] * factor, row["gpu_ms"] and row["gpu_ms"]["median"] * factor,
+         rate(row) / 1e9 if row["unit"] == BYTES else None, rate(row) / 1e12 if row["unit"] == FLOPS else None,
+         share(row, measured), ratio(eager[_shape(row)], row), row["peak_mib"]]
+        for row in measured["rows"]
+    ]  # fmt: skip
+    header = [
+        "operation",
+        "B x S",
+        "D",
+        "contender",
+        f"host {unit}",
+        f"GPU {unit}",
+        BYTES,
+        FLOPS,
+        "% of ceiling",
+        "eager / it",
+        "MiB",
+    ]
+    result = Report("Kernel benchmark")
+    result.text(
+        f"Forward and backward of each operation, {measured['precision']['compute']}, {measured['device']['name']}, torch "
+        f"{measured['environment']['torch']}."
+    )
+    result.table(*tables.filled(header, body))
+    result.figure(lambda: figure(measured), "kernels", "Share of the measured ceiling over the sequence length")
+    return result
 
 
-def figure(measured: dict[str, Any]) -> "Figure":
-    """Share of the ceiling over the sequence length: operations down, hidden sizes across, a line a contender."""
+def figure(measured: KernelBenchmark) -> Figure:
+    """Share of the ceiling over the sequence length: operations down, hidden sizes across, a line for each contender."""
     rows = measured["rows"]
     names, widths = list(dict.fromkeys(row["operation"] for row in rows)), sorted({row["hidden_size"] for row in rows})
-    drawing = plots.new(2.6 * len(widths) + 1, 2.2 * len(names))
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    lengths = sorted({row["sequence_length"] for row in rows})
+    drawing = plots.new(max(PAGE_INCHES, 2.6 * len(widths) + 1), 2.2 * len(names) + 0.6)
     axes = drawing.subplots(len(names), len(widths), squeeze=False, sharex=True, sharey="row")
     for line, name in zip(axes, names, strict=True):
         for axis, width in zip(line, widths, strict=True):
-            here = [row for row in rows if (row["operation"], row["hidden_size"]) == (name, width)]
-            for who in dict.fromkeys(row["contender"] for row in here):
-                own = [(row["sequence_length"], share(row, measured)) for row in here if row["contender"] == who]
-                axis.plot(*zip(*sorted(own), strict=True), "o-", color=COLOURS[who], label=who, markersize=3)
-            axis.set_xscale("log", base=2)
-            axis.set_ylim(bottom=0)
+            for who in contenders:
+                own = [row for row in rows if (row["operation"], row["hidden_size"], row["contender"]) == (name, width, who)]
+                own.sort(key=lambda row: row["sequence_length"])
+                shares = [share(row, measured) for row in own]
+                axis.plot([row["sequence_length"] for row in own], shares, "o-", color=COLOURS[who], label=who, markersize=3)
             axis.axhline(100, color="grey", linewidth=0.5)
-        line[0].set_ylabel(f"{name}\n% of {'copy' if here[0]['unit'] == BYTES else 'matrix product'}")
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
+            axis.minorticks_off()
+            axis.margins(x=0.12)
+        shown = [row for row in rows if row["operation"] == name]
+        line[0].set_ylim(0, 1.08 * max(share(row, measured) for row in shown))
+        ceiling = "copy" if shown[0]["unit"] == BYTES else "GEMM"
+        line[0].set_ylabel(f"{name}\n% of measured {ceiling}", fontsize=8)
     for axis, width in zip(axes[0], widths, strict=True):
-        axis.set_title(f"D = {width}")
+        axis.set_title(f"D = {width:,}", fontsize=10)
     for axis in axes[-1]:
         axis.set_xlabel("S")
-    handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    drawing.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles))
+    title = f"{measured['device']['name']}, {measured['precision']['compute']}, torch {measured['environment']['torch']}"
+    legend = dict(loc="outside upper center", ncols=3 if len(widths) < 3 else 6, fontsize=8, title=title, title_fontsize=8)
+    drawing.legend(*axes[0][0].get_legend_handles_labels(), **legend)
     return drawing
 
 
 def documented(*paths: Path) -> str:
-    """Markdown: a row for each operation and shape, with the kernel's rate and how many times as long each peer takes."""
+    """Markdown: a row for each operation and shape, with the kernel's rate and the time of each peer relative to the kernel's.
+
+    Raises:
+        UsageError: a file is missing or damaged.
+    """
     rows, peers = [], [name for name in COLOURS if name != "kernel"]
     for path in paths:
-        measured = read_json(path, SCHEMA)
-        shapes: dict[tuple[Any, ...], dict[str, Row]] = {}
+        measured = read(path)
+        shapes: dict[tuple[Any, ...], dict[str, Timing]] = {}
         for row in measured["rows"]:
-            shapes.setdefault(_place(row), {})[row["contender"]] = row
+            shapes.setdefault(_shape(row), {})[row["contender"]] = row
         for (operation, batch, length, hidden), found in shapes.items():
             own = found["kernel"]
             reached = rate(own) / (1e9 if own["unit"] == BYTES else 1e12)
             rows.append([
-                operation, f"{batch} x {length}", hidden, f"{tables.figure(reached)} {own['unit']}", share(own, measured),
+                operation, f"{batch} x {length}", hidden, f"{tables.format_number(reached)} {own['unit']}", share(own, measured),
                 *(ratio(found[name], own) if name in found else None for name in peers),
                 own["peak_mib"], found["eager"]["peak_mib"],
             ])  # fmt: skip
     header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in peers), "kernel's MiB",
               "eager's MiB"]  # fmt: skip
     return tables.markdown(*tables.filled(header, rows))
-
-
-TABLES = {"kernel_benchmark": documented}

@@ -1,27 +1,25 @@
-"""What a table of kernels says about launches: how many, how long, how many of them short, and how busy they keep the GPU.
+"""Kernel launches in a table of kernels: their number, their times, how many are short, and how busy they keep the GPU.
 
-The table is the same whichever profiler saw the kernels (`kernel_table`), and `load` makes it from any of their files
-(`kernel_files`, which lists them).
+The table is the same for every profiler (`kernel_table`); `load_kernels` lists the files that it can come from.
 """
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, load_kernels
-from common.analysis.profiles.kernel_table import ONE_BY_ONE, Kernels
+from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels
 from common.files import writable_file, write_text
 
-if TYPE_CHECKING:
-    import pandas
+import numpy
+
+SHORT_NS = 10_000  # a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter than this
 
 
-SHORT_NS = 10_000  # a launch costs the host some us: below this, the GPU may be waiting for the next one
-
-
-class Row(NamedTuple):
-    """All calls of one kernel; min_ns and max_ns of one call are None where the source has only sums."""
+class KernelTotal(NamedTuple):
+    """All calls of one kernel. min_ns and max_ns are of one call, and None where the source has only sums."""
 
     name: str
     category: str
@@ -33,35 +31,34 @@ class Row(NamedTuple):
     share: float  # of the time of all kernels, 0 to 1
 
 
-def summary(kernels: Kernels) -> list[Row]:
+def summary(kernels: Kernels) -> list[KernelTotal]:
     """A row per kernel name, the longest total first."""
     grouped = kernels.table.groupby(["name", "category"], sort=False)
     added = grouped.agg(calls=("calls", "sum"), total=("duration_ns", "sum"), low=("min_ns", "min"), high=("max_ns", "max"))
     whole = added.total.sum() or 1.0
     rows = [
-        Row(*key, int(calls), total, total / calls, None if low != low else low, None if high != high else high, total / whole)
-        for key, calls, total, low, high in zip(added.index, added.calls, added.total, added.low, added.high, strict=True)
+        KernelTotal(*key, int(calls), total, total / calls, *(None if ns != ns else ns for ns in (low, high)), total / whole)
+        for key, calls, total, low, high in added.itertuples()
     ]
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
 class Gaps(NamedTuple):
-    """From the first start to the last end: window_ns = busy_ns (at least one kernel runs) + the sum of idle_ns."""
+    """The window from the first start to the last end: window_ns = busy_ns + the sum of idle_ns."""
 
     window_ns: float
-    busy_ns: float
-    idle_ns: "Any"  # numpy array: each time between kernels in which none runs, in order
+    busy_ns: float  # at least one kernel runs
+    idle_ns: numpy.ndarray  # each interval in which no kernel runs, in order
 
 
 def gaps(kernels: Kernels) -> Gaps | None:
-    """Time between consecutive kernels; None without starts, or where counters were collected, kernel by kernel.
+    """Time between consecutive kernels; None without start times, or where counters were collected kernel by kernel.
 
-    Kernels that overlap, on several queues, streams or devices in one file, count once: busy is the union of their intervals.
+    Kernels that overlap (on several queues, streams or devices in one file) count once: the busy time is the union of their
+    intervals.
     """
-    import numpy
-
     table = kernels.table.sort_values("start_ns")
-    if table.start_ns.isna().any() or ONE_BY_ONE in kernels.notes:
+    if table.start_ns.isna().any() or SERIALIZED_NOTE in kernels.notes:
         return None
     starts = table.start_ns.to_numpy()
     ends = numpy.maximum.accumulate(starts + table.duration_ns.to_numpy())
@@ -70,49 +67,59 @@ def gaps(kernels: Kernels) -> Gaps | None:
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
-def text(kernels: Kernels, rows: list[Row], top: int) -> str:
-    """What was read, how many launches, how long and how busy, how many are short, and the `top` first of `rows`."""
+def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
+    """Source, launches, busy share and short launches, and a table of the `top` first of `rows`."""
     on_cpu, table = kernels.are_operators, kernels.table
-    calls, total = int(table.calls.sum()), table.duration_ns.sum()
-    per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
+    calls, per_step = int(table.calls.sum()), ""
+    if kernels.steps:
+        per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})"
     kinds = [f"{kind} {count:,}" for kind, count in table.groupby("category", sort=False).calls.sum().items()]
-    facts = [
+    result = Report("Kernel launches")
+    result.facts([
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
         ("operator calls" if on_cpu else "launches", f"{calls:,}{per_step}" + (f"; {', '.join(kinds)}" if kinds[1:] else "")),
         ("distinct", f"{len(rows)} {'operators' if on_cpu else 'kernels'}"),
-        ("total time", f"{total / 1e6:,.3f} ms"),
+        ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(kernels)),
-        (f"under {SHORT_NS / 1e3:.0f} us", _short(table, calls, total)),
-    ]
-    header = ["operator" if on_cpu else "kernel", "calls", "total us", "mean us", "min us", "max us", "share %"]
+        (f"under {_time(SHORT_NS)}", _short(kernels)),
+    ])  # fmt: skip
+    longest = max(row.total_ns for row in rows), max(row.max_ns or row.mean_ns for row in rows)
+    (whole, per_whole), (single, per_single) = (tables.time_unit(ns / 1e6) for ns in longest)
+    header = ["operator" if on_cpu else "kernel", "calls", f"total {whole}", *(f"{x} {single}" for x in ("mean", "min", "max"))]
     body = [
-        [kernel_names.short_name(row.name), row.calls, *(None if ns is None else ns / 1e3 for ns in row[3:7]), 100 * row.share]
+        [kernel_names.short_name(row.name), row.calls, row.total_ns / 1e6 * per_whole,
+         *(ns and ns / 1e6 * per_single for ns in (row.mean_ns, row.min_ns, row.max_ns)), 100 * row.share]
         for row in rows[:top]
-    ]
-    lines = [f"{fact:<15} {figures}" for fact, figures in facts]
-    return "\n".join([*lines, "", f"longest {len(body)} of {len(rows)}", tables.text(header, body)])
+    ]  # fmt: skip
+    title = f"The {len(body)} of {len(rows)} {'operators' if on_cpu else 'kernels'} that take longest"
+    result.table([*header, "share %"], body, title, code=header[:1])
+    return result
+
+
+def _time(ns: float) -> str:
+    return tables.format_time(ns / 1e6)
 
 
 def _busy(kernels: Kernels) -> str:
     found = gaps(kernels)
     if found is None:
-        why = "see the note" if ONE_BY_ONE in kernels.notes else "this source has sums, and no times at which kernels start"
+        why = "see the note" if SERIALIZED_NOTE in kernels.notes else "this source has sums, but no start times"
         return f"left out: {why}"
     share = 100 * found.busy_ns / found.window_ns if found.window_ns else 100.0
-    line = f"{share:.1f} % of {found.window_ns / 1e6:,.3f} ms from the first start to the last end; gaps: {len(found.idle_ns):,}"
+    line = f"{share:.1f} % of {_time(found.window_ns)} from the first start to the last end; gaps: {len(found.idle_ns):,}"
     if not len(found.idle_ns):
         return line
-    median, longest = statistics.median(found.idle_ns), max(found.idle_ns)
-    return f"{line}, median {median / 1e3:,.1f} us, longest {longest / 1e3:,.1f} us"
+    return f"{line}, median {_time(statistics.median(found.idle_ns))}, longest {_time(max(found.idle_ns))}"
 
 
-def _short(table: "pandas.DataFrame", calls: int, total: float) -> str:
-    """Calls under SHORT_NS. Where a row holds many calls, all count by their mean."""
+def _short(kernels: Kernels) -> str:
+    """Calls under SHORT_NS. Where a row holds many calls, their mean decides for all of them."""
+    table = kernels.table
     short = table[table.duration_ns < SHORT_NS * table.calls]
     count, time = int(short.calls.sum()), short.duration_ns.sum()
     by_mean = "" if (table.calls == 1).all() else ", by the mean of each kernel"
-    shares = f"{100 * count / calls:.1f} % of them, {100 * time / (total or 1):.1f} % of the time"
+    shares = f"{100 * count / table.calls.sum():.1f} % of them, {100 * time / (table.duration_ns.sum() or 1):.1f} % of the time"
     return f"{count:,}: {shares}{by_mean} (launch-bound candidates)"
 
 
@@ -124,9 +131,8 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
     """
     kernels = load_kernels.load(trace_file)
     rows = summary(kernels)
-    result = text(kernels, rows, top)
+    text = report(kernels, rows, top).terminal()
     if csv_out is None:
-        return result
-    writable_file(csv_out, "--csv-out")
-    write_text(csv_out, tables.csv_text(Row._fields, rows))
-    return f"{result}\n\n{csv_out}"
+        return text
+    write_text(writable_file(csv_out, "--csv-out"), tables.csv_text(KernelTotal._fields, rows))
+    return f"{text}\n\nwritten: {csv_out}"

@@ -1,112 +1,105 @@
-"""Memory over the profiled steps, and who holds it at the peak: one HTML page that needs nothing else.
+"""Memory over the profiled steps, and the allocations that are alive at the peak, as one HTML page.
 
-Drawn from the allocator's events in the trace. What was allocated before the profiler looked (weights, and optimizer
-state if the first step was over) appears only in the GPU allocator's total; on a CPU the total starts at zero.
+The page is drawn from the allocator's events in a trace. Memory that was allocated before the profile began (weights, and the
+optimizer state after the first step) appears only in the total of a GPU's allocator; on a CPU the total starts at zero.
 """
 
-import html
-import io
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import tables
+from common.analysis.output import plots, tables
+from common.analysis.output.report import PAGE_INCHES, Report
+from common.analysis.profiles import run_record
 from common.analysis.profiles.chrome_trace import Trace
-from common.files import write_text
+
+import numpy
+import pandas
+from matplotlib.figure import Figure
 
 EARLIER = "allocated before the profile"
-PHASE_COLORS = {"forward": "#0072B2", "backward": "#D55E00", "optimizer": "#009E73"}
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Memory timeline</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
-svg{{max-width:100%;height:auto}} td,th{{padding:.2rem .8rem;text-align:right}} td:first-child,th:first-child{{text-align:left}}
-table{{border-collapse:collapse}} tr{{border-bottom:1px solid #ccc}}</style></head>
-<body><h1>Memory timeline</h1>
-<p>{setting}</p>
-<p>{reading}</p>
-{plot}
-<h2>Alive at the peak: {peak:.1f} MiB</h2>
-<table><tr><th>allocated in</th><th>phase</th><th>MiB</th><th>% of peak</th></tr>
-{rows}
-</table></body></html>
-"""
+COLOURS = {EARLIER: "0.75", "forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
+POINTS = 1500  # in the figure; of more events, the one with the largest total in each interval is drawn
+HOW_TO_READ = (
+    "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it "
+    "falls while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each "
+    "step."
+)
 
 
-def _events(trace: Trace):
-    """The device's events: the GPU's where there are any, else the CPU's."""
+def _alive(trace: Trace) -> tuple[pandas.DataFrame, list[dict[str, int]], dict[tuple[str, str], int]]:
+    """Follows the allocations of the device: the GPU's where there are any, else the CPU's.
+
+    Returns:
+        The events, the bytes alive after each event by the phase that allocated them, and at the peak by (span, phase).
+    """
     on_gpu = trace.memory[trace.memory.device == "gpu"]
-    return on_gpu if len(on_gpu) else trace.memory
+    events = on_gpu if len(on_gpu) else trace.memory
+    alive: dict[int, tuple[str, str, int]] = {}  # by address
+    by_phase, at_peak, steps = dict.fromkeys(COLOURS, 0), defaultdict(int), []
+    first_peak = events.total_bytes.to_numpy().argmax()
+    for i, event in enumerate(events.itertuples()):
+        if event.bytes > 0:
+            alive[event.address] = (event.span, event.phase, event.bytes)
+            by_phase[event.phase] += event.bytes
+        elif event.address in alive:
+            _, phase, size = alive.pop(event.address)
+            by_phase[phase] -= size
+        steps.append(by_phase | {EARLIER: max(0, event.total_bytes - sum(by_phase.values()))})
+        if i == first_peak:
+            for span, phase, size in alive.values():
+                at_peak[span, phase] += size
+    return events, steps, at_peak
 
 
 def at_peak(trace: Trace) -> tuple[int, list[tuple[str, str, int]]]:
-    """Bytes at the peak, and (span, phase, bytes) of the allocations alive then, largest first."""
-    events = _events(trace)
-    alive: dict[int, tuple[str, str, int]] = {}
+    """Bytes at the peak, and (span, phase, bytes) of the allocations alive then, the largest first."""
+    events, _, added = _alive(trace)
     peak = int(events.total_bytes.max())
-    for event in events.itertuples():
-        if event.bytes > 0:
-            alive[event.address] = (event.span, event.phase, event.bytes)
-        else:
-            alive.pop(event.address, None)
-        if event.total_bytes == peak:
-            break
-    added: dict[tuple[str, str], int] = {}
-    for span, phase, size in alive.values():
-        added[span, phase] = added.get((span, phase), 0) + size
     rows = [(span, phase, size) for (span, phase), size in added.items()]
-    earlier = peak - sum(added.values())
-    if earlier > 0:
+    if (earlier := peak - sum(added.values())) > 0:
         rows.append((EARLIER, "", earlier))
     return peak, sorted(rows, key=lambda row: -row[2])
 
 
-def figure(trace: Trace):
-    """A matplotlib Figure: allocated MiB over time, coloured by the phase that allocates or frees."""
-    from matplotlib.figure import Figure
-
-    events = _events(trace)
+def figure(trace: Trace) -> Figure:
+    """Areas of the allocated MiB over time, stacked by the phase that allocated them."""
+    events, steps, _ = _alive(trace)
     begin = events.time_us.min()
-    result = Figure(figsize=(9, 4), layout="constrained")
+    unit, factor = tables.time_unit((events.time_us.max() - begin) / 1e3)
+    times, totals = (events.time_us.to_numpy() - begin) / 1e3 * factor, events.total_bytes.to_numpy()
+    bins = (times / (times[-1] or 1) * (POINTS - 1)).astype(int)
+    kept = pandas.Series(totals).groupby(bins).idxmax().to_numpy()
+    names = [name for name in COLOURS if any(step[name] for step in steps)]
+    areas = numpy.array([[steps[i][name] for i in kept] for name in names]) / 2**20
+    result = plots.new(PAGE_INCHES, 3.4)
     axes = result.add_subplot()
-    times, mebibytes = (events.time_us - begin) / 1e3, events.total_bytes / 2**20
-    axes.step(times, mebibytes, where="post", color="0.6", linewidth=0.8)
-    for phase, color in PHASE_COLORS.items():
-        mine = events.phase == phase
-        axes.scatter(times[mine], mebibytes[mine], s=4, color=color, label=phase)
+    axes.stackplot(times[kept], areas, labels=names, colors=[COLOURS[name] for name in names], step="post")
     for start in trace.steps.start_us:
-        axes.axvline((start - begin) / 1e3, color="0.8", linewidth=0.8, zorder=0)
-    axes.set_xlabel("ms since the first event (grey lines: a step begins)")
-    axes.set_ylabel("allocated, MiB")
-    axes.set_ylim(0, 1.05 * mebibytes.max())
-    axes.legend(loc="lower right")
+        axes.axvline((start - begin) / 1e3 * factor, color="0.3", linewidth=0.8, linestyle=":")
+    axes.set(xlabel=f"{unit} since the first event (dotted: a step begins)", ylabel="allocated, MiB", xlim=(0, times[-1] or 1))
+    axes.set_ylim(0, 1.05 * totals.max() / 2**20)
+    result.legend(loc="outside upper center", ncols=3, fontsize=8, title="allocated in", title_fontsize=8)
+    return result
+
+
+def report(trace: Trace, profile: dict[str, Any]) -> Report:
+    """Memory over time and the allocations alive at the peak. `profile` is made from `trace` and has memory events."""
+    run, (peak, rows) = profile["run"], at_peak(trace)
+    counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
+    result = Report("Memory timeline")
+    result.text(f"{run['version']}, {run_record.describe(run)}; {run['parameters']:,} parameters.")
+    result.text(f"{HOW_TO_READ} {counted}")
+    result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
+    table = [[span, phase, size / 2**20, 100 * size / peak] for span, phase, size in rows]
+    result.table(
+        ["allocated in", "phase", "MiB", "% of peak"],
+        table,
+        title=f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB",
+    )
     return result
 
 
 def write(path: Path, trace: Trace, profile: dict[str, Any]) -> Path:
-    """Writes the page. `profile` is of schema tiny-llama-profile/1 and has memory events."""
-    import matplotlib
-
-    run = profile["run"]
-    peak, rows = at_peak(trace)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memory"}):
-        buffer = io.StringIO()
-        figure(trace).savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    cells = "\n".join(
-        f"<tr><td>{html.escape(span)}</td><td>{phase}</td><td>{size / 2**20:.2f}</td><td>{100 * size / peak:.1f}</td></tr>"
-        for span, phase, size in rows
-    )
-    setting = (
-        f"{run['version']}, {run['device']['name']}, {run['precision']['compute']}, batch {run['training']['batch_size']}, "
-        f"sequence {run['training']['sequence_length']}, {tables.figure(run['parameters'])} parameters."
-    )
-    reading = (
-        "In the forward pass memory climbs as each layer keeps what its backward will need; in the backward pass it falls "
-        "while gradients take its place; the optimizer adds its state in the first step and temporary tensors in each. "
-        + ("Counted by the GPU allocator." if len(profile["kernels"]) else "On a CPU the count starts at zero with the profile.")
-    )
-    page = PAGE.format(
-        setting=html.escape(setting), reading=reading, plot=svg[svg.index("<svg") :], peak=peak / 2**20, rows=cells
-    )
-    write_text(path, page)
-    return path
+    """Writes the page."""
+    return report(trace, profile).write(path.parent, path.stem, ("html",))[0]

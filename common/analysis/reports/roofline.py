@@ -1,41 +1,48 @@
-"""The roofline of a device and what was measured under it (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785).
+"""The roofline of a device, and measured work under it (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785).
 
-Work of F FLOPs that moves B bytes has the arithmetic intensity F / B, and runs at most at
+Work of F FLOPs that moves B bytes has the arithmetic intensity F / B. Its rate is at most
 
     min(peak FLOP/s, F / B x bytes/s)                   the roof
-    peak FLOP/s / bytes/s                               the ridge point, FLOP/byte: where both meet
+    peak FLOP/s / bytes/s                               the ridge point in FLOP/byte, where both limits meet
 
-Left of the ridge point memory binds, right of it compute. Peak and bandwidth are ceilings that were measured, never those of a
-data sheet: a large matrix product in the run's precision, and a large copy. FLOPs and bytes are what the operators' shapes say
-(`operators.cost`): every tensor moved once. Data that stays in a cache can beat such a bound, and so can an operator that does
-not compute in that precision; work too small to fill the device stays far below it.
+Work left of the ridge point is memory-bound, work right of it is compute-bound. Peak and bandwidth are measured ceilings, never
+those of a data sheet: a large matrix product in the run's precision, and a large copy. FLOPs and bytes follow from the shapes of
+the operators (`operators.cost`), with every tensor moved once. Data that stays in a cache can exceed such a bound, and so can an
+operator that computes in another precision. Work that is too small to fill the device stays far below it.
 """
 
 import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
 from common.analysis.output import plots, tables
+from common.analysis.output.report import PAGE_INCHES, Report
+from common.analysis.reports import profile_summary
 from common.errors import UsageError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 HEADER = ["group", "name", "GFLOP", "MB", "FLOP/byte", "ridge", "side", "ms", "TFLOP/s", "GB/s", "% of bound"]
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.PURPLE, plots.SKY, plots.BLACK)
-READ = """FLOPs and bytes follow from the operators' shapes, every tensor moved once. `side` is what binds at this intensity, and
-"% of bound" how near that is: above 100 % data came from a cache, or work ran in another precision than the measured product;
-far below, calls may be too small to fill the device. Cells are empty where a trace does not record what ran: code of
-torch.compile, operators on long lists of tensors."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
+HOW_TO_READ = (
+    "FLOPs and bytes follow from the shapes of the operators, with every tensor moved once. `side` is the ceiling that "
+    "binds at this intensity, and `% of bound` is the rate relative to it. Above 100 % data came from a cache, or the work "
+    "ran in another precision than the measured matrix product. Far below 100 % the calls may be too small to fill the "
+    "device. Cells are empty where a trace does not record what ran: code of torch.compile, and operators on long lists of "
+    "tensors."
+)
 
 
 class Point(NamedTuple):
-    """Some work that was timed: FLOPs, bytes and seconds of the same calls; None where FLOPs and bytes are not known."""
+    """Timed work: FLOPs, bytes and seconds of the same calls. FLOPs and bytes are None where they are not known."""
 
     name: str
     flops: float | None
@@ -49,11 +56,26 @@ class Point(NamedTuple):
         return self.flops / self.bytes if self.bytes else None
 
 
+def report(profile: dict[str, Any]) -> Report:
+    """The intensity of a mean step by span and by operator; it writes roofline.csv and roofline.png.
+
+    Raises:
+        UsageError: the profiled run measured no ceilings.
+    """
+    points, ceilings = from_profile(profile), profile["run"]["ceilings"]
+    result = Report("Computational intensity of a mean step")
+    result.text(f"{profile_summary.conditions(profile)}.", f"{describe(ceilings)}.")
+    result.figure(lambda: figure(points, ceilings, profile_summary.conditions(profile)), "roofline", "Roofline of a mean step")
+    result.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
+    result.text(HOW_TO_READ)
+    return result
+
+
 def from_profile(profile: dict[str, Any], top: int = 10) -> list[Point]:
     """A mean step by span (group `span`), and its `top` longest operators by name (group `operator`), the longest first.
 
     The time of a span is that of all its operators, with views and other overhead. Operators whose cost is not known, such as
-    what torch.compile makes, stand apart from the rest of their span. `profile`: schema tiny-llama-profile/1.
+    code of torch.compile, are separated from the rest of their span. `profile`: see `step_profile.Profile`.
     """
     spans, names = defaultdict(list), defaultdict(list)
     for row in operators.rows(profile):
@@ -64,7 +86,7 @@ def from_profile(profile: dict[str, Any], top: int = 10) -> list[Point]:
     return by_span + _longest(_added(name, rows, "operator") for name, rows in names.items())[:top]
 
 
-def _added(name: str, rows: Sequence[operators.Row], group: str) -> Point:
+def _added(name: str, rows: Sequence[operators.OperatorCalls], group: str) -> Point:
     seconds = sum(row.us for row in rows) / 1e6
     if any(row.flops is None for row in rows):
         return Point(name, None, None, seconds, group)
@@ -79,7 +101,7 @@ def ridge(ceilings: Mapping[str, Any] | None) -> float:
     """The ridge point in FLOP/byte.
 
     Args:
-        ceilings: flops_per_second, bytes_per_second and precision, from `common.training.ceilings.measure`.
+        ceilings: see `run_record.Ceilings`.
 
     Raises:
         UsageError: there are none.
@@ -90,59 +112,64 @@ def ridge(ceilings: Mapping[str, Any] | None) -> float:
 
 
 def bound_seconds(point: Point, ceilings: Mapping[str, Any]) -> float:
-    """What the work takes at least under the roof."""
+    """A lower bound on the seconds of the work under the roof."""
     return max(point.flops / ceilings["flops_per_second"], point.bytes / ceilings["bytes_per_second"])
 
 
 def describe(ceilings: Mapping[str, Any] | None) -> str:
-    """The ceilings, where they come from, and the ridge point."""
-    meet = ridge(ceilings)
-    return (
-        f"measured ceilings: {ceilings['precision']} GEMM {tables.figure(ceilings['flops_per_second'] / 1e12)} TFLOP/s, "
-        f"copy {tables.figure(ceilings['bytes_per_second'] / 1e9)} GB/s; ridge point {tables.figure(meet)} FLOP/byte"
-    )
+    """The ceilings, their origin, and the ridge point."""
+    numbers = ridge(ceilings), ceilings["flops_per_second"] / 1e12, ceilings["bytes_per_second"] / 1e9
+    meet, peak, bandwidth = map(tables.format_number, numbers)
+    return f"measured ceilings: {ceilings['precision']} GEMM {peak} TFLOP/s, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
 
 
 def table(points: Sequence[Point], ceilings: Mapping[str, Any] | None) -> tuple[list[str], list[list[Any]]]:
     """Header and a row for each point; cells are None where FLOPs and bytes are not known, or 0.
 
-    `side` is the ceiling that is reached first at this intensity, `% of bound` the shortest time under it over the measured one.
+    `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over the measured time.
 
     Raises:
         UsageError: there are no ceilings.
     """
     meet, rows = ridge(ceilings), []
     for point in points:
-        figures: list[Any] = [None] * 7
+        work: list[Any] = [None] * 7
         if point.bytes:
             rates = [point.flops / point.seconds / 1e12, point.bytes / point.seconds / 1e9]
             percent = 100 * bound_seconds(point, ceilings) / point.seconds
             side = "memory" if point.intensity < meet else "compute"
-            figures = [point.flops / 1e9, point.bytes / 1e6, point.intensity, side, *rates, percent]
-        rows.append([point.group, point.name, *figures[:3], meet, figures[3], 1e3 * point.seconds, *figures[4:]])
+            work = [point.flops / 1e9, point.bytes / 1e6, point.intensity, side, *rates, percent]
+        rows.append([point.group, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *work[4:]])
     return HEADER, rows
 
 
-def draw_roof(axes: "Axes", ceilings: Mapping[str, Any] | None, intensities: Iterable[float]) -> None:
-    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s.
+def draw_roof(axes: Axes, ceilings: Mapping[str, Any] | None, intensities: Iterable[float]) -> None:
+    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names of its two regions.
 
     Raises:
         UsageError: there are no ceilings.
     """
     meet, peak = ridge(ceilings), ceilings["flops_per_second"] / 1e12
-    intensities = [meet, *intensities]
-    low, high = min(intensities) / 3, max(intensities) * 3
+    least, most = min([meet, *intensities]), max([meet, *intensities])
+    room = max(3, (most / least) ** 0.4)  # beside the ridge point, for the names of the regions
+    low, high = min(least / 3, meet / room), max(most * 3, meet * room)
     axes.plot([low, meet, high], [low / meet * peak, peak, peak], color=plots.BLACK, linewidth=1.5)
     axes.axvline(meet, color="0.6", linestyle=":", linewidth=1)
     axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
     axes.grid(True, which="both", color="0.9")
+    axes.update_datalim([(meet, 4 * peak)])  # room above the roof, for the names of the regions
+    for name, side, offset in (("memory-bound", "right", -5), ("compute-bound", "left", 5)):
+        axes.annotate(
+            name, (meet, 1), (offset, -4), xycoords=("data", "axes fraction"), textcoords="offset points", ha=side, va="top",
+            fontsize=8, color="0.3",
+        )  # fmt: skip
 
 
-def figure(points: Sequence[Point], ceilings: Mapping[str, Any] | None, title: str = "Roofline") -> "Figure":
-    """The roof, each point at its rate, and a thin line from there up to what bounds it.
+def figure(points: Sequence[Point], ceilings: Mapping[str, Any] | None, title: str = "Roofline") -> Figure:
+    """The roof, each point at its rate, and a thin line from the point up to its bound.
 
-    Points without FLOPs, such as copies, have no place on these axes, and those below 1 % of the time of their group are left
-    out; the table has all.
+    Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the time of their group are left
+    out; the table has all points.
 
     Raises:
         UsageError: there are no ceilings.
@@ -152,21 +179,47 @@ def figure(points: Sequence[Point], ceilings: Mapping[str, Any] | None, title: s
         whole[point.group] += point.seconds
     drawn = [point for point in points if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]]
     columns = 2 if all(len(point.name) < 30 for point in drawn) else 1  # of the legend
-    result = plots.new(6.4, 4.6 + 0.2 * math.ceil(len(drawn) / columns))
+    result = plots.new(PAGE_INCHES, 4.6 + 0.2 * math.ceil(len(drawn) / columns))
     axes = result.add_subplot()
     draw_roof(axes, ceilings, [point.intensity for point in drawn])
-    groups = list(dict.fromkeys(point.group for point in drawn))
-    for number, point in enumerate(drawn):
+    groups, bars = list(dict.fromkeys(point.group for point in drawn)), []
+    for number, point in enumerate(drawn, 1):
         achieved, possible = (point.flops / seconds / 1e12 for seconds in (point.seconds, bound_seconds(point, ceilings)))
-        label = f"{number + 1} {point.name}: {tables.figure(100 * achieved / possible)} %"
-        colour, group = COLOURS[number % len(COLOURS)], groups.index(point.group)
+        label = f"{number} {point.name}: {tables.format_number(100 * achieved / possible)} %"
+        colour, group = COLOURS[(number - 1) % len(COLOURS)], groups.index(point.group)
         axes.plot([point.intensity] * 2, [achieved, possible], color=colour, linewidth=0.7)
         axes.plot(
             point.intensity, achieved, marker=MARKERS[group % len(MARKERS)], markersize=8, color=colour, linestyle="none",
             markerfacecolor="none" if group else colour, label=label,
         )  # fmt: skip
-        axes.annotate(str(number + 1), (point.intensity, achieved), (5, -8), textcoords="offset points", fontsize=8)
-    axes.set_title("\n".join([*textwrap.wrap(title, 100), *textwrap.wrap(describe(ceilings), 100)]), fontsize=8)
+        bars.append((point.intensity, achieved, possible))
+    axes.set_title("\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8)
     if drawn:
         result.legend(loc="outside lower center", ncols=columns, fontsize=8, title="% of its bound", title_fontsize=8)
+    _number(axes, bars)
     return result
+
+
+def _number(axes: Axes, bars: Sequence[tuple[float, float, float]]) -> None:
+    """Writes 1, 2, ... beside the points, each at the nearest position where it covers no point, no line and no other number.
+
+    Args:
+        bars: x, y and the y of the bound, of each point.
+    """
+    axes.figure.draw_without_rendering()  # fixes the layout
+    point = axes.figure.dpi / 72  # in pixels
+
+    def box(x: float, y: float, width: float, height: float) -> Bbox:
+        """Around data coordinates, in pixels."""
+        return Bbox.from_bounds(*(axes.transData.transform((x, y)) - (width / 2, height / 2)), width, height)
+
+    roof = numpy.concatenate([numpy.geomspace(*ends, 100) for ends in pairwise(axes.lines[0].get_xydata())])
+    taken = [box(x, y, 8 * point, 8 * point) for x, y, _ in bars] + [box(x, y, 2 * point, 2 * point) for x, y in roof]
+    taken += [Bbox.union([box(x, low, point, point), box(x, high, point, point)]) for x, low, high in bars]
+    turns = [turn * math.pi / 6 for turn in range(12)]
+    offsets = [(points * math.cos(turn), points * math.sin(turn)) for points in (10, 14, 18, 22, 26) for turn in turns]
+    for number, (x, y, _) in enumerate(bars, 1):
+        boxes = [box(x, y, 11 * point, 9 * point).translated(point * dx, point * dy) for dx, dy in offsets]
+        free = next((i for i, each in enumerate(boxes) if not any(map(each.overlaps, taken))), 0)
+        taken.append(boxes[free])
+        axes.annotate(str(number), (x, y), offsets[free], textcoords="offset points", fontsize=8, ha="center", va="center")

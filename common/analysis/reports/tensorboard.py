@@ -1,7 +1,7 @@
-"""TensorBoard event files of a profiled run: what plain TensorBoard, without a plugin, can show.
+"""TensorBoard event files of a profiled run, for plain TensorBoard without a plugin.
 
-Scalars loss, step time, tokens/s by step; memory, MFU; the operator table as text; time by span and memory over time as
-figures; and the configuration with the run's results under HPARAMS, so that runs can be compared.
+The files hold scalars (loss, step time and tokens/s by step; memory and MFU), the table of operators as text, time by span and
+memory over time as figures, and the configuration with the results of the run under HPARAMS, so that runs can be compared.
 """
 
 from pathlib import Path
@@ -11,17 +11,17 @@ from common.analysis.output import tables
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary
 
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
 
 def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
     """Writes one event file into `folder`, a run of its own for TensorBoard. Returns the folder.
 
     Args:
-        profile: schema tiny-llama-profile/1.
-        trace: the trace that it was made from.
+        profile: see `step_profile.Profile`.
+        trace: the trace that the profile was made from.
     """
-    from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
-
     run = profile["run"]
     tokens = run["training"]["batch_size"] * run["training"]["sequence_length"]
     with SummaryWriter(str(folder)) as writer:
@@ -45,7 +45,7 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
             writer.file_writer.add_summary(summary)
         header, body, column = profile_summary.operator_rows(profile)
         table = tables.markdown(header, body[: profile_summary.ROWS])
-        writer.add_text("profile/top operators", f"Per step, by {column}.\n\n{table}", last)
+        writer.add_text("profile/top operators", f"Per step, sorted by {profile_summary.LABELS[column]}.\n\n{table}", last)
         writer.add_figure("profile/time by span", profile_summary.span_figure(profile), last)
         if profile["memory_peak_bytes"] is not None:
             writer.add_figure("profile/memory", memory_timeline.figure(trace), last)

@@ -1,18 +1,23 @@
-"""The Triton kernels of a profile: launches, time and share of a step, and how near each comes to the measured ceilings."""
+"""The Triton kernels of a profile: launches, time, share of a step, and rate relative to the measured ceilings."""
 
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.reports import profile_summary
 
-READ = """Bytes and FLOPs follow from the shapes, every number moved once; GB/s and TFLOP/s are those over the time. Above 100 %
-of a copy's bandwidth, data came from a cache. "% of kernels" is of the time of all that ran on the GPU, libraries included."""
+HOW_TO_READ = (
+    "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above "
+    "100 % of a copy's bandwidth, data came from a cache. `% of kernels` is the share of all time on the GPU, libraries "
+    "included."
+)
 
 
 class Cost(Protocol):
-    """All launches of a kernel in one step; `bytes` is None where no formula says, `flops` where memory is the limit."""
+    """All launches of a kernel in one step; `bytes` is None where there is no formula, `flops` where it is memory-bound."""
 
     operation: str
     bytes: int | None
@@ -23,8 +28,8 @@ def table(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost]) -> tup
     """Header and a row per kernel and phase of a mean step, the longest first.
 
     Args:
-        profile: schema tiny-llama-profile/1.
-        costs: by a kernel's name and phase; kernels that are not in it are not shown.
+        profile: see `step_profile.Profile`.
+        costs: by name and phase of a kernel; kernels without a cost are not shown.
     """
     steps, ceilings = profile["profiled_steps"], profile["run"]["ceilings"]
     calls, us = defaultdict(int), defaultdict(float)
@@ -44,12 +49,20 @@ def table(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost]) -> tup
     return header, rows
 
 
-def text(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> str:
-    """For a terminal: what ran on what, and the table; the operators instead where no kernel of `costs` ran."""
+def report(path: Path, profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
+    """Conditions of the run and the table; the summary of the profile instead where no kernel of `costs` ran."""
     header, rows = table(profile, costs)
+    result = Report("Triton kernels of a mean step")
     if not rows:
-        return f"no Triton kernel ran in this profile\n{profile_summary.text(profile, sort_by)}"
-    total = sum(row[4] for row in rows), sum(row[5] for row in rows)
+        result.text("No Triton kernel ran in this profile.")
+        profile_summary.add_section(result, path, profile, sort_by)
+        return result
+    us, share = sum(row[4] for row in rows), sum(row[5] for row in rows)
     whole = "attention's kernels, which alone were kept" if profile["attention_only"] else "all kernels"
-    summary = f"Triton kernels: {total[0]:,.0f} us a step, {total[1]:.1f} % of the time of {whole}"
-    return "\n".join([profile_summary.conditions(profile), summary, "", tables.text(header, rows), "", READ])
+    result.text(
+        f"{profile_summary.conditions(profile)}.",
+        f"Triton kernels take {tables.format_time(us / 1e3)} of a step, {share:.1f} % of the time of {whole}.",
+    )
+    result.table(header, rows)
+    result.text(HOW_TO_READ)
+    return result

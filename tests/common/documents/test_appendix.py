@@ -8,7 +8,9 @@ from pathlib import Path
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import appendix
+from common.documents.rewrite import TABLES
 from common.errors import UsageError
+from common.files import read_json, write_json
 from common.rope import rope_tables
 from tests.conftest import ROOT
 from version1_pytorch_baseline import tiny_llama_v1 as v1
@@ -25,7 +27,6 @@ ODD = dict(vocab_size=53, hidden_size=36, num_layers=2, num_attention_heads=6, i
 CONFIGS = {"MHA": ModelConfig(**ODD), "GQA": ModelConfig(**ODD, num_key_value_heads=2)}
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 H100 = ROOT / "results/h100"
-MEASURED = ("rates", "memory_saved", "launches", "amdahl", "optimizer", "effects")
 
 
 class Operators(TorchDispatchMode):
@@ -252,29 +253,22 @@ def test_intensity_of_a_product() -> None:
     assert appendix.product_intensity(8, 4, 2, cast_bytes=224) == appendix.product_intensity(8, 4, 2) / 2
 
 
-@pytest.mark.parametrize("name", appendix.TABLES)
-def test_every_row_has_as_many_cells_as_the_header(name: str) -> None:
-    lines = appendix.TABLES[name](*([H100] if name in (*MEASURED, "profiler_cost") else [])).strip().splitlines()
-    assert len(lines) > 2
-    assert len({line.count(" | ") for line in lines}) == 1
-
-
 def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     """Products 0.4 and 0.1 ms, other kernels 0.3 ms, of a step of 1 ms."""
     operators = [("aten::mm", 800), ("aten::bmm", 200), ("aten::add", 600)]
-    profile = json.loads((H100 / "v1_tiny_profile.json").read_text())
+    profile = read_json(H100 / "v1_tiny_profile.json.gz")
     profile |= {
-        "profiled_steps": 2, "device_busy_us": 1600,
+        "profiled_steps": 2, "step_us": profile["step_us"][:2], "device_busy_us": 1600,
         "operators": [profile["operators"][0] | {"name": name, "self_device_us": us} for name, us in operators],
     }  # fmt: skip
     run = json.loads((H100 / "v1_tiny.json").read_text())
     run["step_ms"]["median"] = 1.0
-    (tmp_path / "v1_tiny_profile.json").write_text(json.dumps(profile))
+    write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
     (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
     assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
 
 
-@pytest.mark.parametrize("name", [*MEASURED, "profiler_cost"])
+@pytest.mark.parametrize("name", ["rates", "memory_saved", "launches", "amdahl", "optimizer", "effects", "profiler_cost"])
 def test_a_folder_without_results_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="measure with"):
-        appendix.TABLES[name](tmp_path)
+        TABLES[name](tmp_path)

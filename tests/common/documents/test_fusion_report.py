@@ -11,7 +11,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from common.analysis.output import plots, report
+from common.analysis.output import plots
+from common.analysis.output.report import Report
 from common.documents import fusion_report
 from common.errors import UsageError
 from common.files import read_json, write_json
@@ -31,12 +32,13 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 def write_profiles(folder: Path, device: str, **changes) -> tuple[Path, Path]:
     """A measured profile of Version 1, and one made from it as Version 2: half the launches of attention in half the time."""
-    before = read_json(ROOT / "results" / device / "v1_tiny_profile.json")
+    before = read_json(ROOT / "results" / device / "v1_tiny_profile.json.gz")
     after = copy.deepcopy(before)
     after["run"] |= {"version": "v2", "settings": {"qkv": True}} | changes
     for row in after["operators"] + after["kernels"]:
         if row["span"] == "attention":
-            row |= {key: row[key] / 2 for key in ("self_cpu_us", "self_device_us", "device_us", "calls") if key in row}
+            row |= {key: row[key] / 2 for key in ("self_cpu_us", "self_device_us", "device_us") if key in row}
+            row["calls"] //= 2
     for name, profile in (("before", before), ("after", after)):
         (folder / name).mkdir()
         write_json(folder / name / "profile_1.json", profile)
@@ -45,7 +47,7 @@ def write_profiles(folder: Path, device: str, **changes) -> tuple[Path, Path]:
 
 def write_lengths(folder: Path, device: str) -> list[Path]:
     """Profiles at four lengths, with flash attention (memory linear in S) and without (a square term more)."""
-    profile = read_json(ROOT / "results" / device / "v1_tiny_profile.json")
+    profile = read_json(ROOT / "results" / device / "v1_tiny_profile.json.gz")
     folders = []
     for kind, square in (("flash", 0), ("plain", 2**12)):
         for length in (128, 256, 512, 1024):
@@ -282,9 +284,8 @@ def test_the_page_in_a_browser(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
 def test_an_error_in_the_console_would_be_seen(tmp_path):
-    section = report.Section("a", "A", ["text"])
-    (tmp_path / "page.html").write_text(
-        report.html("T", [section]).replace("</main>", "<script>throw Error('x')</script></main>")
-    )
+    report = Report("T")
+    report.text("text")
+    (tmp_path / "page.html").write_text(report.html().replace("</main>", "<script>throw Error('x')</script></main>"))
     document, log = browse(tmp_path, "page.html")
     assert "CONSOLE" in log and "<p>text</p>" in document

@@ -1,10 +1,11 @@
-"""The documents' tables of measured runs: figures worked out by hand from records, and what is said where there are none."""
+"""The documents' tables of measured runs: numbers worked out by hand from records, and the errors where there are none."""
 
 import copy
 import json
 from pathlib import Path
 
 from common.documents import measured
+from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
 
@@ -13,9 +14,11 @@ import pytest
 RECORD = json.loads((ROOT / "results/h100/v1_tiny.json").read_text())
 
 
-def write(path: Path, **changes: object) -> None:
+def write(path: Path, version: str = "v1", preset: str = "tiny", flags: str = "", **changes: object) -> None:
     """A run's record with other content; `loss` is a list, `ms` the step's median."""
-    run = copy.deepcopy(RECORD)
+    run = copy.deepcopy(RECORD) | {"version": version, "command": f"tiny_llama_{version}.py --preset {preset} {flags}"}
+    run["training"]["preset"] = preset
+    run["precision"]["compute"] = "bf16" if "--use-amp" in flags else "fp32"
     if "loss" in changes:
         run["loss"]["all"] = changes.pop("loss")
     if "ms" in changes:
@@ -26,18 +29,19 @@ def write(path: Path, **changes: object) -> None:
 def test_curves_show_how_far_the_others_have_come(tmp_path):
     expected = [5.0 - 0.01 * i for i in range(40)]
     write(tmp_path / "curve_v1.json", loss=expected)
-    write(tmp_path / "curve_v2.json", loss=[loss + (1e-3 if i == 7 else 0) for i, loss in enumerate(expected)])
-    write(tmp_path / "curve_v3.json", loss=[loss - (0.25 if i == 20 else 0) for i, loss in enumerate(expected)])
+    write(tmp_path / "curve_v2.json", "v2", loss=[loss + (1e-3 if i == 7 else 0) for i, loss in enumerate(expected)])
+    write(tmp_path / "curve_v3.json", "v3", loss=[loss - (0.25 if i == 20 else 0) for i, loss in enumerate(expected)])
     header, *rows = cells(measured.curves(tmp_path))
-    assert header[1:] == [f"{name}, NVIDIA H100 80GB HBM3" for name in ("Version 2", "Version 3")]
+    assert header == ["largest difference to Version 1 up to step",
+                      *(f"{name}, NVIDIA H100 80GB HBM3" for name in ("Version 2", "Version 3"))]  # fmt: skip
     assert rows == [["20", "1.0e-03", "0.0e+00"], ["40", "1.0e-03", "2.5e-01"]]
 
 
-@pytest.mark.parametrize("present", [(), ("v1",), ("v2", "v3")])
-def test_curves_need_version_1_and_another(tmp_path, present):
+@pytest.mark.parametrize("present", [(), ("v1",)])
+def test_curves_need_two_versions(tmp_path, present):
     for version in present:
-        write(tmp_path / f"curve_{version}.json")
-    with pytest.raises(UsageError, match=r"needs curve_v1\.json and that of another"):
+        write(tmp_path / f"curve_{version}.json", version)
+    with pytest.raises(UsageError, match=r"needs curve_\*\.json of two versions"):
         measured.curves(tmp_path)
 
 
@@ -48,23 +52,72 @@ def test_curves_of_different_lengths_are_not_compared(tmp_path):
         measured.curves(tmp_path)
 
 
-def test_a_comparison_is_with_version_1_of_the_same_preset_and_precision(tmp_path):
-    for name, ms in (("tiny_fp32_v1", 8.0), ("tiny_fp32_v3", 2.0), ("small_bf16_v1", 30.0), ("small_bf16_v2_compiled", 20.0)):
-        write(tmp_path / f"compare_{name}.json", ms=ms)
-    header, *rows = cells(measured.comparison(tmp_path))
+def test_a_comparison_is_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
+    write(tmp_path / "compare_tiny_fp32_v1.json", ms=8.0)
+    write(tmp_path / "compare_tiny_fp32_v3.json", "v3", ms=2.0, date="2026-11-23T04:46:21Z")
+    write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp", ms=30.0)
+    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile", ms=20.0)
+    shown = measured.comparison(tmp_path)
+    header, *rows = cells(shown)
     ratio = header.index("against Version 1")
     assert [(*row[:4], row[ratio]) for row in rows] == [
         ("tiny", "fp32", "Version 1", "8", "1.00x"),
         ("tiny", "fp32", "Version 3", "2", "4.00x"),
         ("small", "bf16", "Version 1", "30", "1.00x"),
-        ("small", "bf16", "Version 2, torch.compile", "20", "1.50x"),
+        ("small", "bf16", "Version 2, torch-compile", "20", "1.50x"),
     ]
+    assert shown.splitlines()[0] == "NVIDIA H100 80GB HBM3; torch 2.11.0+cu130; 2026-11-21 to 2026-11-23"
 
 
-def test_a_comparison_lacks_version_1(tmp_path):
-    write(tmp_path / "compare_tiny_fp32_v2.json")
-    with pytest.raises(UsageError, match=r"lacks compare_tiny_fp32_v1\.json"):
+@pytest.mark.parametrize("lacking", ["v1", "v2"])
+def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, lacking):
+    for case, version in [("tiny_fp32", "v1"), ("tiny_fp32", "v2"), ("tiny_bf16", "v1"), ("tiny_bf16", "v2")]:
+        if (case, version) != ("tiny_bf16", lacking):
+            flags = "--use-amp" if case.endswith("bf16") else ""
+            write(tmp_path / f"compare_{case}_{version}.json", version, flags=flags)
+    with pytest.raises(UsageError, match=r"needs compare_tiny_bf16_v1\.json"):
         measured.comparison(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags, label",
+    [
+        ("--num-steps 5", "Version 2"),
+        ("--enable-torch-compile --disable-swiglu-fusion", "Version 2, torch-compile, no swiglu-fusion"),
+    ],
+)
+def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label):
+    assert measured.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
+
+
+def suite(path: Path, **cells: dict[str, float | str]) -> None:
+    """A benchmark of one shape: by model its ms per step (memory as well, for a captured one), or why there are none."""
+    entries = []
+    for model, outcome in cells.items():
+        ok = isinstance(outcome, float)
+        runs = [{"step_ms": {"median": outcome + extra}, "peak_mib": 9, "reserved_mib": 12} for extra in (1.0, 0.0, -0.5) if ok]
+        status = {"status": "ok" if ok else outcome, "reason": None}
+        entries.append({"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128, "runs": runs} | status)
+    shared = {key: RECORD[key] for key in ("date", "device", "environment", "model", "precision")}
+    content = {
+        "schema": "tiny-llama-benchmark/1",
+        "command": "benchmark_suite.py --repeats 3 --output-dir /tmp/x",
+        "cells": entries,
+    }
+    path.write_text(json.dumps(shared | content))
+
+
+def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):
+    suite(tmp_path / "captured_tiny_fp32.json", v1=8.0, v1_captured=2.0, v2=6.0, v2_compile=3.0, v2_compile_captured=2.4)
+    only = measured.captured_steps(tmp_path)
+    assert only.splitlines()[0].endswith("2026-11-21; `benchmark_suite.py --repeats 3`")
+    suite(tmp_path / "captured_small_bf16.json", v1=20.0, v1_captured="failed", v3=12.0, v3_captured=12.0)
+    assert cells(measured.captured_steps(tmp_path)) == [
+        ["model", "tiny, fp32, 8 x 128", "small, bf16, 8 x 128"],
+        ["v1", "8 ms -> 2 ms (4.00x)", "20 ms -> failed"],
+        ["v2-compile", "3 ms -> 2.4 ms (1.25x)", ""],
+        ["v3", "", "12 ms -> 12 ms (1.00x)"],
+    ]
 
 
 def test_a_run_is_a_row(tmp_path):
@@ -78,7 +131,10 @@ def test_a_run_is_a_row(tmp_path):
     assert row[header.index("MFU %")] == "25 of the data sheet"
 
 
-@pytest.mark.parametrize("table, script", [("training", "v1"), ("phases", "v1"), ("spans", "v1"), ("comparison", "versions")])
+@pytest.mark.parametrize(
+    "table, script",
+    [("training", "v1"), ("phases", "v1"), ("spans", "v1"), ("comparison", "versions"), ("captured_steps", "versions")],
+)
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, script):
     with pytest.raises(UsageError, match=f"measure with results/measure_{script}.sh {tmp_path.name}"):
-        measured.TABLES[table](tmp_path)
+        TABLES[table](tmp_path)

@@ -1,19 +1,27 @@
 """The ablation: effects follow from the pairs, a measured study holds every combination, torch.compile may be missing."""
 
 import csv
-import json
+import gc
+import os
+import signal
+import weakref
+from argparse import Namespace
 
+from common import cli
 from common import device as devices
 from common.errors import UsageError
 from common.files import read_json, write_json
 from common.studies import ablation
 from common.training import version_files
+from common.training.step import prepare
+from tests import records
 from tests.conftest import ROOT
+from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
+import torch
 
-V2 = ROOT / "version2_pytorch_fused"
-SCRIPT = V2 / "fusion_ablation_study.py"
+SCRIPT = ROOT / "version2_pytorch_fused/fusion_ablation_study.py"
 SMALL = """
 model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
 training: {batch_size: 2, sequence_length: 9}
@@ -34,13 +42,11 @@ def made_up(every: bool = True, peak: bool = True) -> dict:
             "step_ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 20},
             "peak_mib": 10 * ms if peak else None, "launches_per_step": 20 * ms,
         })  # fmt: skip
-    return {
-        "schema": ablation.SCHEMA, "command": "fusion_ablation_study.py", "date": "2026-11-21T00:00:00Z", "version": "v2",
-        "device": {"name": "A GPU"}, "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32"},
-        "model": {"hidden_size": 1, "num_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-                  "intermediate_size": 1, "vocab_size": 1},
-        "training": {"batch_size": 2, "sequence_length": 9, "seed": 0}, "rounds": 2, "steps_per_round": 10,
-        "left_out": None, "counted": "kernels", "notes": [], "combinations": found,
+    run = records.record(training={"batch_size": 2, "sequence_length": 9, "seed": 0})
+    header = {key: run[key] for key in ("command", "date", "version", "device", "environment", "model", "precision", "training")}
+    return header | {
+        "schema": ablation.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels", "notes": [],
+        "combinations": found,
     }  # fmt: skip
 
 
@@ -75,7 +81,7 @@ def test_the_mean_is_geometric_and_shows_its_range():
 @pytest.mark.parametrize("peak", [True, False])
 def test_files_and_tables(tmp_path, peak):
     write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
-    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    text = ablation.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
     report = (tmp_path / "fusion_ablation.md").read_text()
     for shown in (text, report):
         assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
@@ -86,63 +92,101 @@ def test_files_and_tables(tmp_path, peak):
     assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_another_file_is_refused(tmp_path):
+def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
     write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
     with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
-        ablation.analyze(tmp_path / "other.json", tmp_path)
+        ablation.analyze(tmp_path / "other.json")
+    measured = made_up()
+    del measured["combinations"][3]["fusions"]["swiglu_fusion"]
+    write_json(tmp_path / "cut.json", measured)
+    with pytest.raises(UsageError, match="cut.json: combinations.3.fusions.swiglu_fusion: "):
+        ablation.analyze(tmp_path / "cut.json")
 
 
-def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1) -> dict:
-    """A measured study without torch.compile, whose eight models would take minutes to compile."""
+def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1, code: int = 0) -> dict:
+    """A measured study without torch.compile, whose eight models would take minutes to compile; `code`: its exit code."""
     monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     (tmp_path / "small.yaml").write_text(SMALL)
     arguments = ["--config", str(tmp_path / "small.yaml"), "--device", "cpu", *flags]
     options = version_files.resolve(version_files.parser(None).parse_args(arguments))
-    return ablation.measure(version_files.load(V2 / "tiny_llama_v2.py"), options, every, rounds)
+    path = tmp_path / "fusion_ablation.json"
+    assert ablation.measure(tiny_llama_v2, options, every, rounds, path) == code
+    return read_json(path, ablation.SCHEMA)
 
 
 def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
     measured = study(tmp_path, monkeypatch, rounds=2)
     printed = capsys.readouterr().out
     assert printed.startswith("left out: torch.compile does not work here: no compiler\n") and "round 2 of 2: 8 comb" in printed
-    assert json.loads(json.dumps(measured)) == measured
     found = measured["combinations"]
     assert len(found) == 8 and measured["counted"] == "operators"
     losses = [c["loss"] for c in found]
-    assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"])}
+    assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"]) + 1}
     assert all(len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"] for c in found)
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
     launches = {ablation.label(c): c["launches_per_step"] for c in found}
     assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
     # Forward 2 products and backward 4 less, per layer, and the sums of input gradients that they need.
     assert launches["QKV"] < launches["none"] - 5
-    write_json(tmp_path / "fusion_ablation.json", measured)
-    text = ablation.analyze(tmp_path / "fusion_ablation.json", tmp_path)
+    text = ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
     assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
 
 
 def test_in_half_precision(tmp_path, monkeypatch):
-    measured = study(tmp_path, monkeypatch, "--use-amp", every=False)
-    assert measured["precision"] == {"compute": "bf16"} and len(measured["combinations"]) == 8
+    monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 4, (True, True, True, False)])
+    measured = study(tmp_path, monkeypatch, "--use-amp")
+    assert measured["precision"] == {"compute": "bf16"}
+    plain, fused = (c["loss"] for c in measured["combinations"])
+    assert 0 < abs(plain - fused) < 0.02
 
 
-def test_the_flags_are_those_of_the_version(tmp_path, monkeypatch):
-    from version2_pytorch_fused import tiny_llama_v2
+def test_every_combination_is_captured_and_keeps_its_model(tmp_path, monkeypatch):
+    """On the CPU, so the step is not captured in truth; a graph would not keep the weights that it reads."""
+    captured, models = [], []
 
+    def eager(version, options, precision, batch):
+        captured.append(options.capture_step)
+        prepared = prepare(version, Namespace(**vars(options) | {"capture_step": False}), precision, batch)
+        models.append(weakref.ref(prepared.model))
+        return prepared._replace(step=lambda batch: torch.ones(()))
+
+    def timed(function, device, warmup, iterations):
+        gc.collect()
+        assert all(model() for model in models[1:])  # the first is built for what all share, and not kept
+        return [1.0] * iterations
+
+    monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 4, (True, False, False, False)])
+    monkeypatch.setattr(ablation, "prepare", eager)
+    monkeypatch.setattr(ablation, "benchmark", timed)
+    monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
+    measured = study(tmp_path, monkeypatch, "--capture-step")
+    assert captured == [True] * 3 and measured["settings"] == {"capture_step": True}
+    assert "capture step on" in ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
+
+
+def test_a_signal_ends_the_study_after_the_round(tmp_path, monkeypatch):
+    def interrupted(function, device, warmup, iterations):
+        function()
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+        return [1.0] * iterations
+
+    sent = []
+    monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 4, (True, False, False, False)])
+    monkeypatch.setattr(ablation, "benchmark", interrupted)
+    measured = study(tmp_path, monkeypatch, rounds=3, code=128 + signal.SIGTERM)
+    assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
+    assert "stopped after 1 of 3 rounds." in ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
+
+
+def test_the_flags_are_those_of_the_version(monkeypatch):
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     options = version_files.resolve(version_files.parser(None).parse_args([]))
     for fusions in ablation.combinations(True, True):
-        chosen = tiny_llama_v2.fusions(version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)))
-        assert (chosen.qkv, chosen.flash_attention, chosen.swiglu, chosen.torch_compile) == fusions
-
-
-def test_a_missing_compiler_is_a_line(monkeypatch):
-    def fail(function):
-        raise RuntimeError("no compiler\nmore of it")
-
-    monkeypatch.setattr(devices.torch, "compile", fail)
-    assert devices.compile_problem("cpu") == "torch.compile does not work here: no compiler"
+        chosen = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions))
+        switches = cli.switches(chosen, tiny_llama_v2.SWITCHES)
+        assert {name.replace("-", "_"): on for name, on in switches.items()} == dict(zip(ablation.FUSIONS, fusions, strict=True))
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch, tmp_path):

@@ -1,126 +1,41 @@
-"""The benchmark: peers compute what Version 1 does, cells are measured in turn, failures are results, ratios follow."""
+"""The benchmark: cells are measured in turn, failures are results, ratios follow."""
 
 import csv
+import io
 import json
 import os
+import pickle
 import signal
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
+from common import files
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
 from common.precision import Precision
 from common.studies import accuracy, benchmark, external_baselines
-from common.training import version_files
-from tests.conftest import PATHS, ROOT, V1
+from common.training.step import Prepared
+from tests.conftest import ROOT, altered_version
+from tests.records import record
 
 import pytest
 import torch
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "benchmark_suite.py"
+KNOWN = benchmark.known_models(ROOT)
 SMALL = """
 model: {hidden_size: 32, num_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
 """
-CONFIG = ModelConfig(
-    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
-)  # fmt: skip
 
 
 @pytest.fixture
 def config(tmp_path) -> Path:
     (tmp_path / "small.yaml").write_text(SMALL)
     return tmp_path / "small.yaml"
-
-
-# --------------------------------------------------------------------------------------------------------------- peers
-
-
-def pair(dtype: torch.dtype | None = None):
-    """Version 1 and hf with the same initial weights, a batch of each and a precision."""
-    pytest.importorskip("transformers")
-    baseline = version_files.load(V1 / "tiny_llama_v1.py")
-    torch.manual_seed(3)
-    ours, theirs = baseline.TinyLlama(CONFIG), external_baselines.PEERS["hf"].make_model(Namespace(model=CONFIG))
-    batch = version_files.random_batch(Namespace(seed=0, model=CONFIG, batch_size=2, seq_len=9), torch.device("cpu"))
-    return baseline, ours, theirs, batch, Precision(torch.device("cpu"), dtype)
-
-
-def test_hf_starts_from_the_weights_of_version_1():
-    _, ours, theirs, _, _ = pair()
-    state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
-    assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
-    assert theirs.llama.lm_head.weight is theirs.llama.model.embed_tokens.weight
-    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
-
-
-def test_hf_has_the_logits_loss_and_gradients_of_version_1():
-    _, ours, theirs, batch, precision = pair()
-    state = accuracy.weights(ours)  # with norms that are not 1
-    for model in (ours, theirs):
-        accuracy.exchange(model, state)
-    expected, got = (accuracy.outputs(model, batch, precision) for model in (ours, theirs))
-    assert expected.keys() == got.keys()
-    for name in expected:
-        assert accuracy.error(expected[name], got[name]) < 1e-5, name
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(None, 1e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
-def test_hf_learns_as_version_1_does(dtype, tolerance):
-    baseline, ours, theirs, batch, precision = pair(dtype)
-    losses = []
-    for version, model in ((baseline, ours), (external_baselines.PEERS["hf"], theirs)):
-        optimizer = version.make_optimizer(model, Namespace(learning_rate=1e-2))
-        losses.append([version.train_step(model, optimizer, batch, precision).item() for _ in range(6)])
-    assert losses[1] == pytest.approx(losses[0], rel=tolerance) and losses[0][-1] < 0.8 * losses[0][0]
-    assert all(parameter.dtype == torch.float32 for parameter in theirs.parameters())
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_hf_builds_no_attention_mask(compiled, monkeypatch):
-    _, _, theirs, batch, _ = pair()
-    calls = []
-    if compiled:
-
-        def backend(graph, inputs):
-            calls.extend(node.kwargs for node in graph.graph.nodes if "scaled_dot_product_attention" in str(node.target))
-            return graph
-
-        torch.compile(theirs.loss, backend=backend)(*batch)
-    else:
-        real = torch.nn.functional.scaled_dot_product_attention
-        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or real(*a, **k))
-        theirs.loss(*batch)
-    assert len(calls) == CONFIG.num_layers
-    assert all(call["attn_mask"] is None and call["is_causal"] for call in calls)
-
-
-@pytest.mark.parametrize(
-    "name, absent, message",
-    [
-        ("hf", "transformers", "hf needs what is not installed here: pip install 'transformers>=4.51'"),
-        ("liger", "liger_kernel", "pip install --no-deps liger-kernel"),
-        ("liger", None, "liger needs an NVIDIA or AMD GPU"),
-    ],
-)
-def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monkeypatch):
-    monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
-    with pytest.raises(UsageError) as raised:
-        external_baselines.PEERS[name].check(torch.device("cpu"))
-    assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.gpu
-def test_liger_has_the_gradients_of_version_1():
-    pytest.importorskip("liger_kernel")
-    options = version_files.resolve(version_files.parser(None).parse_args(["--seq-len", "33", "--device", "cuda"]))
-    errors = accuracy.errors_against_float64(
-        version_files.load(V1 / "tiny_llama_v1.py"), external_baselines.PEERS["liger"], options, []
-    )
-    assert max(errors.values()) < 1e-4
 
 
 # ----------------------------------------------------------------------------------------------------------- one process
@@ -133,15 +48,16 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
         losses.append(float(len(losses)))
         return torch.tensor(losses[-1])
 
-    monkeypatch.setattr(benchmark, "built", lambda *_: (step, Precision(torch.device("cpu"), None)))
+    prepared = Prepared(torch.nn.Linear(1, 1), None, step)
+    monkeypatch.setattr(benchmark, "built", lambda *_: (prepared, Precision(torch.device("cpu"), None)))
     errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
     monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
     model = Namespace(load=lambda: None, flags=())
-    settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0)
-    found = benchmark.accuracy(model, model, settings, steps=3)
+    settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0, accuracy_steps=3, num_steps=5)
+    found = benchmark.errors(model, model, settings)
     assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
     losses.clear()
-    assert benchmark.speed(model, settings, steps=5)["step_ms"]["count"] == 5
+    assert benchmark.speed(model, settings)["step_ms"]["count"] == 5
     assert len(losses) == benchmark.WARMUP + 1 + 5
 
 
@@ -159,15 +75,25 @@ def options(config: Path, **changes) -> Namespace:
 def test_versions_are_found_as_they_come(tmp_path):
     for name in ("version1_a/tiny_llama_v1.py", "version3_b/tiny_llama_v3.py", "version3_b/tiny_llama_v3_config.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert list(benchmark.known_models(tmp_path)) == ["v1", "v3", *external_baselines.PEERS]  # no v2, so no v2-compile
-    known = benchmark.known_models(ROOT)
-    assert {"v1", "v2", "v2-compile"} <= known.keys() and known["v2-compile"].flags == ("--enable-torch-compile",)
-    assert known["v2-compile"].load().__file__ == str(V2 / "tiny_llama_v2.py")
+        (tmp_path / name).write_text("TinyLlama = make_model = make_optimizer = make_step = None")
+    names = ["v1", "v3", *external_baselines.PEERS]  # no v2, and no version has torch.compile
+    assert list(benchmark.known_models(tmp_path)) == [*names, *(f"{name}-captured" for name in names)]
+    compiled, captured = KNOWN["v2-compile"], KNOWN["v2-compile-captured"]
+    assert compiled.flags == captured.flags == ("--enable-torch-compile",) and (compiled.captured, captured.captured) == (
+        False,
+        True,
+    )
+    assert compiled.load().__file__ == captured.load().__file__ == str(V2 / "tiny_llama_v2.py")
+    assert KNOWN["hf-captured"].load() is external_baselines.PEERS["hf"] and "v1-compile" not in KNOWN
+
+
+def test_a_captured_model_needs_a_gpu(config):
+    with pytest.raises(UsageError, match="--capture-step needs a GPU"):
+        benchmark.plan(options(config, models=["v1-captured"]), KNOWN)
 
 
 def test_shapes_are_resolved_smallest_first(config):
-    models, shapes = benchmark.plan(options(config, seq_lengths=[300, 8]), benchmark.known_models(ROOT))
+    models, shapes = benchmark.plan(options(config, seq_lengths=[300, 8]), KNOWN)
     assert [model.name for model in models] == ["v1", "v2"]
     assert [(shape.batch_size, shape.seq_len) for shape in shapes] == [(2, 8), (4, 8), (2, 300), (4, 300)]
     assert shapes[0].model.hidden_size == 32 and shapes[-1].model.max_sequence_length == 300
@@ -203,33 +129,36 @@ def test_a_folder_that_cannot_be_written_is_refused(refused, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-def measured_with(outcome, config, path, **changes) -> tuple[int, list, dict]:
-    """What `measure` makes of a process that answers outcome(what, model, batch_size, calls before)."""
+RUN = {"step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2}, "peak_mib": 5.0, "kind": "GPU allocator"}
+
+
+def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, list, dict]:
+    """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
     calls = []
 
-    def answer(what, model, baseline, shape):
-        calls.append((model.name, shape.batch_size) if what == "runs" else (model.name, what))
-        found = {"device": {"name": "A CPU"}, "environment": {"torch": "2.13.0"}, "status": "ok"}
-        run = {"step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2}, "peak_mib": 5.0, "kind": "GPU allocator"}
-        return found | run | outcome(model.name, shape.batch_size)
+    def answer(work, options):
+        model, shape = work.args[0], work.args[-1]
+        calls.append((model.name, shape.batch_size if work.func is benchmark.speed else "accuracy"))
+        machine = {key: record()[key] for key in ("device", "environment")}
+        return machine | {"status": "ok", "reason": None, "found": found} | outcome(model.name, shape.batch_size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "run_process", answer)
-        models, shapes = benchmark.plan(options(config, **changes), benchmark.known_models(ROOT))
-        code = benchmark.measure(models, shapes, benchmark.known_models(ROOT)["v1"], path)
+        models, shapes = benchmark.plan(options(config, **changes), KNOWN)
+        code = benchmark.measure(models, shapes, KNOWN["v1"], path)
     return code, calls, read_json(path, benchmark.SCHEMA)
 
 
 def test_models_are_measured_in_turn(config, tmp_path):
     code, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json")
     assert code == 0 and calls == [("v1", 2), ("v2", 2), ("v1", 2), ("v2", 2), ("v1", 4), ("v2", 4), ("v1", 4), ("v2", 4)]
-    assert measured["status"] == "completed" and measured["device"] == {"name": "A CPU"}
+    assert measured["status"] == "completed" and measured["device"] == record()["device"]
     assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured["accuracy"] == []
 
 
 def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):
     found = {"loss": 1.0, "gradient_error": 0.1}
-    _, calls, measured = measured_with(lambda *_: found, config, tmp_path / "b.json", metrics=["accuracy"])
+    _, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json", found, metrics=["accuracy"])
     assert calls == [("v1", "accuracy"), ("v2", "accuracy")] and measured["cells"] == []
     assert {(entry["batch_size"], entry["sequence_length"]) for entry in measured["accuracy"]} == {(2, 8)}
 
@@ -243,7 +172,7 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert got == code and calls.count(("v2", 2)) == 1 and calls.count(("v2", 4)) == 2
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
-    assert f"v2, B 2, S 8: {status}: why" in benchmark.problems(measured)
+    assert f"- v2, B 2, S 8: {status}: why" in benchmark.analyze(tmp_path / "b.json").markdown()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -258,17 +187,13 @@ def test_a_signal_keeps_what_was_measured(number, config, tmp_path, capsys):
     assert code == 128 + number and calls[-1] == ("v2", 4) and measured["status"] == "interrupted"
     assert [cell["status"] for cell in measured["cells"]] == ["ok", "ok", "ok", "not run"]
     assert len(measured["cells"][2]["runs"]) == 1  # of two repeats
-    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
-    assert "v2, B 4, S 8: not run" in text and "The run was interrupted" in (tmp_path / "benchmark.md").read_text()
+    text = benchmark.analyze(tmp_path / "benchmark.json").markdown()
+    assert "- v2, B 4, S 8: not run" in text and "The run was interrupted" in text
 
 
-def failing(folder: Path, name: str, code: str) -> benchmark.Model:
+def failing(folder: Path, code: str) -> benchmark.Model:
     """Version 1 whose training step runs this code first."""
-    source = (V1 / "tiny_llama_v1.py").read_text()
-    head = '    """One optimizer step; returns the loss from before it, on the device."""\n'
-    assert head in source
-    (folder / f"{name}.py").write_text(source.replace(head, f"{head}    {code}\n"))
-    return benchmark.Model(name, str(folder / f"{name}.py"))
+    return benchmark.Model("broken", altered_version(folder, code))
 
 
 @pytest.mark.parametrize(
@@ -280,10 +205,9 @@ def failing(folder: Path, name: str, code: str) -> benchmark.Model:
     ids=["memory", "error"],
 )
 def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp_path, monkeypatch):
-    told = {name: value for name, value in vars(options(config)).items() if name in benchmark.TOLD}
-    told |= {"batch_size": 2, "seq_len": 8, "config": str(config)}
-    model, result = failing(tmp_path, "broken", code), tmp_path / "result.json"
-    monkeypatch.setattr(sys, "argv", ["", json.dumps(["runs", model, model, told, 2, 2, str(result)])])
+    _, shapes = benchmark.plan(options(config), KNOWN)
+    work, result = partial(benchmark.speed, failing(tmp_path, code), shapes[0]), tmp_path / "result.json"
+    monkeypatch.setattr(sys, "stdin", Namespace(buffer=io.BytesIO(pickle.dumps((work, "cpu", result)))))
     benchmark.main()
     outcome = read_json(result)
     assert (outcome["status"], outcome["reason"]) == (status, reason) and outcome["device"]["kind"] == "cpu"
@@ -292,38 +216,35 @@ def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp
 @pytest.mark.parametrize(
     "code, status, reason",
     [
-        ("import os; os.kill(os.getpid(), 9)", "out of memory", "killed by the system (SIGKILL)"),
-        ("import os; print('\\nlast words', flush=True); os._exit(3)", "failed", "last words"),
+        ("os.kill(os.getpid(), 9)", "out of memory", "killed by the system (SIGKILL)"),
+        ("print('\\nlast words', flush=True); os._exit(3)", "failed", "last words"),
     ],
     ids=["killed", "exit"],
 )
-def test_the_end_of_a_process_is_a_status(code, status, reason, config, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", PATHS)
-    model = failing(tmp_path, "broken", code)
-    _, shapes = benchmark.plan(options(config), benchmark.known_models(ROOT))
-    outcome = benchmark.run_process("runs", model, model, shapes[0])
+def test_the_end_of_a_process_is_a_status(code, status, reason, config, tmp_path):
+    model = failing(tmp_path, code)
+    _, shapes = benchmark.plan(options(config), KNOWN)
+    outcome = benchmark.run_process(partial(benchmark.speed, model, shapes[0]), shapes[0])
     assert outcome["status"] == status and outcome["reason"].startswith(reason)
 
 
-def test_a_process_that_takes_too_long_is_ended(config, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", PATHS)
-    models, shapes = benchmark.plan(options(config, timeout=0.2), benchmark.known_models(ROOT))
-    outcome = benchmark.run_process("runs", models[0], models[0], shapes[0])
+def test_a_process_that_takes_too_long_is_ended(config):
+    models, shapes = benchmark.plan(options(config, timeout=0.2), KNOWN)
+    outcome = benchmark.run_process(partial(benchmark.speed, models[0], shapes[0]), shapes[0])
     assert outcome == {"status": "timed out", "reason": "not done after 0.2 s"}
 
 
-def test_a_whole_benchmark(run_script, config, tmp_path):
+def test_a_whole_benchmark(execute, config, tmp_path):
     names = ["v1", "hf" if external_baselines.importlib.util.find_spec("transformers") else "v2"]
-    done = run_script(
+    printed = execute(
         SCRIPT, "--models", ",".join(names), "--batch-sizes", "2", "--seq-lengths", "9", "--config", config, "--num-steps", "2",
         "--repeats", "1", "--accuracy-steps", "3", "--metrics", "throughput,memory,accuracy",
     )  # fmt: skip
-    assert (
-        f"{2 * len(names):4d} of {2 * len(names)}" in done.stdout and "Peak resident memory of the whole process" in done.stdout
-    )
+    assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
+    assert "Peak resident memory of the whole process" in printed.out
     folder = tmp_path / "benchmark_suite"
     assert sorted(path.name for path in folder.iterdir()) == [f"benchmark.{kind}" for kind in ("csv", "json", "md", "png")]
-    measured = read_json(folder / "benchmark.json", benchmark.SCHEMA)
+    measured = files.read(folder / "benchmark.json", benchmark.Benchmark)
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
     for cell in measured["cells"]:
@@ -361,8 +282,8 @@ def made_up(models=("v1", "v2"), metrics=benchmark.METRICS) -> dict:
     ]  # fmt: skip
     return {
         "schema": benchmark.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
-        "device": {"name": "A GPU"}, "environment": {"torch": "2.13.0"}, "packages": {"transformers": "5.0"},
-        "model": CONFIG.model_dump(), "precision": {"compute": "fp32"}, "seed": 0, "models": list(models),
+        "device": record()["device"], "environment": record()["environment"], "packages": {"transformers": "5.0"},
+        "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}, "seed": 0, "models": list(models),
         "metrics": list(metrics), "batch_sizes": [4, 8], "sequence_lengths": [8, 16], "steps": 10, "repeats": 2,
         "accuracy_steps": 20, "cells": cells, "accuracy": accuracy,
     }  # fmt: skip
@@ -394,33 +315,61 @@ def test_growth_along_batch_and_sequence():
     assert ("v2", "S 8 to 16", "B 8") not in growth and len(growth) == 4 + 2 and len(header) == 7
 
 
+def analyzed(measured: dict, folder: Path) -> tuple[str, str]:
+    """What is printed, and the Markdown report; benchmark.* are in the folder."""
+    write_json(folder / "benchmark.json", measured)
+    printed = benchmark.analyze(folder / "benchmark.json").publish(folder, "benchmark")
+    return printed, (folder / "benchmark.md").read_text()
+
+
 def test_files_hold_every_cell_and_what_is_missing(tmp_path):
-    write_json(tmp_path / "benchmark.json", made_up())
-    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
-    report = (tmp_path / "benchmark.md").read_text()
-    for shown in (text, report):
-        assert "2,000 (2.00x)" in shown and "v2, B 8, S 16: out of memory: CUDA" in shown and "transformers 5.0" in shown
+    for shown in analyzed(made_up(), tmp_path):
+        assert "2,000 (2.00x)" in shown and "out of memory: CUDA" in shown and "transformers 5.0" in shown
         assert "Peak of PyTorch's allocator" in shown and "At B 4, S 8 only" in shown and "+1.0e-03" in shown
+        assert "Noisy" not in shown
     with (tmp_path / "benchmark.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8 and rows[1]["model"] == "v2" and float(rows[1]["speedup"]) == pytest.approx(2.0)
     assert rows[-1]["status"] == "out of memory" and rows[-1]["ms"] == ""
+    assert tuple(rows[0]) == benchmark.COLUMNS
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_noisy_cell_is_named(tmp_path):
+    measured = made_up()
+    for run in measured["cells"][0]["runs"]:
+        run["step_ms"]["p80"] = 2 * run["step_ms"]["median"]
+    _, report = analyzed(measured, tmp_path)
+    assert "v1 B 4 S 8 (110 %)." in report
+
+
+def test_runs_of_a_gpu_may_hold_what_the_pools_held(tmp_path):
+    measured = made_up()
+    for cell in measured["cells"]:
+        cell["runs"] = [run | {"reserved_mib": 2000.0} for run in cell["runs"]]
+    analyzed(measured, tmp_path)
+    measured["cells"][0]["runs"][0]["reserved_mib"] = "2000"
+    with pytest.raises(UsageError, match="benchmark.json: cells.0.runs.0.reserved_mib: "):
+        analyzed(measured, tmp_path)
 
 
 @pytest.mark.parametrize(
     "metrics, shown, hidden", [(["memory"], "Peak MiB", "Tokens/s"), (["throughput"], "Tokens/s", "Peak MiB")]
 )
 def test_only_what_was_asked_for_is_shown(metrics, shown, hidden, tmp_path):
-    write_json(tmp_path / "benchmark.json", made_up(metrics=metrics) | {"accuracy": []})
-    text = benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
+    text, _ = analyzed(made_up(metrics=metrics) | {"accuracy": []}, tmp_path)
     assert shown in text and hidden not in text and "Accuracy" not in text
 
 
 def test_accuracy_alone_needs_no_plot(tmp_path):
-    write_json(tmp_path / "benchmark.json", made_up(metrics=["accuracy"]) | {"cells": []})
-    assert "minus v1's" in benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
+    assert "minus v1's" in analyzed(made_up(metrics=["accuracy"]) | {"cells": []}, tmp_path)[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmark.json", "benchmark.md"]
+
+
+def test_more_models_than_colours_are_told_apart():
+    measured = made_up([f"m{i}" for i in range(9)])
+    throughput, *_ = benchmark.figure(measured, "a title").axes
+    assert len({(line.get_color(), line.get_marker()) for line in throughput.lines}) == 9
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
@@ -429,10 +378,10 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
         entry |= {"status": "failed", "reason": "no compiler", "runs": []}
     write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
     with pytest.raises(RunError, match="nothing was measured; the first: v1, failed: no compiler"):
-        benchmark.analyze(tmp_path / "benchmark.json", tmp_path)
+        benchmark.analyze(tmp_path / "benchmark.json")
 
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"schema": "tiny-llama-run/1"}))
     with pytest.raises(UsageError, match="tiny-llama-benchmark/1"):
-        benchmark.analyze(tmp_path / "other.json", tmp_path)
+        benchmark.analyze(tmp_path / "other.json")

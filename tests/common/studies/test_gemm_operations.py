@@ -1,17 +1,19 @@
-"""GEMM analysis: the products are those that Version 1 runs, the figures follow from the times, bad input is one line."""
+"""GEMM analysis: the products are those that Version 1 runs, the numbers follow from the times, bad input is one line."""
 
 import csv
 import json
 from collections import Counter
 from pathlib import Path
 
+from common import files
 from common.analysis.formulas import flops
 from common.config import PRESETS, ModelConfig, resolve
 from common.errors import RunError, UsageError
 from common.files import write_json
 from common.precision import Precision
 from common.studies import gemm_operations
-from tests.conftest import V1
+from tests.conftest import V1, cells
+from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -52,14 +54,15 @@ def test_the_products_are_those_of_a_training_step_of_version_1(name, length):
         model.loss(tokens, tokens).backward()
     expected = Counter()
     for product in gemm_operations.products(config, 2, length):
-        expected[product.shape] += product.per_step
+        expected[gemm_operations.shape_of(product)] += product["per_step"]
     assert ran.found == expected
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_products_need_the_flops_of_the_formula(preset):
     config = resolve(preset).model
-    counted = sum(2 * p.batch * p.m * p.n * p.k * p.per_step for p in gemm_operations.products(config, 3, 40))
+    products = gemm_operations.products(config, 3, 40)
+    counted = sum(2 * p["batch"] * p["m"] * p["n"] * p["k"] * p["per_step"] for p in products)
     assert counted == flops.training_step(config, 3, 40, causal=False)["total"]
 
 
@@ -67,7 +70,7 @@ def test_the_products_need_the_flops_of_the_formula(preset):
 def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
     def work(products, names):
         return Counter({p: 0 for p in gemm_operations.PHASES}) + sum(
-            (Counter({p.phase: p.m * p.n * p.k}) for p in products if p.gemm in names), Counter()
+            (Counter({p["phase"]: p["m"] * p["n"] * p["k"]}) for p in products if p["gemm"] in names), Counter()
         )
 
     separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
@@ -90,16 +93,12 @@ def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
 
     def timed(products, point, share):
         for p in products:
-            ms = 2 * p.batch * p.m * p.n * p.k / (share * peak) * 1e3
-            yield {
-                "batch_size": point[0], "sequence_length": point[1], "gemm": p.gemm, "phase": p.phase, "batch": p.batch, "m": p.m,
-                "n": p.n, "k": p.k, "layout": p.layout, "per_step": p.per_step,
-                "ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}, "calls": 90,
-            }  # fmt: skip
+            ms = 2 * p["batch"] * p["m"] * p["n"] * p["k"] / (share * peak) * 1e3
+            summary = {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}
+            yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
 
-    return {
-        "schema": "tiny-llama-gemms/1", "command": "c", "date": "d", "device": {"kind": "cpu", "name": "a device"},
-        "environment": {"torch": "2.13.0"}, "precision": {"compute": "fp32", "tf32": False}, "element_bytes": 4,
+    return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
+        "schema": "tiny-llama-gemms/1", "element_bytes": 4,
         "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
         "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
         "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
@@ -108,7 +107,7 @@ def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
 
 
 def test_rates_shares_and_bounds_follow_from_the_times():
-    rows = gemm_operations.describe(constructed(CONFIGS["gqa"]))
+    rows = gemm_operations.describe(constructed(CONFIGS["gqa"])).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     for point in (2, 4):
@@ -124,29 +123,32 @@ def test_rates_shares_and_bounds_follow_from_the_times():
 def test_the_limit_is_what_takes_longest():
     measured = constructed(CONFIGS["gqa"])
     measured["ceilings"]["operation_seconds"] = 1.0
-    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"launch"}
+    assert set(gemm_operations.describe(measured)["limit"]) == {"launch"}
     measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
-    assert {row["limit"] for row in gemm_operations.describe(measured)} == {"compute"}
+    assert set(gemm_operations.describe(measured)["limit"]) == {"compute"}
 
 
-def test_doubtful_figures_are_counted(tmp_path):
+def analyzed(measured: dict, folder: Path) -> str:
+    """What is printed on one line, and gemm_analysis.* in the folder."""
+    write_json(folder / "gemm_analysis.json", measured)
+    return " ".join(gemm_operations.analyze(folder / "gemm_analysis.json", folder).split())
+
+
+def test_doubtful_numbers_are_counted(tmp_path):
     measured = constructed(CONFIGS["gqa"], grid=((2, 8),))
-    write_json(tmp_path / "gemm_analysis.json", measured)
-    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
-    shapes = len({product.shape for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
-    assert f"20th: 0 of {shapes} shapes" in summary
+    shapes = len({gemm_operations.shape_of(product) for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
+    assert f"30 % of the median: 0 of {shapes} shapes" in analyzed(measured, tmp_path)
     for row in measured["gemms"]:
         row["ms"] = {"median": 1e-9, "p20": 1e-9, "p80": 2e-9, "count": 9}
-    write_json(tmp_path / "gemm_analysis.json", measured)
-    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
-    assert f"bound: {shapes} of {shapes} shapes" in summary and f"20th: {shapes} of {shapes} shapes" in summary
+    said = analyzed(measured, tmp_path)
+    assert f"bound: {shapes} of {shapes} shapes" in said and f"30 % of the median: {shapes} of {shapes} shapes" in said
     assert "something else was running" in (tmp_path / "gemm_analysis.md").read_text()
 
 
 def test_the_report_compares_fused_with_separate_products(tmp_path):
     write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]))
     summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
-    lines = [line.split() for line in summary.splitlines() if "qkv_proj" in line or "gate_up_proj" in line]
+    lines = [line.split() for line in summary.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
     assert [line[:2] for line in lines] == [
         ["16", "gate_up_proj"],
         ["16", "qkv_proj"],
@@ -155,17 +157,20 @@ def test_the_report_compares_fused_with_separate_products(tmp_path):
     ]
     assert {tuple(line[4:]) for line in lines} == {("2", "2", "2", "2")}, "half the time: ratio 2, in all and by phase"
     report = (tmp_path / "gemm_analysis.md").read_text()
-    assert "### B = 4, S = 8" in report and "a device" in report and "1 TFLOP/s" in report
+    assert "**B = 4, S = 8**" in report and "A GPU" in report and "1 TFLOP/s" in report
+    assert "B = 4, S = 8" not in summary and len(cells(report[report.index("**B = 4") :])) == 1 + 30
     assert (tmp_path / "gemm_analysis.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_script_measures_and_reports(run_script, tmp_path):
+@pytest.mark.usefixtures("known_ceilings")
+def test_the_script_measures_and_reports(execute, tmp_path):
     (tmp_path / "model.yaml").write_text(SMALL)
     arguments = ("--model-config", "model.yaml", "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
-    done = run_script(SCRIPT, *arguments, "--output-dir", "out")
+    printed = execute(SCRIPT, *arguments, "--output-dir", "out")
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
     assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
+    files.check(tmp_path, measured, gemm_operations.Measurement)
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
@@ -177,7 +182,7 @@ def test_the_script_measures_and_reports(run_script, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
     ]  # fmt: skip
-    assert "separate / fused" in done.stdout and "out/gemm_analysis.png" in done.stdout
+    assert "separate / fused" in printed.out and "out/gemm_analysis.png" in printed.out
 
 
 @pytest.mark.parametrize(
@@ -204,11 +209,28 @@ def test_a_foreign_file_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
 
 
+@pytest.mark.parametrize("key, value", [("gemms", []), ("ceilings", None), ("element_bytes", "4")])
+def test_a_damaged_file_is_refused(key, value, tmp_path):
+    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]) | {key: value})
+    with pytest.raises(UsageError, match=f"gemm_analysis.json: {key}: "):
+        gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
+
+
+def test_the_figure_names_both_regions_and_every_kind():
+    measured = constructed(CONFIGS["gqa"])
+    figure = gemm_operations.figure(measured, gemm_operations.describe(measured), "a title")
+    left, right = figure.axes
+    assert {"memory-bound", "compute-bound"} <= {text.get_text() for text in left.texts}
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(gemm_operations.KINDS)
+    assert sum(bar.get_height() for bar in right.patches) == pytest.approx(200)  # 100 % for each of two points
+
+
 def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
     timed = []
 
     def clock(product, device, dtype):
-        timed.append(product.shape)
+        timed.append(gemm_operations.shape_of(product))
         return [float(len(timed))], 5  # later is slower
 
     cpu = torch.device("cpu")
@@ -237,7 +259,7 @@ def test_out_of_memory_says_what_to_lower(monkeypatch):
 
     cpu = torch.device("cpu")
     monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: {})
-    monkeypatch.setattr(gemm_operations, "time_product", full)
+    monkeypatch.setattr(gemm_operations, "operand", full)
     with pytest.raises(RunError, match=r"out of memory in q_proj, 1 x \[16, 32\] @ \[32, 32\]: lower --batch-sizes"):
         gemm_operations.measure(CONFIGS["gqa"], [2], [8], cpu, Precision(cpu, None), False)
 

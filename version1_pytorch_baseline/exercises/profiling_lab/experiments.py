@@ -1,18 +1,16 @@
-"""What the lab shows beyond `profiling.py`: four bottlenecks, four fixes on Version 1, and one of its layers by span.
+"""Four bottlenecks, four fixes for Version 1, and one layer of Version 1 by span.
 
     python experiments.py bottlenecks
     python experiments.py fixes --preset small --num-steps 20
     python experiments.py layer --device cpu
 
-Each bottleneck is the same work done in two or three ways; the first is the mistake. A fix is a training run of Version 1 with
-one thing changed, in a process of its own: same weights, same batch, so the same loss within rounding.
+A bottleneck is the same work done in two or three ways, and the first way is the mistake. A fix changes one thing in the training
+of Version 1. Each fix runs in its own process with the same weights and the same batch, so the loss is the same within rounding.
 """
 
 import concurrent.futures
 import functools
 import multiprocessing
-import os
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any
 
 from common import cli, spans
 from common import device as devices
-from common.analysis.output import tables
 from common.analysis.profiles import chrome_trace, step_profile
 from common.config import PRESETS
 from common.precision import Precision
@@ -29,6 +26,7 @@ from common.spans import span
 from common.timing import benchmark, summarize
 from common.training import version_files
 
+import toolkit
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,7 +40,7 @@ Ways = dict[str, Callable[[], object]]  # the same work, by name; the first is t
 
 
 def memory_bandwidth(device: torch.device, elements: int) -> Ways:
-    """a + b c of large tensors: 2 FLOPs an element either way, but two operations move 6 numbers for each, one moves 4."""
+    """a + b c of large tensors takes 2 FLOPs per element either way; two operations move 6 numbers per element, one moves 4."""
     a, b, c, out = (torch.ones(elements, device=device) for _ in range(4))
 
     def two_passes() -> Tensor:
@@ -53,7 +51,7 @@ def memory_bandwidth(device: torch.device, elements: int) -> Ways:
 
 
 def launch_overhead(device: torch.device, elements: int) -> Ways:
-    """Doubling many small tensors: as many launches as tensors, or one for all of them."""
+    """Doubling many small tensors takes one launch for each tensor, or one for all of them."""
     flat = torch.zeros(elements, device=device)
     parts = flat.split(64)
 
@@ -69,7 +67,7 @@ def launch_overhead(device: torch.device, elements: int) -> Ways:
 
 
 def transfer(device: torch.device, elements: int) -> Ways:
-    """Doubling numbers that come from the host. Pageable memory is first copied to a pinned buffer; what stays is not copied."""
+    """Doubling numbers of the host. A copy from pageable memory goes through a pinned buffer; resident numbers need no copy."""
     if not devices.is_gpu(device):
         return {}
     pageable = torch.ones(elements)
@@ -82,7 +80,7 @@ def transfer(device: torch.device, elements: int) -> Ways:
 
 
 def synchronization(device: torch.device, elements: int) -> Ways:
-    """A hundred operations whose results are added up: `.item()` waits for the device each time, or once at the end."""
+    """Adding up the results of a hundred operations: `.item()` waits for the device each time, or once at the end."""
     x = torch.ones(elements, device=device)
 
     def each_time() -> float:
@@ -97,14 +95,14 @@ def synchronization(device: torch.device, elements: int) -> Ways:
     return {".item() each time": each_time, ".item() at the end": at_the_end}
 
 
-# Elements on a CPU and on a GPU: more than its caches hold where bandwidth is the point, few where overhead is.
+# Elements on a CPU and on a GPU: more than the caches hold to measure bandwidth, few to measure overhead.
 BOTTLENECKS = {
     memory_bandwidth: (2**24, 2**27), launch_overhead: (2**15, 2**15), transfer: (2**24, 2**26), synchronization: (2**10, 2**10),
 }  # fmt: skip
 
 
 def bottlenecks(device: torch.device, smaller: int = 1) -> list[dict[str, Any]]:
-    """Times of all ways: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has no rows.
+    """The time of each way: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has no rows.
 
     Args:
         smaller: divides the number of elements, for tests.
@@ -121,9 +119,9 @@ def bottlenecks(device: torch.device, smaller: int = 1) -> list[dict[str, Any]]:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Version 1's attention, causal, by one kernel that writes no [S, S] matrix.
+    """Version 1's causal attention in one kernel that writes no [S, S] matrix.
 
-    PyTorch's float32 kernel for GPUs knows no grouped heads, so they are repeated first.
+    PyTorch's float32 kernel for GPUs does not support grouped heads, so they are repeated first.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
@@ -131,28 +129,28 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
-    """A training step of Version 1 with one of FIXES, on one batch; returns the loss from before it."""
+    """A training step of Version 1 with one of FIXES, on one batch; it returns the loss before the update."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
-    v1 = version_files.load(V1)  # a module of its own, so that changing it changes nothing else
+    v1 = version_files.load(V1)  # a separate module, so that a change to it changes nothing else
     if fix == "flash attention":
         v1.attention = fused_attention
     model = v1.make_model(options).to(device)
     if fix == "gradient checkpointing":
-        for layer in model.layers:  # keeps only each layer's input, and computes the layer again in the backward pass
+        for layer in model.layers:  # saves only the input of each layer, and recomputes the layer in the backward pass
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     if fix == "torch.compile":
         model.loss = torch.compile(model.loss)
     precision = Precision(device, torch.bfloat16 if fix == "mixed precision" else None)
-    optimizer, batch = v1.make_optimizer(model, options), version_files.random_batch(options, device)
-    return lambda: v1.train_step(model, optimizer, batch, precision)
+    step, batch = v1.make_step(model, v1.make_optimizer(model, options), precision), version_files.random_batch(options, device)
+    return lambda: step(batch)
 
 
 FIXES = ("none", "torch.compile", "flash attention", "mixed precision", "gradient checkpointing")
 
 
 def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
-    """Step time, peak memory after warm-up, and the loss after `options.num_steps` further steps."""
+    """Step time and peak memory after warm-up, and the loss after `options.num_steps` further steps."""
     device, step = devices.select(options.device), training_step(fix, options)
     for _ in range(3):
         step()
@@ -164,7 +162,7 @@ def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
 
 
 def fixes(options: Namespace) -> list[dict[str, Any]]:
-    """`measure_fix` of all FIXES that work here, each in a new process, so that none inherits memory or caches."""
+    """`measure_fix` of all FIXES that work here, each in a new process, so that it inherits no memory and no caches."""
     rows, fresh = [], multiprocessing.get_context("spawn")
     for fix in FIXES:
         if fix == "torch.compile" and devices.compile_problem(devices.select(options.device)):
@@ -180,11 +178,11 @@ LAYER_STEPS = 3
 
 
 def layer(options: Namespace) -> dict[str, Any]:
-    """Forward and backward of one of Version 1's transformer layers.
+    """Forward and backward pass of one transformer layer of Version 1.
 
     Returns:
-        ms: of one pass through both, undisturbed; profiled_ms: under the profiler; on_gpu;
-        spans: {span: {"forward": ms, "backward": ms}}: GPU kernels, or on a CPU operators, largest span first.
+        ms: time of both passes without the profiler; profiled_ms: with it; on_gpu: whether GPU kernels ran;
+        spans: {span: {"forward": ms, "backward": ms}}, of GPU kernels, or of operators on a CPU, the largest span first.
     """
     device, config = devices.select(options.device), options.model
     devices.prepare(device, options.seed)
@@ -201,40 +199,28 @@ def layer(options: Namespace) -> dict[str, Any]:
             y.backward(gradient)
 
     undisturbed = summarize(benchmark(step, device))["median"]
-    profile = _profiled(step, device)
+    spans.recording = True
+    trace = toolkit.trace(step, device, LAYER_STEPS, record_shapes=True)  # shapes identify the residual additions
+    spans.recording = False
+    profile = chrome_trace.profile_tables(trace)
     return {
         "ms": undisturbed, "profiled_ms": sum(profile["step_us"]) / LAYER_STEPS / 1e3, "on_gpu": bool(profile["kernels"]),
         "spans": step_profile.span_milliseconds(profile),
     }  # fmt: skip
 
 
-def _profiled(step: Callable[[], None], device: torch.device) -> dict[str, Any]:
-    """`chrome_trace.profile_tables` of LAYER_STEPS steps, with spans on."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch 2.12 and later print two lines for each profile
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if devices.is_gpu(device):
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        schedule = torch.profiler.schedule(wait=0, warmup=1, active=LAYER_STEPS, repeat=1)
-        spans.recording = True
-        with torch.profiler.profile(
-            activities=activities, schedule=schedule, acc_events=True,
-            record_shapes=True,  # they tell the residual additions
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
-        ) as profile:  # fmt: skip
-            for _ in range(1 + LAYER_STEPS):
-                step()
-                profile.step()
-        spans.recording = False
-        return chrome_trace.profile_tables(chrome_trace.load(path))
-
-
 # ------------------------------------------------------------------------------------------------------------- command
 
 
+def add_flags(parser: cli.Parser) -> None:
+    """The flags of `resolve`."""
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="of Version 1, for fixes and layer (default: tiny)")
+    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
+    cli.add_device(parser)
+
+
 def resolve(options: Namespace) -> Namespace:
-    """Options with preset, device and num_steps as what `version_files.resolve` makes of them."""
+    """The options of `version_files.resolve` for a preset, a device and a number of steps."""
     defaults = vars(version_files.parser(None).parse_args([]))
     return version_files.resolve(Namespace(**defaults | vars(options)))
 
@@ -242,18 +228,17 @@ def resolve(options: Namespace) -> Namespace:
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("what", choices=("bottlenecks", "fixes", "layer"))
-    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes of Version 1 (default: tiny)")
-    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
-    cli.add_device(parser)
+    add_flags(parser)
     options = parser.parse_args()
-    from common.documents import lab_dashboard
+    from common.analysis.output import tables
+    from common.documents.lab_dashboard import PARTS
 
     measured = {
         "bottlenecks": lambda: bottlenecks(devices.select(options.device)),
         "fixes": lambda: fixes(resolve(options)),
         "layer": lambda: layer(resolve(options)),
     }[options.what]()
-    print(tables.text(*lab_dashboard.ROWS[options.what](measured)))
+    print(tables.text(*PARTS[options.what].rows(measured)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the dashboard of what run_lab.py measured: one HTML page that needs no network and no script.
+"""Makes an HTML page of the file that run_lab.py writes; the page needs no network and no script.
 
 python report.py profiling_lab.json --output profiling_lab.html
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common import cli
 from common.documents import lab_dashboard
+from common.files import read_json, writable_file, write_text
 
 
 def main() -> None:
@@ -14,7 +15,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, metavar="FILE.json", help="from run_lab.py")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
     options = parser.parse_args()
-    lab_dashboard.write_page(options.results, options.output)
+    page = lab_dashboard.page(read_json(options.results, lab_dashboard.SCHEMA))
+    write_text(writable_file(options.output, "--output"), page.html())
     print(f"written: {options.output}")
 
 

@@ -1,20 +1,20 @@
-"""Measures everything in this lab on this machine and writes it down.
+"""Measures all parts of this lab on this machine and writes them to a file.
 
     python run_lab.py --output profiling_lab.json
     python run_lab.py --output mine.json --implementation starter --parts components optimizations
     python report.py profiling_lab.json --output profiling_lab.html
 
-It takes minutes. A part that was not asked for, or not reached, is null in the file; `report.py` makes a page of the others.
+It takes minutes. A part that was not requested, or not reached, is null in the file; `report.py` makes a page of the others.
 
 The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^20 bytes):
 
     command, date, device, environment, jax     jax is its version, or null where it does not run on this device
-    precision        "fp16" on a GPU, "fp32" on a CPU: of all parts but the last three
-    sizes            batch_size, seq_len, d_model, num_heads of the components; seq_lens of the other attention parts, whose
-                     batch is 1 and whose heads are of size d_model / num_heads; preset of Version 1 for layer and fixes
+    precision        "fp16" on a GPU, "fp32" on a CPU, for all parts except the last three
+    sizes            batch_size, seq_len, d_model, num_heads of the components; seq_lens of the other attention parts, with a
+                     batch of 1 and a head dimension of d_model / num_heads; preset of Version 1 for fixes and layer
     ceilings         from common.training.ceilings, in this precision; they decide `bound`
     components       {"pytorch": [ProfileResult and "bound", ...], "jax": the same or null}
-    optimizations    a list of {"seq_len", "ms": {"baseline", "sdpa", "compiled", "flash"}}; what cannot run here is left out
+    optimizations    a list of {"seq_len", "ms": {"baseline", "sdpa", "compiled", "flash"}}, without those that cannot run here
     frameworks       a list of {"seq_len", "ms": {"PyTorch eager", "PyTorch compiled", "JAX jit"}}
     memory           a list of {"seq_len", "baseline", "chunked", "sdpa"}
     bottlenecks      a list of {"bottleneck", "way", "ms"}
@@ -24,9 +24,7 @@ The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^
 
 import importlib
 import importlib.metadata
-import shlex
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
@@ -37,28 +35,26 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.analysis.output import tables
-from common.config import PRESETS
-from common.documents import lab_dashboard
+from common.documents.lab_dashboard import PARTS, SCHEMA
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.precision import Precision
-from common.training import ceilings
+from common.progress import progress
+from common.training import ceilings, record
 
 import experiments
 import torch
-
-LAB = Path(__file__).resolve().parent
-FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}
+from toolkit import FOLDERS, jax_runs_on
 
 
 def load(implementation: str) -> ModuleType:
-    """`profiling` from the starter's or the solution's folder."""
+    """`profiling` from the folder of the starter or of the solution."""
     sys.path.insert(0, str(FOLDERS[implementation]))
     return importlib.import_module("profiling")
 
 
-def measure(profiling: ModuleType, options: Namespace, device: torch.device, peaks: dict[str, Any]) -> dict[str, Callable]:
-    """The parts, each a function that measures it; in the order in which they run."""
+def measurements(profiling: ModuleType, options: Namespace, device: torch.device, peaks: dict[str, Any]) -> dict[str, Callable]:
+    """A function for each part that measures it, in the order in which they run."""
     kind, heads, head_dim = device.type, options.num_heads, options.d_model // options.num_heads
     version1 = experiments.resolve(Namespace(preset=options.preset, device=kind, num_steps=options.num_steps))
     sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
@@ -68,7 +64,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device, pea
         return [asdict(result) | {"bound": bound} for result, bound in zip(results, bounds, strict=True)]
 
     def components() -> dict[str, Any]:
-        jax = classed(profiling.profile_attention_components_jax(*sizes)) if profiling._jax_runs_on(device) else None
+        jax = classed(profiling.profile_attention_components_jax(*sizes)) if jax_runs_on(device) else None
         return {"pytorch": classed(profiling.profile_attention_components(*sizes)), "jax": jax}
 
     def over_lengths(compare: Callable) -> list[dict[str, Any]]:
@@ -89,9 +85,8 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json")
     parser.add_argument(
-        "--parts", nargs="+", choices=lab_dashboard.ROWS, default=list(lab_dashboard.ROWS), metavar="PART",
-        help=f"of {', '.join(lab_dashboard.ROWS)} (default: all)",
-    )  # fmt: skip
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)} (default: all)"
+    )
     parser.add_argument("--implementation", choices=FOLDERS, default="solution", help="whose profiling.py (default: solution)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="of the components (default: 8)")
     parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="of the components (default: 512)")
@@ -100,9 +95,7 @@ def main() -> None:
     parser.add_argument(
         "--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048"
     )
-    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="of Version 1, for layer and fixes (default: tiny)")
-    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
-    cli.add_device(parser)
+    experiments.add_flags(parser)
     options = parser.parse_args()
     if options.d_model % options.num_heads:
         raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {options.num_heads}")
@@ -113,18 +106,16 @@ def main() -> None:
     precision = Precision(device, torch.float16 if devices.is_gpu(device) else None)
     profiling, peaks = load(options.implementation), ceilings.measure(device, precision)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens", "preset")
-    result = {
-        "schema": lab_dashboard.SCHEMA, "command": shlex.join(sys.argv),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": devices.describe(device), "environment": devices.environment(),
-        "jax": importlib.metadata.version("jax") if profiling._jax_runs_on(device) else None,
+    result = record.header(SCHEMA, device) | {
+        "jax": importlib.metadata.version("jax") if jax_runs_on(device) else None,
         "precision": precision.name, "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks,
-        **dict.fromkeys(lab_dashboard.ROWS),
+        **dict.fromkeys(PARTS),
     }  # fmt: skip
-    for part, run in measure(profiling, options, device, peaks).items():
+    for part, run in measurements(profiling, options, device, peaks).items():
         if part in options.parts:
-            result[part] = run()
-            print(f"{part}\n{tables.text(*lab_dashboard.ROWS[part](result[part]))}\n", flush=True)
+            with progress(part):
+                result[part] = run()
+            print(f"{part}\n{tables.text(*PARTS[part].rows(result[part]))}\n", flush=True)
             write_json(options.output, result)  # after each part: a later one may run out of memory
     print(f"written: {options.output}")
 

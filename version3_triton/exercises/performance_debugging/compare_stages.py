@@ -1,20 +1,20 @@
-"""Compares the stages by what was measured, and says what is wrong with each. Runs nothing.
+"""Compares the measured runs of the stages, and reports what is wrong with each. It runs no stage.
 
     python compare_stages.py
     python compare_stages.py --results-dir results --output results/comparison.md
 
-Reads from --results-dir what run_all_stages.sh wrote: the records stage0_metrics.json (Version 1), stageN_metrics.json and
-stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have been made alike. A loss is that of the first
-step, and the mean of the last five; samples/s is the batch size over the median step; moments are the optimizer's, for the
-parameters that ever got a gradient. "What is wrong" follows these rules:
+It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version 1), stageN_metrics.json and
+stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have the same configuration. `loss` is the loss of
+the first step, and the mean of the last five; samples/s is the batch size over the median step; the optimizer has moments for the
+parameters that ever got a gradient. These rules decide "what is wrong":
 
     start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
-    gradient    the optimizer never had a gradient for some parameter
-    learning    the last loss is more than 0.1 above Version 1's, on the same data from the same start
+    gradient    the optimizer never had a gradient for a parameter
+    learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower, or faster, than stage 5's by 1.1 or more, and the ranges from 20th to 80th percentile of the
-                two do not meet. For slower ones the three rows of the profile that grew most are named (runs with a fix have
-                no profile): ms of share of the profile x step
+    speed       the steps are slower or faster than those of stage 5 by 1.1 or more, and the ranges from the 20th to the 80th
+                percentile do not overlap. For slower steps the report names the three rows of the profile that grew most in ms
+                (share of the profile x step); runs with a fix have no profile
 """
 
 import csv
@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import cli
-from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, run_record
 from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
 from common.errors import UsageError
 from common.files import read_json, writable_file, write_text
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
-V1, V3 = 0, 5  # numbers of the stages that are Version 1 and Version 3
-START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # the rules' limits
+V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
+START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # limits of the rules
 LAST_STEPS = 5
 
 
 class Stage(NamedTuple):
-    """A run of a stage; `shares` of each name in its profile, empty where there is none."""
+    """A run of a stage, and the share of each name in its profile; empty without a profile."""
 
     number: int
     fixed: bool
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
     @property
     def losses(self) -> tuple[float, float]:
-        """Of the first step, and the mean of the last."""
+        """The loss of the first step, and the mean of the last steps."""
         losses = self.run["loss"]["all"]
         last = losses[-LAST_STEPS:]
         return losses[0], sum(last) / len(last)
@@ -73,7 +73,7 @@ def read(folder: Path) -> list[Stage]:
     """The runs in a folder, in order, each stage before its fix.
 
     Raises:
-        UsageError: Version 1 or stage 5 is missing, a run was not completed, or two runs were not made alike.
+        UsageError: Version 1 or stage 5 is missing, a run was not completed, or two runs differ in their configuration.
     """
     found = []
     for path in folder.glob("stage*_metrics.json"):
@@ -98,7 +98,7 @@ def read(folder: Path) -> list[Stage]:
 
 
 def shares(path: Path) -> dict[str, float]:
-    """Of each name in a profile's table the share of the time, 0 to 1; empty where there is no file."""
+    """The share of the time of each name in the table of a profile, 0 to 1; empty without a file."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -106,7 +106,7 @@ def shares(path: Path) -> dict[str, float]:
 
 
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
-    """What is wrong, by the rules above."""
+    """What is wrong with the stage, by the rules above."""
     found = []
     (first, last), uniform, counted = stage.losses, stage.run["loss"]["uniform"], stage.run["stage"]
     if first > uniform + START:
@@ -126,7 +126,7 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
 
 
 def grown(stage: Stage, v3: Stage) -> str:
-    """The three rows of the profile whose time in a step grew most against stage 5's."""
+    """The three rows of the profile whose time in a step grew most compared with stage 5."""
     if not stage.shares or not v3.shares:
         return ""
     more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
@@ -147,16 +147,18 @@ def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:
     ]  # fmt: skip
 
 
-def report(stages: list[Stage], table) -> str:
-    """Conditions, one row a run, and what this device cannot show; `table` is one of `common.analysis.output.tables`."""
+def report(stages: list[Stage]) -> Report:
+    """Conditions, one row for each run, and what this device cannot show."""
     v1, v3 = stages[0], next(stage for stage in stages if stage.number == V3)
     header = ["stage", "loss", "samples/s", "x Version 1", "with gradient", "phases / step",
               f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments", "what is wrong"]  # fmt: skip
-    notes = [f"Stage {stage.number}: {stage.run['stage']['caveat']}." for stage in stages
-             if not stage.fixed and stage.number != V1 and stage.run["stage"]["caveat"]]  # fmt: skip
-    steps, uniform = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
-    heading = f"{run_record.setting(v1.run)}; {steps} steps; {v1.run['data']['name']}, {uniform:.0f} tokens"
-    return "\n\n".join([heading, table(header, [row(stage, v1, v3) for stage in stages]).strip(), *notes])
+    steps, tokens = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
+    result = Report("Stages compared")
+    result.text(f"{run_record.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
+    result.table(header, [row(stage, v1, v3) for stage in stages])
+    broken = [stage for stage in stages if not stage.fixed and stage.number != V1]
+    result.text(*(f"Stage {s.number}: {s.run['stage']['caveat']}." for s in broken if s.run["stage"]["caveat"]))
+    return result
 
 
 def main() -> None:
@@ -164,11 +166,10 @@ def main() -> None:
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = parser.parse_args()
-    stages = read(options.results_dir)
-    print(report(stages, tables.text))
+    result = report(read(options.results_dir))
+    print(result.terminal())
     if options.output:
-        writable_file(options.output, "--output")
-        write_text(options.output, f"# Stages compared\n\n{report(stages, tables.markdown)}\n")
+        write_text(writable_file(options.output, "--output"), result.markdown())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Statistics of what every layer hands on, for one batch: where numbers grow, vanish or stop being numbers.
+"""Statistics of every layer's output for one batch: they show where values grow, vanish or become NaN.
 
-A forward hook on a module sees its output without a change to the model. The rows are in the order of the computation: the
-embedding, each layer's attention, feed-forward part and sum (the residual stream), the last norm, the logits. A well initialised
-model keeps every standard deviation within a few powers of ten of 1, and its logits small: it must not be sure of anything yet.
+A forward hook reads the output of a module without a change to the model. The rows are in the order of the computation: the
+embedding, the attention, feed-forward part and sum (the residual stream) of each layer, the last norm, the logits. A well
+initialised model keeps every standard deviation within a few powers of ten of 1, and its logits are small.
 """
 
 import math
@@ -18,11 +18,11 @@ from common.precision import Precision
 import torch
 from torch import Tensor, nn
 
-WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # what a row is made for
+WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # modules with a row
 
 
 def report(stage: SimpleNamespace, options: Namespace) -> str:
-    """Loss and statistics of the stage's untrained model on the first batch of its run."""
+    """Loss and statistics of the stage's untrained model for the first batch of its run."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
@@ -38,7 +38,7 @@ def report(stage: SimpleNamespace, options: Namespace) -> str:
 
 
 def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
-    """Module, min, max, standard deviation and number of NaN of its output, standard deviation of its weight if that is a matrix.
+    """Module; min, max, standard deviation and number of NaN of its output; standard deviation of its weight, if it is a matrix.
 
     Args:
         inputs: [B, S] token ids.
@@ -47,7 +47,7 @@ def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
 
     def watch(name: str):
         def hook(module: nn.Module, _, output: Tensor | tuple[Tensor, Tensor]) -> None:
-            if isinstance(output, tuple):  # a layer leaves its last addition to the next norm
+            if isinstance(output, tuple):  # the next norm does a layer's last addition
                 output = output[1] if name == "norm" else output[0] + output[1]
             weight = getattr(module, "weight", None)
             spread = weight.std().item() if weight is not None and weight.dim() == 2 else None

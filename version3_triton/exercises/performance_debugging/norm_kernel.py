@@ -1,4 +1,4 @@
-"""Stage 6's kernel: RMSNorm, a program for each row."""
+"""The kernel of stage 6: RMSNorm, one program per row."""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,9 @@
-"""Writes what a profiler saw of a stage as one table: a row per kernel (on a CPU per operator), the longest first.
+"""Writes the profile of a stage as one table: a row per kernel (on a CPU per operator), the longest first.
 
 python stage_profile.py results/stage2_profile --csv results/stage2_profile.csv
 
-Columns: name, category, calls, total_ns, mean_ns, min_ns, max_ns, share (0 to 1). Of a folder the statistics of rocprofv3 are
-taken where there are any, otherwise the newest profile of torch.profiler.
+Columns: name, category, calls, total_ns, mean_ns, min_ns, max_ns, share (0 to 1). It reads the statistics of rocprofv3 from the
+folder if there are any, otherwise the newest profile of torch.profiler.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ SOURCES = ("rocprofv3-kernel-stats", "profile")
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument("folder", type=Path, help="where a profiler wrote")
+    parser.add_argument("folder", type=Path, help="the folder of a profiler")
     parser.add_argument("--csv", type=Path, required=True, metavar="FILE", help="the table")
     options = parser.parse_args()
     found = load_kernels.find(options.folder)

@@ -16,34 +16,25 @@ The record of a run (schema tiny-llama-run/1) gets a section more:
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+from common import cli
+from common import device as devices
+from common.files import write_json
+from common.training import run, version_files
+from version3_triton import kernels
+from version3_triton import tiny_llama_v3 as v3
+
+import diagnose
 import torch
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Version 3's folder
-
-from common import cli  # noqa: E402
-from common import device as devices  # noqa: E402
-from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA  # noqa: E402
-from common.files import (
-    read_json,  # noqa: E402
-    write_json,  # noqa: E402
-)
-from common.training import run  # noqa: E402
-from version3_triton import kernels  # noqa: E402
-from version3_triton import tiny_llama_v3 as v3  # noqa: E402
-
-import diagnose  # noqa: E402
 
 __all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]
 
 
 def add_arguments(parser: ArgumentParser, has_fix: bool = True) -> None:
-    """Version 3's flags and those of every stage."""
-    v3.add_arguments(parser)
+    """The flags of every stage, beside Version 3's."""
     parser.set_defaults(fixed=False)
     group = parser.add_argument_group("stage")
     if has_fix:
@@ -52,12 +43,11 @@ def add_arguments(parser: ArgumentParser, has_fix: bool = True) -> None:
 
 
 def with_operations(options: Namespace, **replaced: Callable) -> nn.Module:
-    """Version 3's model with some of its operations replaced (names of `kernels.Operations`)."""
-    model = v3.make_model(options)
-    for module in model.modules():
-        if hasattr(module, "operations"):
-            module.operations = replace(module.operations, **replaced)
-    return model
+    """Version 3's model with some of its operations replaced, by name."""
+    version = version_files.load(Path(v3.__file__))  # a module of its own: replacing a function changes no other model
+    for name, function in replaced.items():
+        setattr(version, name, function)
+    return version.make_model(options)
 
 
 def of(module: ModuleType) -> SimpleNamespace:
@@ -73,7 +63,7 @@ def main(module: ModuleType) -> None:
 
 
 def train(stage: SimpleNamespace, options: Namespace) -> int:
-    """A training run of the stage, or its diagnosis. Returns the exit code; the errors are those of `common.training.run.train`."""
+    """A training run of the stage, or its diagnosis; errors as in `common.training.run.train`. Returns the exit code."""
     if options.diagnose:
         print(diagnose.report(stage, options))
         return 0
@@ -91,14 +81,13 @@ def train(stage: SimpleNamespace, options: Namespace) -> int:
 
     stage.make_optimizer = keep_optimizer
     options.metrics_out = options.metrics_out or Path(f"metrics_{Path(stage.__file__).stem}.json")
-    code = run.train(stage, options)
-    record = read_json(options.metrics_out, RUN_SCHEMA)
-    record["stage"] = {"fixed": options.fixed, **updated(optimizers[0]), "caveat": caveat}
-    write_json(options.metrics_out, record)
+    result = run.train(stage, options)
+    record = result.record | {"stage": {"fixed": options.fixed, **updated(optimizers[0]), "caveat": caveat}}
+    write_json(result.metrics, record)
     if "phases_ms" in record:
         total, step = sum(phase["median"] for phase in record["phases_ms"].values()), record["step_ms"]["median"]
         print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
-    return code
+    return result.exit_code
 
 
 def updated(optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Stage 4's kernel: both products of the feed-forward part and SwiGLU in one launch, a program for each output element."""
+"""The kernel of stage 4: two matmuls of the feed-forward part and SwiGLU in one launch, one program per output element."""
 
 import torch
 import triton
@@ -24,7 +24,7 @@ def _swiglu(x_ptr, weight_ptr, y_ptr, hidden, size, BLOCK: tl.constexpr):
 
 
 def swiglu(x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, S, D], weight [2 F, D] (gate above up) -> [B, S, F], all of one type; no gradient of its own."""
+    """x [B, S, D], weight [2 F, D] (gate above up) -> [B, S, F], all of one dtype; without a gradient."""
     x, weight = x.contiguous(), weight.contiguous()
     hidden, size = x.shape[-1], weight.shape[0] // 2
     y = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)

@@ -24,7 +24,7 @@ def make_model(options: Namespace) -> nn.Module:
 
 
 def tidy(model: nn.Module) -> None:
-    """The model as it is without the loop at the end of TinyLlama.__init__: "PyTorch's modules initialise themselves"."""
+    """The model without `weights.initialize` at the end of TinyLlama.__init__: "PyTorch's modules initialise themselves"."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and module is not model.lm_head:  # the head's weight is the embedding's
             module.reset_parameters()

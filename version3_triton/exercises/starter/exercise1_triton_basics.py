@@ -1,7 +1,7 @@
-"""Exercise 1: one program and its block, row by row. ../exercise1_triton_basics.md has the parts.
+"""Exercise 1: programs, blocks and rows. ../exercise1_triton_basics.md describes the parts.
 
-Replace each line that says which part it is, and run `pytest test_exercises.py -k exercise1` in the folder above. The arguments
-of a kernel are pointers, then sizes, then strides; ../adapter.py passes them. Strides and offsets count numbers, not bytes.
+Replace each line that names its part, and run `pytest test_exercises.py -k exercise1` in the folder above. The arguments of a
+kernel are pointers, then sizes, then strides; ../adapter.py passes them. Strides and offsets count elements, not bytes.
 """
 
 import triton
@@ -14,7 +14,7 @@ import triton.language as tl
 def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
     """out[i] = x[i] + y[i] for i < size.
 
-    Program p has the elements p BLOCK to (p + 1) BLOCK - 1; the last program may have fewer.
+    Program p computes elements p BLOCK to (p + 1) BLOCK - 1; the last program may have fewer.
 
     Args:
         x_ptr, y_ptr, out_ptr: [size], contiguous.
@@ -24,7 +24,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def add_grid(size: int, block: int) -> tuple[int]:
-    """The grid for `add_kernel`: the fewest programs that have all elements."""
+    """The grid of `add_kernel`: the fewest programs that cover all elements."""
     raise NotImplementedError("add_grid: part a of exercise1_triton_basics.md")
 
 
@@ -33,9 +33,9 @@ def add_grid(size: int, block: int) -> tuple[int]:
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, size, x_row, x_column, BLOCK: tl.constexpr):
-    """out[r, c] = exp(x[r, c] - m) / sum of exp(x[r, :] - m), with m the largest number of row r; program r has row r.
+    """out[r, c] = exp(x[r, c] - m) / sum of exp(x[r, :] - m), with m the maximum of row r; program r computes row r.
 
-    Computed in float32, written in out's type.
+    Computes in float32 and writes the dtype of out.
 
     Args:
         x_ptr: [rows, size]; x[r, c] lies at x_ptr + r x_row + c x_column.
@@ -50,13 +50,13 @@ def softmax_kernel(x_ptr, out_ptr, size, x_row, x_column, BLOCK: tl.constexpr):
 
 @triton.jit
 def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, x_row, BLOCK: tl.constexpr):
-    """out[r, c] = weight[c] x[r, c] / sqrt(mean of x[r, :]^2 + eps); program r has row r.
+    """out[r, c] = weight[c] x[r, c] / sqrt(mean of x[r, :]^2 + eps); program r computes row r.
 
-    Computed in float32, written in out's type.
+    Computes in float32 and writes the dtype of out.
 
     Args:
         x_ptr: [rows, size]; x[r, c] lies at x_ptr + r x_row + c.
-        weight_ptr: [size], contiguous, of x's type.
+        weight_ptr: [size], contiguous, with the dtype of x.
         out_ptr: [rows, size], contiguous.
         eps: float.
         BLOCK: a power of two, size or more.

@@ -1,10 +1,10 @@
-"""Exercise 2: SwiGLU as one kernel forward and one backward, in autograd. ../exercise2_swiglu_optimization.md has the parts.
+"""Exercise 2: SwiGLU as a forward and a backward kernel, in autograd. ../exercise2_swiglu_optimization.md describes the parts.
 
-Replace each line that says which part it is, and run `pytest test_exercises.py -k exercise2` in the folder above. The launchers
-from ../adapter.py are for part c.
+Replace each line that names its part, and run `pytest test_exercises.py -k exercise2` in the folder above. Part c uses the
+launchers of ../adapter.py.
 """
 
-# ruff: noqa: F401  (imports for what is still to be written)
+# ruff: noqa: F401  (imports for your code)
 
 import torch
 import triton
@@ -17,12 +17,12 @@ from torch import Tensor
 
 @triton.jit
 def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK: tl.constexpr):
-    """y = g sigmoid(g) u, elementwise, with g of gate and u of up; computed in float32, written in y's type.
+    """y = g sigmoid(g) u for each element g of gate and u of up; computes in float32 and writes the dtype of y.
 
-    Program (r, b) has the columns b BLOCK to (b + 1) BLOCK - 1 of row r; the last of a row may have fewer.
+    Program (r, b) computes columns b BLOCK to (b + 1) BLOCK - 1 of row r; the last one of a row may have fewer.
 
     Args:
-        gate_ptr, up_ptr: [rows, size]; gate[r, c] lies at gate_ptr + r gate_row + c, up[r, c] likewise.
+        gate_ptr, up_ptr: [rows, size]; gate[r, c] lies at gate_ptr + r gate_row + c, up[r, c] at up_ptr + r up_row + c.
         y_ptr: [rows, size], contiguous.
         BLOCK: columns of a program, a power of two.
     """
@@ -36,11 +36,11 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
 def swiglu_backward_kernel(
         gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, size, gate_row, up_row, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dgate and dup from dy; sigmoid(gate) is computed again. Programs, types and gate and up as forward.
+    """dgate and dup from dy; recomputes sigmoid(gate). Programs, dtypes, gate and up are those of the forward kernel.
 
     Args:
         dy_ptr: [rows, size], contiguous.
-        dgate_ptr, dup_ptr: [rows, size], contiguous, to be written.
+        dgate_ptr, dup_ptr: [rows, size], contiguous; the outputs.
     """
     tl.static_assert(False, "swiglu_backward_kernel: part b of exercise2_swiglu_optimization.md")
 
@@ -51,7 +51,7 @@ def swiglu_backward_kernel(
 class SwiGLU(torch.autograd.Function):
     """`SwiGLU.apply(gate, up)` -> y; gate and up [rows, size], rows with any stride.
 
-    Saves gate and up, and nothing else. The gradient of y can have any strides; `launch_swiglu_backward` wants it contiguous.
+    Saves only gate and up. The gradient of y can have any strides, but `launch_swiglu_backward` needs it contiguous.
     """
 
     @staticmethod
@@ -67,12 +67,12 @@ class SwiGLU(torch.autograd.Function):
 
 
 def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[int, int]:
-    """(forward, backward): bytes that SwiGLU reads and writes at least, of tensors [rows, size].
+    """(forward, backward): minimum bytes that SwiGLU reads and writes for tensors [rows, size].
 
     Every operator reads each of its inputs once and writes each of its outputs once.
 
     Args:
-        element_size: bytes of a number.
-        fused: with the kernels of parts a and b; otherwise as autograd runs `F.silu(gate) * up`, five operators.
+        element_size: bytes of an element.
+        fused: True for the kernels of parts a and b; False for the five operators that autograd runs for `F.silu(gate) * up`.
     """
     raise NotImplementedError("bytes_moved: part d of exercise2_swiglu_optimization.md")

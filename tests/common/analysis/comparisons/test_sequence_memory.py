@@ -1,6 +1,5 @@
 """Memory over the sequence length: a known parabola is found again, unequal runs are refused, and real runs grow as derived."""
 
-import copy
 import csv
 import math
 from pathlib import Path
@@ -11,6 +10,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import write_json
 from tests.conftest import ROOT, TINY
+from tests.records import profile, record
 
 import pytest
 
@@ -21,19 +21,15 @@ SETTINGS = {"qkv": True, "flash_attention": True, "swiglu": True, "torch_compile
 MIB = 2**20
 
 
-def profile(length: int, peak: int, flash: bool = True, on_gpu: bool = False) -> dict:
-    """The keys of schema tiny-llama-profile/1 that are read."""
-    record = {
-        "version": "v2", "settings": SETTINGS | {"flash_attention": flash},
-        "model": ModelConfig(max_sequence_length=length).model_dump(),
-        "training": {"preset": "tiny", "batch_size": 4, "sequence_length": length, "num_steps": 9},
-        "precision": {"compute": "fp32", "tf32": False}, "environment": {"torch": "2.13.0"}, "step_ms": {"all": [1.0] * 9},
-        "device": {"kind": "cuda", "name": "a GPU"} if on_gpu else {"kind": "cpu", "name": "a processor", "threads": 2},
+def measured(length: int, peak: int | None, flash: bool = True, on_gpu: bool = False, **changes) -> dict:
+    """A profile at one length; `changes` are those of its run's record."""
+    device = {"kind": "cuda", "name": "a GPU"} if on_gpu else {"kind": "cpu", "name": "a processor", "threads": 2}
+    own = {
+        "version": "v2", "settings": SETTINGS | {"flash_attention": flash}, "model__max_sequence_length": length,
+        "training__batch_size": 4, "training__sequence_length": length, "device": device | {"memory_mib": 1000.0},
     }  # fmt: skip
-    return {
-        "schema": "tiny-llama-profile/1", "run": record, "profiled_steps": 3, "operators": [{"name": "aten::mm"}],
-        "kernels": [{"name": "gemm"}] if on_gpu else [], "memory_peak_bytes": peak,
-    }  # fmt: skip
+    kernels = [{"name": "gemm"}] if on_gpu else []
+    return profile(record(**own | changes), [{"name": "aten::mm"}], kernels, memory_peak_bytes=peak)
 
 
 def save(folder: Path, content: dict) -> Path:
@@ -42,24 +38,15 @@ def save(folder: Path, content: dict) -> Path:
     return folder
 
 
-def changed(content: dict, *keys: str, value: object) -> dict:
-    """A copy in which content[keys[0]][keys[1]]... is `value`."""
-    inner = result = copy.deepcopy(content)
-    for key in keys[:-1]:
-        inner = inner[key]
-    inner[keys[-1]] = value
-    return result
-
-
 def flash_runs(folder: Path, *lengths: int) -> list[Path]:
     """300 KiB a position and 2 MiB."""
-    return [save(folder / f"flash{length}", profile(length, 2 * MIB + 300 * 1024 * length)) for length in lengths]
+    return [save(folder / f"flash{length}", measured(length, 2 * MIB + 300 * 1024 * length)) for length in lengths]
 
 
 def plain_runs(folder: Path, *lengths: int) -> list[Path]:
     """The same and 774 bytes a pair: 1.5 times the 516 of the formula, L (4 B H + 1) with L = 4, B = 4, H = 8."""
     peaks = {length: 2 * MIB + 300 * 1024 * length + 774 * length**2 for length in lengths}
-    return [save(folder / f"plain{length}", profile(length, peak, flash=False)) for length, peak in peaks.items()]
+    return [save(folder / f"plain{length}", measured(length, peak, flash=False)) for length, peak in peaks.items()]
 
 
 def test_a_known_parabola_is_found_again_and_the_files_hold_it(run_script, tmp_path):
@@ -71,11 +58,11 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(run_script, tmp_p
         sequence_memory.read(folders)
     )
     assert (output / "sequence_memory.png").read_bytes()[:4] == b"\x89PNG"
-    flash, plain = (sequence_memory.fit([(run.sequence_length, run.peak) for run in members])
-                    for members in sequence_memory.grouped(sequence_memory.read(folders)).values())  # fmt: skip
+    groups = sequence_memory.grouped(sequence_memory.read(folders)).values()
+    flash, plain = map(sequence_memory.fit, groups)
     assert flash == pytest.approx((2 * MIB, 300 * 1024, 0, 0), abs=1e-3)
     assert plain == pytest.approx((2 * MIB, 300 * 1024, 774, 0), abs=1e-3)
-    for text in (done.stdout, (output / "sequence_memory.md").read_text()):
+    for text in (" ".join(done.stdout.split()), (output / "sequence_memory.md").read_text()):
         assert "v2, flash attention: from S = 512 to 1024 the step's memory grows with the exponent 0.99. c is 0.00 times" in text
         assert "c is 1.50 times what plain attention keeps by formula, its L matrices" in text and "= 1.50. The S^2" in text
         assert f"overtakes the linear one at S = b / c = {300 * 1024 / 774:.0f}." in text
@@ -96,7 +83,7 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(run_script, tmp_p
 def test_what_lasts_is_in_a_gpus_peak_only(tmp_path):
     states = footprint.states(ModelConfig())
     lasting, step = states["weights"] + states["adamw"], 300 * 1024
-    on_gpu = [save(tmp_path / str(length), profile(length, lasting + step * length, on_gpu=True)) for length in LENGTHS]
+    on_gpu = [save(tmp_path / str(length), measured(length, lasting + step * length, on_gpu=True)) for length in LENGTHS]
     runs = sequence_memory.read(on_gpu)
     assert [run.step for run in runs] == [step * length for length in LENGTHS]
     assert sequence_memory.exponents(runs) == pytest.approx([1, 1, 1])
@@ -107,8 +94,7 @@ def test_what_lasts_is_in_a_gpus_peak_only(tmp_path):
 def test_another_version_is_a_group_of_its_own(tmp_path):
     folders = flash_runs(tmp_path, *LENGTHS[:3])
     for length in LENGTHS[:3]:
-        other = changed(changed(profile(length, MIB * length), "run", "version", value="v1"), "run", "settings", value={})
-        folders.append(save(tmp_path / f"v1_{length}", other))
+        folders.append(save(tmp_path / f"v1_{length}", measured(length, MIB * length, version="v1", settings={})))
     runs = sequence_memory.read(folders)
     assert list(sequence_memory.grouped(runs)) == ["v1", "v2, flash attention"]
     notes = "\n".join(sequence_memory.findings(runs))
@@ -117,40 +103,39 @@ def test_another_version_is_a_group_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "message"),
+    ("change", "message"),
     [
-        (("training", "batch_size"), 8, "batch size (4 and 8)"),
-        (("device", "name"), "another", "device name (a processor and another)"),
-        (("model", "num_layers"), 5, "model num_layers (4 and 5)"),
-        (("precision", "compute"), "bf16", "precision compute (fp32 and bf16)"),
-        (("environment", "torch"), "2.15.0", "torch (2.13.0 and 2.15.0)"),
-        (("settings", "swiglu"), False, "swiglu (True and False)"),
+        ({"training__batch_size": 8}, "batch size (4 and 8)"),
+        ({"device__name": "another"}, "device name (a processor and another)"),
+        ({"model__num_layers": 5}, "model num_layers (4 and 5)"),
+        ({"precision__compute": "bf16"}, "precision compute (fp32 and bf16)"),
+        ({"environment__torch": "2.15.0"}, "torch (2.13.0 and 2.15.0)"),
+        ({"settings__swiglu": False}, "swiglu (True and False)"),
     ],
 )
-def test_runs_that_differ_in_more_are_refused(tmp_path, keys, value, message):
-    folders = [*flash_runs(tmp_path, 128, 256), save(tmp_path / "other", changed(profile(512, MIB), "run", *keys, value=value))]
+def test_runs_that_differ_in_more_are_refused(tmp_path, change, message):
+    folders = [*flash_runs(tmp_path, 128, 256), save(tmp_path / "other", measured(512, MIB, **change))]
     with pytest.raises(UsageError) as refused:
-        sequence_memory.analyze(folders, tmp_path / "out")
+        sequence_memory.analyze(folders)
     assert f"differ in more than sequence length and attention: {message};" in str(refused.value)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "message"),
+    ("content", "message"),
     [
-        (("memory_peak_bytes",), None, "recorded without memory: profile again with --enable-memory-profiling"),
-        (("run", "step_ms", "all"), [1.0] * 3, "has only profiled steps.*take --num-steps 3 or more"),
-        (("run", "training", "sequence_length"), 128, "are both v2, flash attention, sequence length 128: leave one out"),
+        (measured(512, None), "recorded without memory: profile again with --enable-memory-profiling"),
+        (measured(512, MIB, step_ms__all=[1.0]), "has only profiled steps.*take --num-steps 3 or more"),
+        (measured(128, MIB), "are both v2, flash attention, sequence length 128: leave one out"),
     ],
 )
-def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, keys, value, message):
-    folders = [*flash_runs(tmp_path, 128, 256), save(tmp_path / "other", changed(profile(512, MIB), *keys, value=value))]
+def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, content, message):
+    folders = [*flash_runs(tmp_path, 128, 256), save(tmp_path / "other", content)]
     with pytest.raises(UsageError, match=message):
         sequence_memory.read(folders)
 
 
 def test_a_profile_of_an_earlier_version_is_refused(tmp_path):
-    content = profile(128, MIB)
+    content = measured(128, MIB)
     del content["run"]["settings"]
     with pytest.raises(UsageError, match="does not say which attention it ran"):
         sequence_memory.read([save(tmp_path / "old", content)])
@@ -181,5 +166,5 @@ def test_real_runs_grow_linearly_with_flash_attention_and_quadratically_without(
     assert [run.group for run in (flash[0], plain[0])] == ["v2, flash attention", "v2, plain attention"]
     assert sequence_memory.exponents(flash) == pytest.approx([1, 1], abs=0.02)
     assert sequence_memory.exponents(plain)[-1] > 1.7
-    matrix, line = 4 * 2 * 4, sequence_memory.fit([(run.sequence_length, run.peak) for run in plain])  # 4 B H
+    matrix, line = 4 * 2 * 4, sequence_memory.fit(plain)  # 4 B H
     assert 2 * matrix < line.quadratic < 1.1 * 4 * matrix  # L = 2

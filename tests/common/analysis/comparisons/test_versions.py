@@ -8,7 +8,7 @@ from common.analysis.comparisons import source_diff, versions
 from common.errors import UsageError
 from common.files import write_json
 from tests.conftest import ROOT, TINY, V1
-from tests.records import record
+from tests.records import profile, record
 
 import pytest
 
@@ -88,8 +88,13 @@ def folders(tmp_path) -> tuple[Path, Path]:
 
 
 def save(path: Path, date: str, **changes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, record(**{"version": path.stem[-2:]} | changes) | {"command": "a command", "date": date, "parameters": 1000})
+    write_json(path, record(**{"version": path.stem[-2:], "date": date} | changes))
+
+
+def save_profile(path: Path, run: dict) -> None:
+    path.parent.mkdir()
+    operator = {"name": "aten::mm", "input_shapes": "[[2, 2], [2, 2]]", "input_types": '["float", "float"]'}
+    write_json(path, profile(run, [operator]))
 
 
 def table_row(text: str, name: str) -> list[str]:
@@ -114,10 +119,9 @@ def test_definitions_are_compared_one_by_one(folders):
 def test_the_code_of_versions_1_and_2():
     text = versions.analyze(V1, V2, None)
     code = text[text.index("## What changed in the code") :]
-    assert "new, with the body of the old attention" in " ".join(table_row(code, "plain_attention"))
     assert table_row(code, "Attention.forward")[1] == "changed"
-    same = code.splitlines()[-1]
-    assert same.startswith("The same in both: ") and "swiglu" in same and "Attention.forward" not in same
+    same = code[code.index("The same in both: ") :]
+    assert "RMSNorm.__init__" in same and "Attention.forward" not in same
 
 
 def test_the_newest_comparable_pair_is_taken(folders):
@@ -130,7 +134,8 @@ def test_the_newest_comparable_pair_is_taken(folders):
     write_json(after / "gemm_metrics.json", {"schema": "another/1"})
     save(after / "metrics_v1.json", "2026-01-06", training__batch_size=4)  # Version 1, run in the other's folder
     text = versions.analyze(before, after, None)
-    assert "- v1: " + str(before / "metrics_v1.json") in text and "- v2: " + str(after / "metrics_v2.json") in text
+    files = [table_row(text, f"{name}  ")[1] for name in ("v1", "v2")]
+    assert files == [f"{before / 'metrics_v1.json'},", f"{after / 'metrics_v2.json'},"]
     assert table_row(text, "ms/step, median")[-3:] == ["24", "6", "4"]
     assert table_row(text, "parameters")[-2:] == ["1,000", "1,000"]
 
@@ -138,7 +143,7 @@ def test_the_newest_comparable_pair_is_taken(folders):
 def test_losses_of_other_data_are_marked(folders):
     save(folders[0] / "metrics_v1.json", "2026-01-01")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__seed=7)
-    assert "The losses say nothing: the runs differ in seed (0 and 7)." in versions.analyze(*folders, None)
+    assert "The losses cannot be compared: the runs differ in seed (0 and 7)." in versions.analyze(*folders, None)
 
 
 def test_the_nearest_pair_says_why_and_what_to_run(folders):
@@ -146,10 +151,26 @@ def test_the_nearest_pair_says_why_and_what_to_run(folders):
     save(folders[0] / "metrics_far_v1.json", "2026-01-09", device__name="Another", environment__torch="2.14.0")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
     text = versions.analyze(*folders, None)
-    assert f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json: batch size (8 and 4)." in text
+    said = " ".join(text.split())
+    assert f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json, which differ: batch size" in said
     for folder in folders:
         assert f"    (cd {folder} && python tiny_llama_{folder.name}.py --num-steps 100 --enable-pytorch-profiler)" in text
-    assert "There is no profile of v1" in text and "ms/step" not in text
+    assert "There are no profiles of v1" in said and "ms/step" not in text
+
+
+def test_profiles_of_another_shape_than_the_runs_give_no_numbers(folders):
+    for folder in folders:
+        save(folder / f"metrics_{folder.name}.json", "2026-01-01")
+        run = record(version=folder.name, date="2026-01-02", training__batch_size=4, step_ms__profiled=20)
+        save_profile(folder / "scaling_bs4" / "profile_1.json", run)
+    said = " ".join(versions.analyze(*folders, None).split())
+    assert "batch size 8, sequence length 128; D 256" in said
+    assert "No two profiles of the shape above can be compared" in said and "batch size (8 and 4)" in said
+    assert "v1 ms" not in said, "no times of profiles"
+    for folder in folders:
+        save_profile(folder / "profiles" / "profile_1.json", record(version=folder.name, date="2026-01-01"))
+    said = " ".join(versions.analyze(*folders, None).split())
+    assert "v1 ms" in said and "profiles/profile_1.json" in said and "scaling_bs4" not in said
 
 
 def test_real_runs_and_profiles(run_script, tmp_path):

@@ -1,11 +1,11 @@
-"""The formulas of common.analysis against the code: parameters, FLOPs, kernels, bytes moved and bytes kept, each exactly."""
+"""Memory by formula against the code: kernels, bytes moved and bytes kept, each exactly."""
 
 from argparse import Namespace
 from collections import Counter
 
 from common import config as configs
 from common import spans
-from common.analysis.formulas import flops, footprint
+from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import architecture
 from common.precision import Precision
@@ -13,25 +13,9 @@ from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
-
-ODD = dict(vocab_size=53, hidden_size=36, num_layers=3, num_attention_heads=6, intermediate_size=44, max_sequence_length=64)
-CONFIGS = {
-    "MHA": ModelConfig(**ODD),
-    "GQA": ModelConfig(**ODD, num_key_value_heads=2),
-    "MQA": ModelConfig(**ODD, num_key_value_heads=1),
-    "wide": ModelConfig(vocab_size=300, hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=96),
-}
-SHAPES = [(2, 7), (3, 17), (4, 33)]
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-
-def model_and_batch(config: ModelConfig, shape: tuple[int, int], device: str = "cpu"):
-    model = v1.TinyLlama(config).to(device)
-    return model, torch.randint(config.vocab_size, shape, device=device), torch.randint(config.vocab_size, shape, device=device)
 
 
 @pytest.fixture
@@ -41,65 +25,6 @@ def current_span():
     spans.observer = lambda name, entering: stack.append(name) if entering else stack.pop()
     yield stack
     spans.observer = None
-
-
-# ---------------------------------------------------------------------------------------------- parameters and FLOPs
-
-
-@pytest.mark.parametrize(
-    "config",
-    [*CONFIGS.values(), configs.resolve("tiny").model, configs.resolve("small").model, configs.resolve("large").model],
-    ids=[*CONFIGS, "tiny", "small", "large"],
-)
-def test_parameters_by_part(config: ModelConfig) -> None:
-    with torch.device("meta"):
-        model = v1.TinyLlama(config)
-    counted = Counter()
-    for name, parameter in model.named_parameters():
-        part = next(part for key, part in PARTS.items() if key in name)
-        counted[part] += parameter.numel()
-    expected = flops.parameters(config)
-    assert expected == counted | {"total": counted.total()}
-
-
-PARTS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "norm": "norms"}
-
-
-@each_config
-@each_shape
-def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape: tuple[int, int]) -> None:
-    model, *batch = model_and_batch(config, shape)
-    with FlopCounterMode(display=False) as forward:
-        loss = model.loss(*batch)
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()
-    expected = flops.training_step(config, *shape, causal=False)
-    assert forward.get_total_flops() == expected["forward"]
-    assert backward.get_total_flops() == expected["backward"]
-    assert expected["total"] == expected["forward"] + expected["backward"]
-
-
-@pytest.mark.parametrize("preset", configs.PRESETS)
-def test_what_the_flop_count_leaves_out_is_below_a_percent(preset: str) -> None:
-    """As the docstring of `flops` says."""
-    resolved = configs.resolve(preset)
-    shape = (resolved.training.batch_size, resolved.training.sequence_length)
-    counted = sum(row["flops"] for row in footprint.totals(footprint.operations(resolved.model, *shape), "group").values())
-    products = flops.forward(resolved.model, *shape, causal=False)["total"]
-    assert 0 < counted - products < 0.01 * products
-
-
-@each_config
-@each_shape
-def test_causal_count_leaves_out_exactly_the_masked_pairs(config: ModelConfig, shape: tuple[int, int]) -> None:
-    batch, length = shape
-    full, causal = (flops.forward(config, batch, length, causal=causal) for causal in (False, True))
-    masked = int(torch.ones(length, length).triu(diagonal=1).sum())  # what V1's mask fills
-    flops_per_pair = 2 * 2 * config.num_attention_heads * config.head_dim  # multiply and add; for the score and for its use
-    assert full["total"] - causal["total"] == config.num_layers * batch * masked * flops_per_pair
-    assert {part: full[part] for part in ("projections", "mlp", "head")} == {
-        part: causal[part] for part in ("projections", "mlp", "head")
-    }
 
 
 class Kernels(TorchDispatchMode):
@@ -135,9 +60,9 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     return count * tensor.element_size()
 
 
-@each_config
-@each_shape
-def test_kernels_and_bytes_moved_by_span(config: ModelConfig, shape: tuple[int, int], current_span: list[str]) -> None:
+def test_kernels_and_bytes_moved_by_span(
+    config: ModelConfig, shape: tuple[int, int], current_span: list[str], model_and_batch
+) -> None:
     model, *batch = model_and_batch(config, shape)
     with Kernels(current_span) as seen:
         model.loss(*batch)
@@ -146,24 +71,7 @@ def test_kernels_and_bytes_moved_by_span(config: ModelConfig, shape: tuple[int, 
     assert {span: row["bytes"] for span, row in expected.items()} == seen.bytes
 
 
-@each_config
-def test_matrix_products_are_the_flops_of_the_full_count(config: ModelConfig) -> None:
-    rows = footprint.totals(footprint.operations(config, 3, 17), "group")
-    full = flops.forward(config, 3, 17, causal=False)
-    products = {
-        "projections": "attention projections",
-        "attention": "attention products",
-        "mlp": "mlp projections",
-        "head": "head",
-    }
-    assert {part: rows[group]["flops"] for part, group in products.items()} | {"total": full["total"]} == full
-
-
-# ------------------------------------------------------------------------------------------------------------- bytes
-
-
-@each_config
-def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
+def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig, model_and_batch) -> None:
     model, *batch = model_and_batch(config, (2, 7))
     optimizer = torch.optim.AdamW(model.parameters())
     model.loss(*batch).backward()
@@ -179,12 +87,14 @@ def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
     assert footprint.optimizer_bytes(config) == measured["gradients"] + 2 * (measured["weights"] + moments)
 
 
-def saved_bytes(config: ModelConfig, shape: tuple[int, int], span: list[str], autocast: str | None = None) -> Counter:
+def saved_bytes(
+    config: ModelConfig, model: nn.Module, batch: list[Tensor], span: list[str], autocast: str | None = None
+) -> Counter:
     """Bytes of the distinct storages that autograd keeps after a forward pass, by part; not the model's own tensors."""
-    model, *batch = model_and_batch(config, shape, autocast or "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     weights = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape[::-1]) for p in model.parameters()}
-    tables, length = (shape[1], config.head_dim), shape[1]
+    length = batch[0].shape[1]
+    tables = (length, config.head_dim)
     kept, parts = [], {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -208,21 +118,22 @@ def saved_bytes(config: ModelConfig, shape: tuple[int, int], span: list[str], au
     return total
 
 
-@each_config
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), *SHAPES], ids=str)
-def test_activations_by_part(config: ModelConfig, shape: tuple[int, int], current_span: list[str]) -> None:
-    measured = saved_bytes(config, shape, current_span)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 7), (3, 17), (4, 33)], ids=str)
+def test_activations_by_part(config: ModelConfig, shape: tuple[int, int], current_span: list[str], model_and_batch) -> None:
+    model, *batch = model_and_batch(config, shape)
+    measured = saved_bytes(config, model, batch, current_span)
     expected = footprint.activations(config, *shape)
     if shape[1] > 1:  # at S = 1 a score cannot be told from other tensors by its shape
         assert {part: size for part, size in expected.items() if size and part != "total"} == measured
     assert expected["total"] == measured.total()
 
 
-@each_config
-@each_shape
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_activations_under_autocast(config: ModelConfig, shape: tuple[int, int], device: str, current_span: list[str]) -> None:
-    measured = saved_bytes(config, shape, current_span, autocast=device)
+def test_activations_under_autocast(
+    config: ModelConfig, shape: tuple[int, int], device: str, current_span: list[str], model_and_batch
+) -> None:
+    model, *batch = model_and_batch(config, shape, device)
+    measured = saved_bytes(config, model, batch, current_span, autocast=device)
     expected = footprint.activations(config, *shape, autocast=device)
     assert {part: size for part, size in expected.items() if part != "total"} == measured
 
@@ -230,15 +141,16 @@ def test_activations_under_autocast(config: ModelConfig, shape: tuple[int, int],
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [None, "cuda"])
 @pytest.mark.parametrize("shape", [(8, 128), (2, 1024), (1, 16)], ids=str)
-def test_peak_of_a_training_step(shape: tuple[int, int], autocast: str | None) -> None:
+def test_peak_of_a_training_step(shape: tuple[int, int], autocast: str | None, model_and_batch) -> None:
     config = configs.resolve("small", training=dict(sequence_length=shape[1])).model
     model, *batch = model_and_batch(config, shape, "cuda")
     optimizer = v1.make_optimizer(model, Namespace(learning_rate=1e-3))
     precision = Precision(torch.device("cuda"), torch.bfloat16 if autocast else None)
+    step = v1.make_step(model, optimizer, precision)
     for _ in range(3):  # the optimizer's state and the libraries' workspaces exist after the first
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        v1.train_step(model, optimizer, batch, precision)
+        step(batch)
     stays = footprint.states(config)
     libraries = before - stays["weights"] - stays["adamw"]
     least = footprint.least_peak(config, *shape, autocast) + libraries
@@ -260,7 +172,10 @@ def test_where_the_quadratic_part_overtakes(preset: str) -> None:
     assert layer(length - 1)["scores"] <= layer(length - 1)["total"] - layer(length - 1)["scores"]
 
 
-@each_config
+def nbytes(*tensors: torch.Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def test_one_kernel_bytes_are_those_of_its_arguments_and_results(config: ModelConfig) -> None:
     batch, length, width = 4, 33, config.hidden_size
     tokens, layers = batch * length, config.num_layers
@@ -283,20 +198,12 @@ def test_one_kernel_bytes_are_those_of_its_arguments_and_results(config: ModelCo
     assert footprint.one_kernel_bytes(config, batch, length) == expected
 
 
-def nbytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-@each_config
 def test_one_kernel_moves_less_than_the_kernels_it_replaces(config: ModelConfig) -> None:
     eager = footprint.totals(footprint.operations(config, 4, 33), "group")
     bounds = footprint.one_kernel_bytes(config, 4, 33)
     assert bounds.keys() == footprint.ONE_KERNEL.keys()
     for name, groups in footprint.ONE_KERNEL.items():
         assert bounds[name] < sum(eager[group]["bytes"] for group in groups), name
-
-
-# --------------------------------------------------------------------------------------------------------- documents
 
 
 class Shapes(TorchDispatchMode):
@@ -312,18 +219,10 @@ class Shapes(TorchDispatchMode):
         return out
 
 
-@each_config
-def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str]) -> None:
+def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str], model_and_batch) -> None:
     model, *batch = model_and_batch(config, (3, 17))
     with Shapes(current_span) as shapes:
         model.loss(*batch)
     values = architecture.sizes(config, 3, 17)
     for span, tensor, letters in architecture.FORWARD_PASS:
         assert (span, tuple(architecture.shape(letters, values))) in shapes.seen, tensor
-
-
-@pytest.mark.parametrize("name", architecture.TABLES)
-def test_tables_of_the_architecture_document(name: str) -> None:
-    lines = architecture.TABLES[name]().strip().splitlines()
-    assert len(lines) > 3
-    assert len({line.count(" | ") for line in lines}) == 1  # every row has as many cells as the header

@@ -6,24 +6,17 @@ import json
 from common.analysis.formulas import flops, operators
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
-from tests.conftest import ROOT
-from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, record_cpu_trace
+from tests.kernel_files import SAMPLES, needs_samples
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
 
 import pytest
 
-MI250 = ROOT.parent / "shared/samples/rocprof/torch-profiler-rocm/mi250_minitoy_train_ROCm6_2_kineto.json.gz"
+MI250 = SAMPLES / "torch-profiler-rocm/mi250_minitoy_train_ROCm6_2_kineto.json.gz"
 
 
 @pytest.fixture(scope="module")
-def cpu_path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "trace.json"
-    record_cpu_trace(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def cpu(cpu_path):
-    return chrome_trace.load(cpu_path)
+def cpu(cpu_trace):
+    return chrome_trace.load(cpu_trace)
 
 
 @pytest.fixture(params=["cudaLaunchKernel", "hipLaunchKernel"])
@@ -45,8 +38,8 @@ def covered(path):
     return total
 
 
-def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_path):
-    assert cpu.operators.self_cpu_us.sum() == pytest.approx(covered(cpu_path), rel=1e-4)
+def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_trace):
+    assert cpu.operators.self_cpu_us.sum() == pytest.approx(covered(cpu_trace), rel=1e-4)
     assert cpu.operators.self_cpu_us.min() > -0.01
     assert set(cpu.operators.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "optimizer", "other"}
     assert set(cpu.operators.phase) == {"forward", "backward", "optimizer", "other"}
@@ -179,7 +172,7 @@ def test_attention_only_keeps_attention_and_the_whole_step_times(gpu):
     assert tables["step_us"] == whole["step_us"] and tables["launch"] == whole["launch"]
 
 
-@pytest.mark.skipif(not MI250.exists(), reason="needs a sample trace that is not part of the repository")
+@needs_samples
 def test_a_trace_of_an_mi250():
     trace = chrome_trace.load(MI250)
     assert trace.kernels.category.value_counts().to_dict() == {"kernel": 14, "gpu_memcpy": 2}
@@ -211,3 +204,50 @@ def test_what_is_not_a_trace_is_named(tmp_path, content, message):
     with pytest.raises(UsageError, match=message) as error:
         chrome_trace.load(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+MEMORY = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1020.0}
+COUNTS = {"Bytes": 8, "Addr": 1, "Total Allocated": 8, "Device Type": 0}
+
+
+def with_event(path, number: int, change: dict, drop: tuple[str, ...] = ()):
+    """The GPU's trace with a memory event at its end, and one event changed."""
+    content = gpu_trace()
+    content["traceEvents"].append(MEMORY | {"args": COUNTS})
+    event = content["traceEvents"][number]
+    content["traceEvents"][number] = {key: value for key, value in (event | change).items() if key not in drop}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "drop", "message"),
+    [
+        (3, {}, ("ts",), "event 3 of traceEvents (aten::mm): ts: Field required"),
+        (3, {}, ("dur",), "event 3 of traceEvents (aten::mm): dur: Field required"),
+        (3, {}, ("name",), "event 3 of traceEvents (without a name): name: Field required"),
+        (3, {"dur": -1.0}, (), "(aten::mm): dur: Input should be greater than or equal to 0"),
+        (3, {"ts": "12"}, (), "(aten::mm): ts: Input should be a valid number"),
+        (3, {"args": {"Input Dims": "[[4, 8]]"}}, (), "(aten::mm): args.Input Dims: Input should be a valid list"),
+        (3, {"args": {"Sequence number": [5]}}, (), "(aten::mm): args.Sequence number: Input should be a valid integer"),
+        (3, {"tid": None}, (), "(aten::mm): tid.int: Input should be a valid integer"),
+        (26, {"ts": None}, (), "event 26 of traceEvents (before): ts: Input should be a valid number"),
+        (27, {"args": {"correlation": {}}}, (), "(gemm): args.correlation"),
+        (-1, {"args": COUNTS | {"Bytes": "8"}}, (), "([memory]): args.Bytes: Input should be a valid integer"),
+        (-1, {"args": {"Bytes": 8}}, (), "([memory]): args.Addr: Field required"),
+        (-1, {}, ("args",), "([memory]): args: Field required"),
+    ],
+)
+def test_a_malformed_event_is_named_with_its_field(tmp_path, number, change, drop, message):
+    path = with_event(tmp_path / "trace.json", number, change, drop)
+    with pytest.raises(UsageError) as error:
+        chrome_trace.load(path)
+    assert str(error.value).startswith(f"{path}: event ") and message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"ts": "12"}, {"dur": None}, {"args": 3}])
+def test_events_that_are_not_read_may_have_any_form(tmp_path, change):
+    content = json.loads(with_event(tmp_path / "trace.json", 0, {}).read_text())
+    content["traceEvents"] += [{"ph": "X", "cat": "python_function", "name": "f"} | change, {"ph": "M"}, 7, None]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    assert len(chrome_trace.load(tmp_path / "trace.json").kernels) == 7

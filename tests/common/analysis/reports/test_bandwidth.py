@@ -10,15 +10,13 @@ from common.analysis.reports import bandwidth
 from common.errors import UsageError
 from common.files import read_json
 from tests.conftest import ROOT
-from tests.small_traces import CEILINGS, record_cpu_trace, write_profile
+from tests.kernel_files import FIXTURES, SAMPLES, needs_samples
+from tests.small_traces import CEILINGS, write_profile
 
 import pytest
 
 SCRIPT = ROOT / "version2_pytorch_fused/memory_bandwidth_analyzer.py"
-FIXTURES = ROOT / "tests/fixtures/kernels"
-H100 = ROOT / "results/h100/v1_tiny_profile.json"
-SAMPLES = ROOT.parent / "shared/samples/rocprof/rocprof-compute"
-needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="needs samples that are not part of the repository")
+H100 = ROOT / "results/h100/v1_tiny_profile.json.gz"
 
 # One kernel: reads of 32, 64 and 128 bytes, writes of 32 and 64 bytes.
 READS, WRITES = {32: 10, 64: 20, 128: 5}, {32: 7, 64: 3}
@@ -54,11 +52,8 @@ def write_ncu(path: Path, **columns: tuple[str, list[float]]) -> None:
     path.write_text("\n".join(",".join(f'"{cell}"' for cell in line) for line in lines) + "\n")
 
 
-@pytest.fixture(scope="module")
-def cpu_trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
-    record_cpu_trace(path)
-    return path
+def table(traffic: bandwidth.Traffic) -> list[dict]:
+    return [dict(zip(bandwidth.HEADER, row, strict=True)) for row in bandwidth.table(traffic)]
 
 
 # -------------------------------------------------------------------------------------------------------------- counters
@@ -70,7 +65,7 @@ def test_requests_times_their_size_are_the_bytes(tmp_path, device):
     traffic = bandwidth.read(path)
     expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]  # there all that are not small have 64 bytes
     assert traffic.bytes_are == bandwidth.MEASURED
-    assert traffic.rows == [bandwidth.Row("k", 2, pytest.approx(5e-6), 2 * expected)]
+    assert traffic.rows == [bandwidth.KernelTraffic("k", 2, pytest.approx(5e-6), 2 * expected)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -100,23 +95,21 @@ def test_launches_without_a_count_are_left_out_and_named():
         "gemm_kernel": (1, 1024.5e6)
     }
     assert "left out, 1 of 3 launches: their bytes were not counted" in traffic.notes
-    header, rows = bandwidth.table(traffic)
-    assert dict(zip(header, rows[0], strict=True))["GB/s"] == pytest.approx(1024.5 / 1.5)
+    assert table(traffic)[0]["GB/s"] == pytest.approx(1024.5 / 1.5)
 
 
 @needs_samples
 def test_a_copy_on_an_mi300a_moves_what_it_reads_and_writes():
-    (row,) = bandwidth.read(SAMPLES / "no_roof/MI300A_A1").rows
+    (row,) = bandwidth.read(SAMPLES / "rocprof-compute/no_roof/MI300A_A1").rows
     elements, calls = 2**20, 3  # vcopy -n 1048576, in float64
     assert row.calls == calls and row.bytes == pytest.approx(calls * 2 * 8 * elements, rel=0.01)
 
 
 @needs_samples
 def test_a_copy_on_an_mi200_is_held_against_its_roofline_csv():
-    traffic = bandwidth.read(SAMPLES / "kernel_names/MI200")
+    traffic = bandwidth.read(SAMPLES / "rocprof-compute/kernel_names/MI200")
     assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings["source"]
-    header, rows = bandwidth.table(traffic)
-    row = dict(zip(header, rows[0], strict=True))
+    row = table(traffic)[0]
     assert row["% of copy"] == pytest.approx(100 * row["GB/s"] / 1388.9282) and 50 < row["% of copy"] < 100
 
 
@@ -137,21 +130,20 @@ def test_bytes_of_a_gpu_step_by_its_shapes():
 
 def test_work_above_the_ridge_point_is_bound_by_compute():
     rows = [
-        bandwidth.Row("gemm", 1, 4.0, 1e8, 2e9),
-        bandwidth.Row("add", 1, 4.0, 2e8, 1e8),
-        bandwidth.Row("counted", 1, 4.0, 1e8),
+        bandwidth.KernelTraffic("gemm", 1, 4.0, 1e8, 2e9),
+        bandwidth.KernelTraffic("add", 1, 4.0, 2e8, 1e8),
+        bandwidth.KernelTraffic("counted", 1, 4.0, 1e8),
     ]
-    header, body = bandwidth.table(bandwidth.Traffic(rows, bandwidth.MINIMUM, Path("p"), CEILINGS | {"source": "s"}, [], None))
-    cells = [dict(zip(header, row, strict=True)) for row in body]
+    cells = table(bandwidth.Traffic(rows, bandwidth.MINIMUM, Path("p"), CEILINGS | {"source": "s"}, [], None))
     assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]
     assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 3e6, 3.5e6])
     assert [cell["% of copy"] for cell in cells] == pytest.approx([12.5, 25, 12.5])
 
 
-def test_a_cpu_profile_as_the_script_shows_it(run_script, tmp_path, cpu_trace):
+def test_a_cpu_profile_as_the_script_shows_it(execute, tmp_path, cpu_trace):
     write_profile(tmp_path / "profile_1.json", cpu_trace)
-    done = run_script(SCRIPT, "--profile-data", "profile_1.json", "--generate-roofline-plot", "--output-dir", "out")
-    assert "a minimum: every tensor of an operator moved once" in done.stdout and "aten::mm (mlp)" in done.stdout
+    shown = execute(SCRIPT, "--profile-data", "profile_1.json", "--generate-roofline-plot", "--output-dir", "out").out
+    assert bandwidth.MINIMUM in shown and "aten::mm (mlp)" in shown
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bandwidth.csv", "bandwidth.md", "roofline.png"]
     text = (tmp_path / "out/bandwidth.md").read_text()
     assert "](roofline.png)" in text and "a minimum" in text
@@ -194,7 +186,7 @@ def test_counters_that_do_not_suffice_are_named_and_the_shapes_taken(folder):
 def test_without_a_measured_bandwidth_there_are_no_percentages(folder, tmp_path):
     (folder / "profile_1.json").unlink()
     said = bandwidth.analyze(folder, tmp_path / "out", draw_roofline=False)
-    assert "bandwidth    not measured" in said and "%" not in said.split("longest")[1]
+    assert "not measured, so no percentages" in said and "%" not in said.split("longest")[1]
     with pytest.raises(UsageError, match="--generate-roofline-plot needs for FLOPs"):
         bandwidth.analyze(folder, tmp_path / "more", draw_roofline=True)
     assert not (tmp_path / "more").exists()
@@ -248,13 +240,13 @@ def test_output_that_cannot_be_written_is_named(tmp_path):
 
 def test_facts_of_two_kernels():
     """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
-    rows = [bandwidth.Row("slow", 1, 4.0, 1e8, 2e9), bandwidth.Row("fast", 1, 1.0, 1.9e8, 1e8, 5e6)]
+    rows = [bandwidth.KernelTraffic("slow", 1, 4.0, 1e8, 2e9), bandwidth.KernelTraffic("fast", 1, 1.0, 1.9e8, 1e8, 5e6)]
     traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS | {"source": "a copy"}, [], None)
     found = dict(bandwidth.facts(traffic))
-    assert found["in all"] == "290 MB in 5,000 ms of kernels, all that was recorded"
-    assert found["at least"] == "1,450 ms at that bandwidth, 29 % of that time"
+    assert found["total"] == "290 MB in 5 s of kernels, all that was recorded"
+    assert found["at least"] == "1.45 s at that bandwidth, 29 % of that time"
     assert found["near (80 %)"] == "1 of 2, the longest fast"
-    assert bandwidth.table(traffic)[1][1][-1] == 5  # MB through the L2 cache
+    assert bandwidth.table(traffic)[1][-1] == 5  # MB through the L2 cache
 
 
 def test_launches_that_took_no_time_are_told_and_left_out(tmp_path):

@@ -1,35 +1,27 @@
-"""Costs of operators, the bottleneck report and its bounds, from a profile of a small Version 1 and from a GPU's."""
+"""The bottleneck report and its bounds, from a profile of a small Version 1 and from a GPU's."""
 
 import csv
 import gzip
 import json
 from pathlib import Path
 
-from common.analysis.formulas import flops, operators
 from common.analysis.reports import bottlenecks
 from common.errors import UsageError
 from tests.conftest import V1
-from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
+from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, gpu_trace, write_profile
 
 import pytest
 
 SCRIPT = V1 / "analyze_bottlenecks.py"
-FLOAT, BF16, NUMBER = "float", "c10::BFloat16", "Scalar"
+FLOAT = "float"
 TOKENS = BATCH * LENGTH
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
-    record_cpu_trace(path)
-    return path
-
-
 @pytest.fixture
-def profile(trace, tmp_path):
+def profile(cpu_trace, tmp_path):
     path = tmp_path / "pytorch_profiles" / "profile_2.json"
     path.parent.mkdir()
-    write_profile(path, trace)
+    write_profile(path, cpu_trace)
     return path
 
 
@@ -38,7 +30,7 @@ def gpu_profile(tmp_path):
     path = tmp_path / "trace_gpu.json"
     path.write_text(json.dumps(gpu_trace()))
     profile = tmp_path / "profile_gpu.json"
-    write_profile(profile, path, device={"kind": "cuda", "name": "NVIDIA H100 80GB HBM3"})
+    write_profile(profile, path, device__name="NVIDIA H100 80GB HBM3")
     return profile
 
 
@@ -46,86 +38,19 @@ def gpu_profile(tmp_path):
 def analyze(tmp_path, monkeypatch):
     """What the script does, in tmp_path; gives the printed text."""
     monkeypatch.chdir(tmp_path)
-    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(Path(profile), Path(report))
+    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(Path(profile), Path(report), "v1")
 
 
 def by_name(step):
     return {target["name"]: target for target in bottlenecks.targets(step)}
 
 
-# ------------------------------------------------------------------------------------------------------------------ cost
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes", "types", "expected"),
-    [
-        ("aten::mm", [[2, 3], [3, 5]], [FLOAT, FLOAT], (60, 4 * (6 + 15 + 10))),
-        ("aten::mm", [[2, 3], [3, 5]], [BF16, BF16], (60, 2 * (6 + 15 + 10))),
-        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [FLOAT, FLOAT], (420, 4 * 7 * (6 + 15 + 10))),
-        ("aten::addmm", [[5], [2, 3], [3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (60, 4 * (5 + 6 + 15 + 10))),
-        ("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (420, 28 * (10 + 6 + 15 + 10))),
-        ("aten::mul", [[4, 1, 8], [3, 8]], [FLOAT, FLOAT], (96, 4 * (32 + 24 + 96))),
-        ("aten::add", [[4, 8], [], []], [FLOAT, "double", NUMBER], (32, 4 * (32 + 32) + 8)),
-        ("aten::mul", [[4, 8], []], [FLOAT, NUMBER], (0, 0)),
-        ("aten::add_", [[4, 8], [8], []], [FLOAT, FLOAT, NUMBER], (32, 4 * (32 + 8 + 32))),
-        ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
-        ("aten::masked_fill_", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (32, 4 * 32 + 8 + 4 * 32)),
-        ("aten::masked_fill", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (0, 0)),
-        ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
-        ("aten::fill_", [[4, 8], []], [FLOAT, NUMBER], (0, 128)),
-        ("aten::sum", [[4, 8], [], [], []], [FLOAT, "ScalarList", NUMBER, ""], (32, 128)),
-        ("aten::_softmax", [[4, 8], [], []], [FLOAT, NUMBER, NUMBER], (160, 256)),
-        ("aten::_softmax_backward_data", [[4, 8], [4, 8], [], []], [FLOAT, FLOAT, NUMBER, NUMBER], (128, 384)),
-        ("aten::silu_backward", [[4, 8], [4, 8]], [FLOAT, FLOAT], (224, 384)),
-        ("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", NUMBER], (0, 2 * 4 * 40)),
-        ("aten::index_select", [[100, 8], [], [6]], [FLOAT, NUMBER, "long int"], (0, 2 * 6 * 8 * 4)),
-        ("aten::gather", [[100, 8], [], [6, 8], [], [6, 8]], [FLOAT, NUMBER, "long int", NUMBER, FLOAT], (0, 2 * 48 * 4)),
-        ("aten::nll_loss_forward", [[6, 100], [6], [], [], []], [FLOAT, "long int", "", NUMBER, NUMBER], (6, 6 * 12)),
-        ("aten::embedding_dense_backward", [[2, 3, 8], [2, 3], []], [FLOAT, "long int", NUMBER], (48, 4 * 48 * 2 + 8 * 6)),
-        ("aten::_foreach_add_", [[[4, 8], [8]], [[4, 8], [8]], []], ["TensorList", "TensorList", NUMBER], (40, 3 * 40 * 4)),
-        ("aten::_foreach_add_", [[], [], []], ["TensorList", "TensorList", NUMBER], None),
-        ("aten::_foreach_add_", [[], []], [NUMBER, NUMBER], None),
-        ("aten::_fused_adamw_", [*[[[4, 8], [8]]] * 4, [], [[], []], []], [*["TensorList"] * 6, NUMBER], (14 * 40, 7 * 40 * 4)),
-        ("aten::_fused_adamw_", [[]] * 7, [*["TensorList"] * 6, NUMBER], None),
-        ("aten::_index_put_impl_", [[9, 8], [], [2, 3, 8], []], [FLOAT, "", FLOAT, NUMBER], (48, 4 * 48 * 2)),
-        ("aten::split_with_sizes", [[4, 8], [], []], [FLOAT, "ScalarList", NUMBER], (0, 0)),
-        ("aten::view", [[4, 8], []], [FLOAT, "ScalarList"], (0, 0)),
-        ("MulBackward0", [[4, 8]], [FLOAT], (0, 0)),
-        ("autograd engine", [], [], (0, 0)),
-        ("Torch-Compiled Region: 0/0", [], [], (0, 0)),
-        ("CompiledFunction", [[4, 8]], [FLOAT], None),
-        ("CompiledFunctionBackward", [[]], [FLOAT], None),
-        ("triton_poi_fused_mul_0", [[4, 8]], [FLOAT], None),
-        ("MyFunctionBackward", [[4, 8]], [FLOAT], None),
-        ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
-        ("aten::mm", [], [], None),
-    ],
-)  # fmt: skip
-def test_cost_of_one_call(name, shapes, types, expected):
-    assert operators.cost(name, shapes, types) == expected
-
-
-@pytest.mark.parametrize(
-    ("flops_", "moved", "expected"), [(8e3, 8, (8e-6, "compute")), (8, 8e3, (4e-5, "memory")), (8, 8, (1e-6, "launch"))]
-)
-def test_the_largest_of_three_times_binds(flops_, moved, expected):
-    seconds, kind = operators.bound(flops_, moved, CEILINGS)
-    assert (seconds, kind) == (pytest.approx(expected[0]), expected[1])
-
-
-def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_the_formula(profile):
-    step = bottlenecks.read_step(profile)
-    assert [row.name for row in step.rows if row.flops is None] == []
-    products = sum(row.flops * row.calls for row in step.rows if row.name in ("aten::mm", "aten::bmm"))
-    assert products == pytest.approx(flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12)
-
-
 # ------------------------------------------------------------------------------------------------------ report and bounds
 
 
-def test_the_script_writes_report_timing_and_targets_and_prints_the_short_form(run_script, profile, tmp_path):
+def test_the_script_writes_report_timing_and_targets_and_prints_them(execute, profile, tmp_path):
     (profile.parent / "profile_1.json").write_text("an older profile, not even JSON")
-    done = run_script(SCRIPT, "--profile-data", "pytorch_profiles/", "--output-report", "bottlenecks_v1.md")
+    shown = execute(SCRIPT, "--profile-data", "pytorch_profiles/", "--output-report", "bottlenecks_v1.md").out
     folder = tmp_path / "bottleneck_analysis"
     assert {path.name for path in folder.iterdir()} == {"bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"}
     report = (folder / "bottlenecks_v1.md").read_text()
@@ -134,8 +59,8 @@ def test_the_script_writes_report_timing_and_targets_and_prints_the_short_form(r
     assert "some CPU" in report and "profile_2.json" in report and "a bound, not a forecast" in report
     assert "mixed precision" in report and "Not bounded: the bf16 ceiling of this device is not known" in report
     for name in ("bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"):
-        assert f"bottleneck_analysis/{name}" in done.stdout
-    assert "QKV fusion" in done.stdout and "outside operators" in done.stdout
+        assert f"bottleneck_analysis/{name}" in shown
+    assert "QKV fusion" in shown and "outside operators" in shown
 
 
 def test_a_report_with_a_folder_goes_there(analyze, profile, tmp_path):
@@ -210,12 +135,12 @@ def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(pr
     assert found["elementwise fusion"]["operators"] == ["aten::mul"]
 
 
-def test_the_fused_forms_move_and_compute_what_they_must(trace, tmp_path):
+def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
     """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32."""
     floors = {}
     for what, ceiling in {"neither": {}, "bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}.items():
         alone = {"flops_per_second": 1e18, "bytes_per_second": 1e18, "operation_seconds": 0.0} | ceiling
-        write_profile(tmp_path / "profile_1.json", trace, ceilings=CEILINGS | alone)
+        write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=CEILINGS | alone)
         found = by_name(bottlenecks.read_step(tmp_path / "profile_1.json"))
         floors[what] = {name: target["floor_us"] for name, target in found.items() if target["floor_us"] is not None}
     t, d, f, layers = TOKENS, CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_layers
@@ -243,9 +168,6 @@ def test_the_overhead_that_calls_get_adds_up_to_the_step(profile):
     spans = {row.span for row in working}
     elsewhere = sum(row.us for row in step.rows if row.span not in spans)
     assert sum(row.us + row.calls * step.overhead(row.span) for row in working) + elsewhere == pytest.approx(step.us)
-    ranked = bottlenecks.targets(step)
-    for target, row in zip(ranked, bottlenecks.target_table(ranked)[1], strict=True):
-        assert target["share"] is None or row[5] == pytest.approx(100 * target["share"])
 
 
 def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile):
@@ -258,30 +180,30 @@ def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile
     assert by_name(bottlenecks.read_step(profile))["QKV fusion"]["calls"] == 3
 
 
-def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, trace):
+def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, cpu_trace):
     """Fused AdamW moves 28 bytes a parameter; slow memory makes the floor that, and a slow launch makes it the launch."""
     base = {"flops_per_second": 1e15, "bytes_per_second": 1e15, "operation_seconds": 0.0}
     floors = {}
     for name, change in {"none": {}, "memory": {"bytes_per_second": 28e9}, "launch": {"operation_seconds": 1e-6}}.items():
         path = tmp_path / f"profile_{name}.json"
-        write_profile(path, trace, ceilings=CEILINGS | base | change)
+        write_profile(path, cpu_trace, ceilings=CEILINGS | base | change)
         floors[name] = by_name(bottlenecks.read_step(path))["fused optimizer"]["floor_us"]
     assert floors["memory"] - floors["none"] == pytest.approx(1000 * 28 / 28e9 * 1e6, rel=1e-3)
     assert floors["launch"] == pytest.approx(max(floors["none"], 1.0))
 
 
-def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, trace, tmp_path):
-    write_profile(tmp_path / "profile_1.json", trace, ceilings=None)
+def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
     text = analyze(".")
     assert "not classed" in text and "--measure-peak" in text
     content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
 
 
-def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, trace, tmp_path):
-    write_profile(tmp_path / "profile_1.json", trace, attention_only=True)
+def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
     text = analyze("profile_1.json")
-    assert "shares are of attention" in text and "outside operators" not in text
+    assert "shares are of attention" in text and "outside operators (Python" not in text
     step = bottlenecks.read_step(tmp_path / "profile_1.json")
     assert [row[0] for row in bottlenecks.breakdown(step)] == ["attention"] and sum(row.us for row in step.rows) == step.us
     assert set(by_name(step)) == {"QKV fusion", "flash attention", "elementwise fusion", "mixed precision"}
@@ -300,7 +222,7 @@ def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
 def test_a_gpu_report_speaks_of_launches_and_knows_the_listed_bf16_peak(analyze, gpu_profile, tmp_path):
     analyze(gpu_profile)
     report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
-    assert "The GPU gets 3 launches a step; each starts 15.0 us after its call on average, and it is busy 86 %" in report
+    assert "3 launches a step" in report and "15 us after its call" in report and "busy for 86 % of the step" in report
     assert "data sheet's bf16 peak, 989 TFLOP/s" in report
 
 
@@ -332,7 +254,7 @@ def test_a_profile_of_another_version_is_refused(analyze, profile, tmp_path):
     content = json.loads(profile.read_text())
     content["run"]["version"] = "v2"
     profile.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="is of v2: the targets are parts of Version 1"):
+    with pytest.raises(UsageError, match="is of v2: the targets are parts of v1"):
         analyze(profile)
     assert not (tmp_path / "bottleneck_analysis").exists()
 

@@ -1,27 +1,23 @@
-"""Reports of profiles: figures that add up, one source for text and Markdown, files written whole or not at all."""
+"""Summaries of profiles: numbers that add up, one source for terminal and Markdown, reports written whole or not at all."""
 
 import json
 import re
 import sys
+from types import SimpleNamespace
 
+from common.analysis.output import plots
 from common.analysis.profiles import step_profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.training import commands, run
 from tests.conftest import ROOT, TINY, V1
-from tests.small_traces import BATCH, CONFIG, LENGTH, gpu_trace, record_cpu_trace, write_profile
+from tests.small_traces import BATCH, CONFIG, LENGTH, gpu_trace, write_profile
+from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
-import torch
 
-H100 = sorted((ROOT / "results" / "h100").glob("*_profile.json"))
-
-
-@pytest.fixture(scope="module")
-def cpu_trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "trace_1.json"
-    record_cpu_trace(path)
-    return path
+PROFILES = sorted((ROOT / "results").glob("*/*_profile.json.gz"))
+H100 = [path for path in PROFILES if path.parent.name == "h100"]
 
 
 @pytest.fixture
@@ -38,77 +34,83 @@ def gpu_profile(tmp_path):
     return tmp_path / "profile_2.json"
 
 
-def table(markdown, heading):
-    """The cells of the table below a heading that begins so, without its header."""
-    lines = markdown.split(f"### {heading}", 1)[1].split("\n### ", 1)[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
-    return rows[2:]
+def table(markdown: str, title: str) -> list[list[str]]:
+    """The cells of the table whose title begins so, without its header."""
+    lines = markdown.split(f"**{title}", 1)[1].split("\n\n")[1].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines][2:]
 
 
-def sections(report):
+def markdown(path) -> str:
+    return profile_summary.report([path]).markdown()
+
+
+def sections(report) -> list[str]:
     return re.findall("^## (.*)", report.read_text(), re.MULTILINE)
 
 
 def test_the_spans_and_what_is_outside_them_make_up_a_step(cpu_profile):
     profile = step_profile.read(cpu_profile)
-    _, rows = profile_summary.span_rows(profile)
+    header, rows = profile_summary.span_rows(profile)
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-    assert rows[-1][0] == "outside operators (Python)"
+    assert rows[-1][0] == "outside operators (Python)" and header[3] == "total ms"
     assert sum(row[3] for row in rows) == pytest.approx(wall) and sum(row[4] for row in rows) == pytest.approx(100)
 
 
 def test_the_idle_gpu_is_what_is_not_busy(gpu_profile):
     profile = step_profile.read(gpu_profile)
-    _, rows = profile_summary.span_rows(profile)
+    header, rows = profile_summary.span_rows(profile)
     idle = 1 - profile["device_busy_us"] / sum(profile["step_us"])
     assert rows[-1][0] == "idle GPU" and rows[-1][4] == pytest.approx(100 * idle)
+    assert header[3] == "total us" and rows[-1][3] == pytest.approx((125 + 60 - 159) / 2)
 
 
 @pytest.mark.parametrize("path", H100, ids=lambda path: path.stem)
 def test_the_table_of_kernels_holds_every_launch_once(path):
     profile = step_profile.read(path)
-    _, rows = profile_summary.kernel_rows(profile)
+    header, rows = profile_summary.kernel_rows(profile)
     assert sum(row[1] for row in rows) == pytest.approx(profile["launch"]["count"] / profile["profiled_steps"])
     assert sum(row[4] for row in rows) == pytest.approx(100)
-    times = [row[2] for row in rows]
+    times = [row[2] * {"us": 1, "ms": 1e3}[header[2]] for row in rows]
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
-def test_text_and_markdown_show_the_same_figures(cpu_profile):
-    profile = step_profile.read(cpu_profile)
-    text, markdown = profile_summary.text(profile), profile_summary.markdown(cpu_profile, profile)
-    assert profile_summary.conditions(profile) in text and profile_summary.conditions(profile) in markdown
-    plain = [line.split() for line in text.splitlines()]
-    for heading in ("Time in operators", "Operators"):
-        rows = table(markdown, heading)
+def test_terminal_and_markdown_show_the_same_numbers(cpu_profile):
+    report = profile_summary.report([cpu_profile])
+    plain = [line.split() for line in report.terminal().splitlines()]
+    for title in ("Time in operators", "Operators"):
+        rows = table(report.markdown(), title)
         assert rows and all(" ".join(row).split() in plain for row in rows)
-    assert "### Kernels" not in markdown
+    assert "**Kernels" not in report.markdown()
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_measured_profile_fits_a_terminal(path):
+    assert max(map(len, profile_summary.report([path]).terminal().splitlines())) <= 120
 
 
 def test_a_gpu_gets_its_kernels(gpu_profile):
-    markdown = profile_summary.markdown(gpu_profile, step_profile.read(gpu_profile))
-    gemm = next(row for row in table(markdown, "Kernels (per step") if row[0] == "`gemm`")
+    text = markdown(gpu_profile)
+    gemm = next(row for row in table(text, "Kernels") if row[0] == "`gemm`")
     assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
-    assert "3 kernels, copies and fills a step" in markdown and "idle" in markdown and "Time on the GPU" in markdown
+    assert "launches 3 kernels" in text and "idle" in text and "**Time on the GPU" in text
 
 
 def test_names_of_kernels_are_code_not_html():
-    path = next(path for path in H100 if "tiny" in path.name)
-    markdown = profile_summary.markdown(path, step_profile.read(path))
-    assert "CUDAFunctor_add<float>" in markdown and not re.search(r"<\w", re.sub(r"`[^`]*`", "", markdown))
+    text = markdown(next(path for path in H100 if "tiny" in path.name))
+    assert "CUDAFunctor_add<float>" in text and not re.search(r"<\w", re.sub(r"`[^`]*`", "", text))
 
 
 def test_a_profile_of_attention_has_no_rest_of_the_step(tmp_path):
     (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
     write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", attention_only=True)
-    markdown = profile_summary.markdown(tmp_path / "profile_2.json", step_profile.read(tmp_path / "profile_2.json"))
-    assert [row[0] for row in table(markdown, "Time on the GPU")] == ["attention"]
-    assert "### Kernels (attention, per step" in markdown and "### Operators (attention, per step" in markdown
+    text = markdown(tmp_path / "profile_2.json")
+    assert [row[0] for row in table(text, "Time on the GPU")] == ["attention"]
+    assert "**Kernels of attention" in text and "**Operators of attention" in text
 
 
 def test_files_are_listed_if_they_are_there(cpu_profile):
     def listed():
-        return [row[0] for row in table(profile_summary.markdown(cpu_profile, step_profile.read(cpu_profile)), "Files")]
+        return [row[0] for row in table(markdown(cpu_profile), "Files")]
 
     assert listed() == ["profile_1.json", "trace_1.json"]
     (cpu_profile.parent / "run_1").mkdir()
@@ -134,10 +136,10 @@ def test_nothing_is_written_if_one_is_no_profile(cpu_profile):
     assert not (cpu_profile.parent / "report.md").exists()
 
 
-def test_a_run_writes_its_report_where_its_profile_is(run_script, tmp_path):
-    done = run_script(V1 / "run_pytorch_profiler.py", *TINY, "--num-steps", 3, "--profile-dir", "./there", "--profile-memory",
-                      "--generate-report")  # fmt: skip
-    assert done.stdout.endswith("  report       there/report.md\n")
+def test_a_run_writes_its_report_where_its_profile_is(execute, known_ceilings, tmp_path):
+    shown = execute(V1 / "run_pytorch_profiler.py", *TINY, "--data", "synthetic", "--num-steps", 3, "--profile-dir", "./there",
+                    "--profile-memory", "--generate-report").out  # fmt: skip
+    assert shown.endswith("  report       there/report.md\n")
     report = (tmp_path / "there" / "report.md").read_text()
     files = [row[0] for row in table(report, "Files")]
     assert len(files) == 4 and {*files, "report.md"} == {path.name for path in (tmp_path / "there").iterdir()}
@@ -145,32 +147,45 @@ def test_a_run_writes_its_report_where_its_profile_is(run_script, tmp_path):
     assert {"attention", "mlp", "optimizer"} <= {row[0] for row in table(report, "Time in operators")}
 
 
-def test_the_script_reports_existing_profiles_where_they_are(run_script, tmp_path, cpu_profile, gpu_profile):
-    done = run_script(V1 / "run_pytorch_profiler.py", "--analyze-existing", cpu_profile, gpu_profile,
-                      "--generate-report", "--sort-by", "count")  # fmt: skip
-    assert f"  report       {tmp_path / 'report.md'}" in done.stdout and "by calls" in done.stdout
-    assert sections(tmp_path / "report.md") == ["profile_1.json", "profile_2.json"]
-    assert "by calls" in (tmp_path / "report.md").read_text()
-
-
 def test_a_run_that_was_stopped_gets_no_report_of_an_older_profile(monkeypatch, tmp_path, cpu_profile):
     monkeypatch.setattr(sys, "argv", ["x", "--profile-dir", str(tmp_path), "--generate-report"])
-    monkeypatch.setattr(run, "train", lambda version, options: 130)
+    monkeypatch.setattr(run, "train", lambda version, options: SimpleNamespace(profiles=[], exit_code=130))
     with pytest.raises(SystemExit) as ended:
-        commands.profile(torch, "any module will do: it is not run")
+        commands.profile(tiny_llama_v1, "its model is not made")
     assert ended.value.code == 130 and not (tmp_path / "report.md").exists()
 
 
-def test_figures_of_an_operator_are_a_steps(gpu_profile, cpu_profile):
+def test_the_script_reports_existing_profiles_where_they_are(execute, tmp_path, cpu_profile, gpu_profile):
+    shown = execute(V1 / "run_pytorch_profiler.py", "--analyze-existing", cpu_profile, gpu_profile,
+                    "--generate-report", "--sort-by", "count").out  # fmt: skip
+    assert f"  report       {tmp_path / 'report.md'}" in shown and "sorted by calls" in shown
+    assert sections(tmp_path / "report.md") == ["profile_1.json", "profile_2.json"]
+    assert "sorted by calls" in (tmp_path / "report.md").read_text()
+
+
+def test_numbers_of_an_operator_are_those_of_a_mean_step(gpu_profile, cpu_profile):
     profile = json.loads(gpu_profile.read_text()) | {"memory_peak_bytes": 1}
     header, rows, _ = profile_summary.operator_rows(profile)
     product = dict(zip(header, next(row for row in rows if row[0] == "aten::mm"), strict=True))
     own = sum(operator["self_device_us"] for operator in profile["operators"])
-    assert (product["calls"], product["self_device ms"]) == (3 / 2, 129 / 2 / 1e3)  # three calls in two steps
+    assert (product["calls"], product["self GPU us"]) == (3 / 2, pytest.approx(129 / 2))  # three calls in two steps
     assert product["share %"] == pytest.approx(100 * 129 / own)
-    assert "2 profiled steps of 0.09 ms" in profile_summary.conditions(profile)  # (125 + 60) / 2 us
+    assert "2 profiled steps of 92.5 us" in profile_summary.conditions(profile)  # (125 + 60) / 2
     header, rows, _ = profile_summary.operator_rows(json.loads(cpu_profile.read_text()))
     softmax = dict(zip(header, next(row for row in rows if row[0] == "aten::_softmax"), strict=True))
     assert softmax["calls"] == CONFIG.num_layers
     weights = CONFIG.num_layers * BATCH * CONFIG.num_attention_heads * LENGTH**2 * 4
     assert softmax["MiB allocated"] * 2**20 == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_bars_add_up_to_the_spans_and_end_inside_the_figure(path, tmp_path):
+    profile = step_profile.read(path)
+    figure = profile_summary.span_figure(profile)
+    (axes,) = figure.axes
+    spans = step_profile.span_milliseconds(profile)
+    ends = [max(bar.get_x() + bar.get_width() for bars in axes.containers for bar in [bars[i]]) for i in range(len(spans))]
+    totals = [sum(phases.values()) for phases in spans.values()]
+    assert [end / ends[0] for end in ends] == pytest.approx([total / totals[0] for total in totals])
+    assert axes.get_xlim()[1] > max(ends)
+    plots.save(figure, tmp_path / "spans.png")

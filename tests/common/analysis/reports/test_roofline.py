@@ -1,106 +1,26 @@
-"""The roofline, costs of Version 2's operators, its FLOPs by three counters, and the commands that show them."""
+"""The roofline: points under it, its figure, and the commands that show it."""
 
 import csv
+import itertools
 import json
-import math
 from pathlib import Path
 
-from common.analysis.formulas import flops, footprint, operators
-from common.analysis.output import plots
-from common.analysis.reports import roofline
+from common.analysis.formulas import flops, operators
+from common.analysis.output import plots, tables
+from common.analysis.profiles import step_profile
+from common.analysis.reports import profile_summary, roofline
 from common.analysis.reports.roofline import Point
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json
-from common.training import flop_counters
+from tests import small_traces
 from tests.conftest import ROOT, TINY, V1
-from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
-import torch
 
 V2 = ROOT / "version2_pytorch_fused"
-
+PROFILES = sorted((ROOT / "results").glob("*/*_profile.json.gz"))
+H100 = ROOT / "results/h100/v1_tiny_profile.json.gz"
 CEILINGS = {"flops_per_second": 4e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
-H100 = ROOT / "results/h100/v1_tiny_profile.json"
-GROUPED = dict(vocab_size=53, hidden_size=48, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=80)
-BATCH, LENGTH = 3, 17
-CONFIGS = {"GQA": ModelConfig(**GROUPED), "MHA": ModelConfig(**GROUPED | {"num_key_value_heads": 4})}
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-
-
-# ------------------------------------------------------------------------------------------------------------------ cost
-
-HEADS_FIRST = ("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward")
-SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
-
-
-def attention_cost(name: str, config: ModelConfig, kind: str = "float") -> tuple[int, int]:
-    """Of one layer's call, with the arguments in the order of PyTorch's schema."""
-    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    q, k = ([BATCH, count, LENGTH, size] for count in (heads, groups))
-    if name.removesuffix("_backward") not in HEADS_FIRST and not name.startswith("_cudnn"):
-        q, k = ([BATCH, LENGTH, count, size] for count in (heads, groups))
-    statistic = [BATCH, heads, LENGTH]
-    tensors = [q, q, k, k, q, statistic] if name.endswith("_backward") else [q, k, k]
-    return operators.cost(f"aten::{name}", [*tensors, [], []], [*[kind] * len(tensors), "Scalar", ""])
-
-
-@each_config
-@pytest.mark.parametrize("name", [*HEADS_FIRST, *SEQUENCE_FIRST])
-def test_fused_attention_needs_the_causal_flops_and_the_bytes_of_one_kernel(name, config):
-    counted, moved = attention_cost(name, config)
-    assert config.num_layers * counted == flops.forward(config, BATCH, LENGTH)["attention"]
-    assert config.num_layers * moved == footprint.one_kernel_bytes(config, BATCH, LENGTH)["attention core"]
-
-
-@each_config
-@pytest.mark.parametrize("name", [HEADS_FIRST[0], "_cudnn_attention", "_flash_attention", "_efficient_attention"])
-def test_its_backward_is_five_products_and_moves_every_tensor_and_gradient_once(name, config):
-    counted, moved = attention_cost(f"{name}_backward", config, "c10::BFloat16")
-    assert config.num_layers * counted == 2.5 * flops.forward(config, BATCH, LENGTH)["attention"]
-    q = BATCH * LENGTH * config.hidden_size
-    k = BATCH * LENGTH * config.num_key_value_heads * config.head_dim
-    inputs, gradients = (q, q, k, k, q), (q, k, k)  # the output's gradient, q, k, v and the output; those of q, k and v
-    assert moved == 2 * (sum(inputs) + sum(gradients)) + 4 * BATCH * config.num_attention_heads * LENGTH
-
-
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-@pytest.mark.parametrize("suffix", ["", "_backward"])
-def test_what_only_calls_an_attention_kernel_costs_nothing(kernel, suffix):
-    assert attention_cost(f"_scaled_dot_product_{kernel}_attention{suffix}", CONFIGS["GQA"]) == (0, 0)
-    assert hasattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{suffix}")
-    assert hasattr(torch.ops.aten, f"_{kernel}_attention{suffix or '_forward'}"), "the names that have the cost"
-
-
-def test_attention_over_packed_sequences_is_not_known():
-    assert operators.cost("aten::_flash_attention_forward", [[51, 4, 12]] * 3, ["float"] * 3) is None
-
-
-@each_config
-def test_a_fused_adamw_step_moves_the_bytes_of_the_formula(config):
-    with torch.device("meta"):
-        shapes = [list(parameter.shape) for parameter in tiny_llama_v2.TinyLlama(config).parameters()]
-    _, moved = operators.cost("aten::_fused_adamw_", [shapes] * 4, ["TensorList"] * 4)
-    assert moved == footprint.optimizer_bytes(config)
-
-
-# -------------------------------------------------------------------------------------------------------------- counters
-
-
-@each_config
-def test_flop_counters_see_the_full_attention_of_version_2(config, tmp_path):
-    model, batch = tiny_llama_v2.TinyLlama(config), torch.randint(53, (2, BATCH, LENGTH))
-    counted = flop_counters.count(model, (batch[0], batch[1]), tmp_path / "modules.txt")
-    full = flops.training_step(config, BATCH, LENGTH, causal=False)
-    scores_again = flops.forward(config, BATCH, LENGTH, causal=False)["attention"] // 2
-    assert counted["FlopCounterMode"] == {"forward": full["forward"], "backward": full["backward"] + scores_again}
-    if "DeepSpeed" in counted:
-        assert counted["DeepSpeed"]["forward"] == pytest.approx(full["forward"], rel=0.01)
-        assert counted["DeepSpeed"]["forward"] > full["forward"], "it adds silu"
-
-
-# -------------------------------------------------------------------------------------------------------------- roofline
 
 
 def test_a_point_is_held_against_the_ceiling_of_its_side():
@@ -150,8 +70,25 @@ def test_the_figure_shows_roof_points_and_where_the_ceilings_come_from(tmp_path)
     assert (tmp_path / "roofline.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_numbers_and_names_of_regions_cover_nothing_and_nothing_is_cut_off(path):
+    profile = step_profile.read(path)
+    figure = roofline.figure(roofline.from_profile(profile), profile["run"]["ceilings"], profile_summary.conditions(profile))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert {"memory-bound", "compute-bound", "1"} <= boxes.keys()
+    for (name, box), (other, theirs) in itertools.combinations(boxes.items(), 2):
+        assert not box.overlaps(theirs), (name, other)
+    for box in (*boxes.values(), axes.title.get_window_extent(), figure.legends[0].get_window_extent()):
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 + 1
+    (ridge,) = {point for line in axes.lines for point in line.get_xdata() if line.get_linestyle() == ":"}
+    middle = axes.transData.transform((ridge, 1))[0]
+    assert boxes["memory-bound"].x1 < middle < boxes["compute-bound"].x0
+
+
 def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
-    profile = read_json(H100)
+    profile = step_profile.read(H100)
     points = roofline.from_profile(profile, top=5)
     spans, named = ([point for point in points if point.group == group] for group in ("span", "operator"))
     steps, us = profile["profiled_steps"], sum(row["self_device_us"] for row in profile["operators"])
@@ -165,30 +102,26 @@ def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     assert "optimizer, cost not known" in unknown and all(name.endswith(", cost not known") for name in unknown)
 
 
-# -------------------------------------------------------------------------------------------------------------- commands
-
-
-def test_the_command_of_version_2_counts_profiles_and_draws(run_script, tmp_path):
+def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceilings, tmp_path):
     arguments = (*TINY, "--seq-len", 192, "--num-kv-heads", 2, "--num-steps", 5, "--data", "synthetic")
-    done = run_script(V2 / "run_deepspeed_flops.py", *arguments, "--computational-intensity", "--generate-roofline")
-    for said in ("formula, full S x S", "FlopCounterMode", "ridge point", "aten::_scaled_dot_product_flash_attention_for_cpu"):
-        assert said in done.stdout
+    shown = execute(V2 / "run_deepspeed_flops.py", *arguments, "--computational-intensity", "--generate-roofline").out
+    known = tables.format_number(roofline.ridge(small_traces.CEILINGS))
+    for said in ("formula, full S x S", "FlopCounterMode", f"ridge point {known} FLOP/byte", "% of bound"):
+        assert said in " ".join(shown.split())
     assert (tmp_path / "flops_analysis/roofline.png").stat().st_size > 1000
     rows = list(csv.DictReader((tmp_path / "flops_analysis/roofline.csv").open()))
     assert {"attention", "mlp", "norm", "loss"} <= {row["name"] for row in rows if row["group"] == "span"}
 
     (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
-    profile = read_json(path)
+    profile = step_profile.read(path)
     shape = (ModelConfig(**profile["run"]["model"]), 2, 192)
     known = [row for row in operators.rows(profile) if row.flops is not None]
     assert {row.name for row in operators.rows(profile) if row.flops is None} <= {"aten::index"}, "the batch is cut from the data"
-    attention = [row for row in known if "flash_attention_for_cpu" in row.name]
-    products = [row for row in known if row.name in ("aten::mm", "aten::bmm")]
-    work = sum(row.flops * row.calls for row in attention + products)
+    work = sum(row.flops * row.calls for row in known if "flash_attention" in row.name or row.name in ("aten::mm", "aten::bmm"))
     scores_again = flops.forward(*shape)["attention"] / 2
     assert work == pytest.approx(flops.training_step(*shape)["total"] + scores_again)
     listed = next(float(row["GFLOP"]) for row in rows if row["name"] == "aten::_scaled_dot_product_flash_attention_for_cpu")
-    assert math.isclose(1e9 * listed, flops.forward(*shape)["attention"])
+    assert 1e9 * listed == pytest.approx(flops.forward(*shape)["attention"])
 
 
 @pytest.mark.parametrize(

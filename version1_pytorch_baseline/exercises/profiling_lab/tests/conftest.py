@@ -1,15 +1,13 @@
-"""Which `profiling.py` the tests import: yours in src/, or with PROFILING_LAB=solution the one in solution/."""
+"""Selects the `profiling.py` that the tests import: yours in src/, or with PROFILING_LAB=solution the one in solution/."""
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from toolkit import FOLDERS
 
-LAB = Path(__file__).resolve().parents[1]
 WHICH = os.environ.get("PROFILING_LAB", "starter")
-FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}
 if WHICH not in FOLDERS:
     raise pytest.UsageError(f"PROFILING_LAB is {WHICH!r}: set it to solution, or leave it unset for src/profiling.py")
 sys.path.insert(0, str(FOLDERS[WHICH]))

@@ -1,4 +1,4 @@
-"""The problems of the lab, in their order; the same tests for src/profiling.py and solution/profiling.py."""
+"""Tests for the problems of the lab, in their order; the same for src/profiling.py and solution/profiling.py."""
 
 import importlib.util
 import math
@@ -62,12 +62,12 @@ def test_benchmark_calls_exactly_as_often_as_asked(warmup, iterations, sync):
 
 
 def test_benchmark_returns_seconds_per_call():
-    assert 0.01 <= benchmark_function(time.sleep, (0.01,), warmup=0, iterations=5) < 0.1
+    assert 0.01 <= benchmark_function(time.sleep, (0.01,), warmup=0, iterations=5) < 1
 
 
 def test_benchmark_does_not_count_the_warmup():
-    durations = iter([0.1, 0.1] + [0.001] * 3)
-    assert benchmark_function(lambda: time.sleep(next(durations)), (), warmup=2, iterations=3) < 0.09
+    durations = iter([0.1] * 3 + [0.001] * 2)
+    assert benchmark_function(lambda: time.sleep(next(durations)), (), warmup=3, iterations=2) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,18 @@ def test_the_report_refuses_what_the_components_refuse():
         ("softmax", [(8, 128, 128)], 1.25),
         ("layernorm", [(4, 256)], 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
         ("gelu", [(64, 64)], 1.25),
+        ("matmul", {"A": (1024, 1024), "B": (1024, 1024)}, 1024 / 3),
+        ("matmul", ([4, 2, 8], torch.Size([4, 8, 3])), 2 * 4 * 2 * 8 * 3 / (2 * 4 * (16 + 24 + 6))),
+        ("softmax", {"x": (8, 128, 128)}, 1.25),
+        ("softmax", (8, 128, 128), 1.25),
+        ("layernorm", torch.Size([4, 256]), 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
+        ("gelu", [64], 1.25),
     ],
-    ids=["square", "one row", "batched", "softmax", "layernorm", "gelu"],
-)
+    ids=[
+        "square", "one row", "batched", "softmax", "layernorm", "gelu", "matmul by name", "other sequences", "softmax by name",
+        "softmax of a shape", "layernorm of a shape", "gelu of a shape",
+    ],
+)  # fmt: skip
 def test_arithmetic_intensity(op, shapes, expected):
     assert compute_arithmetic_intensity(op, shapes) == pytest.approx(expected)
 
@@ -254,8 +263,22 @@ def test_arithmetic_intensity(op, shapes, expected):
         ("softmax", [(4, 4), (4, 4)], "softmax"),
         ("gelu", [(0, 4)], "positive"),
         ("gelu", [], "shapes"),
+        (["gelu"], (4, 4), "gelu"),
+        ("matmul", (4, 4), "matmul"),
+        ("matmul", {"A": (4, 3), "B": (4, 3)}, "matmul"),
+        ("matmul", [(4,), (4, 4)], "matmul"),
+        ("softmax", {"x": (4, 4), "y": (4, 4)}, "softmax"),
+        ("gelu", {}, "shapes"),
+        ("gelu", {"x": 4}, "shapes"),
+        ("gelu", [(4, 4), 4], "shapes"),
+        ("gelu", (4, -1), "positive"),
+        ("gelu", (4, 1.5), "shapes"),
+        ("gelu", ("4", "4"), "shapes"),
+        ("gelu", "44", "shapes"),
+        ("gelu", 16, "shapes"),
+        ("gelu", None, "shapes"),
     ],
-    ids=["unknown", "one matrix", "inner sizes", "batch sizes", "two inputs", "no elements", "no shape"],
+    ids=str,
 )
 def test_intensity_refuses(op, shapes, message):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,45 @@
+"""Spans and operators of the kernels of a captured step.
+
+A profile of a captured step shows one call that launches a graph, and the kernels of the graph without the operators and spans
+behind them. The graph was captured from an eager step, so it replays the kernels of that step in the order of their launches. A
+trace of the eager step therefore says, kernel by kernel, where each one comes from.
+"""
+
+import difflib
+from dataclasses import replace
+
+from common.analysis.profiles.chrome_trace import Trace
+
+import pandas
+
+
+def attribute(captured: Trace, eager: Trace) -> Trace:
+    """The trace of captured steps in which the kernels of graphs have the span, phase and operators of an eager step.
+
+    Each replay also gets the eager step's operators, with the times of the replayed kernels and without time on the host. A
+    kernel whose name does not come in the same order in both traces keeps the span `other`.
+
+    Args:
+        captured: a trace in which graphs are launched.
+        eager: a trace of one eager step, without work around it.
+    """
+    reference = eager.kernels[eager.kernels.step == 0].sort_values("start_us").reset_index(drop=True)
+    template = eager.operators.assign(cpu_us=0.0, self_cpu_us=0.0, device_us=0.0, self_device_us=0.0, allocated_bytes=0)
+    kernels, operators = captured.kernels.copy(), [captured.operators]
+    for _, replay in captured.kernels.dropna(subset="graph").groupby("graph"):
+        replay = replay.sort_values("start_us")
+        first, step = sum(map(len, operators)), replay.step.iloc[0]
+        copies = template.assign(step=step, start_us=replay.graph.iloc[0])
+        device, own = [0.0] * len(copies), [0.0] * len(copies)
+        kernels.loc[replay.index[1:], "launch_delay_us"] = float("nan")  # one call launches all of them
+        matcher = difflib.SequenceMatcher(None, list(reference.name), list(replay.name), autojunk=False)
+        for theirs, ours, size in matcher.get_matching_blocks():
+            for i in range(size):
+                row, source = replay.index[ours + i], reference.iloc[theirs + i]
+                kernels.loc[row, ["span", "phase"]] = source.span, source.phase
+                kernels.at[row, "operators"] = [first + number for number in source.operators]
+                for position, number in enumerate(source.operators):
+                    own[number] += replay.duration_us[row] * (position == 0)
+                    device[number] += replay.duration_us[row]
+        operators.append(copies.assign(device_us=device, self_device_us=own))
+    return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))

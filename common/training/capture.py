@@ -1,0 +1,101 @@
+"""A training step captured as one CUDA or HIP graph (`--capture-step`), in every version.
+
+A captured step launches all its kernels with one call of the host: forward pass, loss, backward pass, optimizer and, in float16,
+the scaling of the loss. The batch is copied into buffers that the graph reads, and every tensor of the step stays where it was
+while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: eager time less captured time
+is what launches cost.
+
+What a step must do to be captured: never wait for the GPU, and keep its shapes. AdamW therefore counts its steps on the GPU
+(`capturable`), which rounds its two bias corrections to float32; in float16 it is PyTorch's fused AdamW, which also leaves out a
+step whose gradients have overflowed without asking the host.
+"""
+
+import math
+from collections.abc import Callable
+
+from common import device as devices
+from common.errors import RunError, UsageError
+from common.precision import Precision
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[Batch], Tensor]
+WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
+TOLERANCE = 1e-2  # of a first moment, relative to its largest element: kernels that add in any order differ by far less
+
+
+def check_supported(device: torch.device, compile_mode: str | None = None) -> None:
+    """Raises UsageError, with the reason, where a step cannot be captured."""
+    if not devices.is_gpu(device):
+        raise UsageError("--capture-step needs a GPU: a CPU has no graphs, and its host launches nothing")
+    if compile_mode in ("reduce-overhead", "max-autotune"):
+        raise UsageError(
+            f"--capture-step: --torch-compile-mode {compile_mode} captures graphs of its own; leave one of the two out"
+        )
+
+
+def capturable(optimizer: torch.optim.Optimizer, precision: Precision) -> torch.optim.Optimizer:
+    """The same optimizer, not stepped yet, as one that a graph can hold.
+
+    Raises:
+        UsageError: PyTorch has no such form of it.
+    """
+    if "capturable" not in optimizer.defaults:
+        raise UsageError(f"--capture-step: {type(optimizer).__name__} cannot be captured; take AdamW")
+    wanted = {"capturable": True} | ({"fused": True} if precision.scaler.is_enabled() else {})
+    groups = [{key: value for key, value in group.items() if key not in wanted} for group in optimizer.param_groups]
+    return type(optimizer)(groups, **wanted)
+
+
+class CapturedStep:
+    """A step as a graph: `step(batch) -> loss`. The loss is one tensor, which the next call overwrites.
+
+    Attributes:
+        peak_bytes: allocated at once while the step was captured, as an eager step would have needed it.
+    """
+
+    def __init__(self, step: Step, batch: Batch) -> None:
+        """Captures `step`, which has run before; the capture itself computes nothing.
+
+        Args:
+            batch: of the shape that all batches will have; its content does not matter.
+        """
+        self.eager = step  # holds the weights and moments that the graph reads
+        self.batch = tuple(tensor.clone() for tensor in batch)
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that was used; the graph gets its own
+        torch.cuda.empty_cache()  # so that what the pools hold afterwards is what the step needs
+        torch.cuda.reset_peak_memory_stats()
+        self.graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self.graph):
+                self.loss = step(self.batch)
+        except RuntimeError as error:
+            if devices.is_out_of_memory(error):
+                raise
+            raise RunError(f"this step cannot be captured: {str(error).strip().splitlines()[0]}") from error
+        self.peak_bytes = torch.cuda.max_memory_allocated()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        for static, tensor in zip(self.batch, batch, strict=True):
+            static.copy_(tensor)
+        self.graph.replay()
+        return self.loss
+
+
+def on_side_stream(step: Step, batch: Batch) -> None:
+    """Runs a step WARMUP times off the default stream, as a step must have run before it is captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP):
+            step(batch)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """The largest error of a tensor relative to its largest element; infinite where that is no number."""
+    errors = [((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(ours, theirs, strict=True)]
+    return float("inf") if any(map(math.isnan, errors)) else max(errors)

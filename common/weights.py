@@ -1,0 +1,45 @@
+"""Initial weights, fused weights, and Version 1's names for them.
+
+Versions that fuse projections hold one matrix where Version 1 holds several: Q, K and V are stacked in `qkv_proj`, gate and up in
+`gate_up_proj`. Version 1's state dict loads into every version, and every version gives it back.
+"""
+
+import torch
+from torch import Tensor, nn
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # name: Version 1's names
+
+
+def initialize(state: dict[str, Tensor], std: float) -> None:
+    """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
+
+    The head is tied to the embedding, and the norms' weights stay 1.
+
+    Args:
+        state: the weights under Version 1's names.
+    """
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    for name, weight in state.items():
+        if weight.dim() == 2 and name != "lm_head.weight":
+            nn.init.normal_(weight, std=std, generator=generator)
+
+
+def baseline_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under Version 1's names: views of the fused matrices, whose modules hold the parts' `sizes`."""
+    state = {}
+    for name, weight in model.state_dict().items():
+        module, _, leaf = name.removesuffix(".weight").rpartition(".")
+        if leaf in FUSED:
+            parts = weight.split(model.get_submodule(module).sizes)
+            state |= {f"{module}.{part}.weight": piece for part, piece in zip(FUSED[leaf], parts, strict=True)}
+        else:
+            state[name] = weight
+    return state
+
+
+def fuse_on_load(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """A pre-hook of `load_state_dict` that stacks Version 1's matrices into the fused ones."""
+    for fused, parts in FUSED.items():
+        for name in [name for name in state_dict if name.endswith(f"{parts[0]}.weight")]:
+            module = name.removesuffix(f"{parts[0]}.weight")
+            state_dict[f"{module}{fused}.weight"] = torch.cat([state_dict.pop(f"{module}{part}.weight") for part in parts])

@@ -1,0 +1,71 @@
+"""Parameters and FLOPs by formula against the model, PyTorch's counter and the masked pairs."""
+
+from collections import Counter
+
+from common import config as configs
+from common.analysis.formulas import flops, footprint
+from common.config import ModelConfig
+from version1_pytorch_baseline import tiny_llama_v1 as v1
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+PARTS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "norm": "norms"}
+
+
+def test_parameters_by_part(large_or_small_config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = v1.TinyLlama(large_or_small_config)
+    counted = Counter()
+    for name, parameter in model.named_parameters():
+        part = next(part for key, part in PARTS.items() if key in name)
+        counted[part] += parameter.numel()
+    assert flops.parameters(large_or_small_config) == counted | {"total": counted.total()}
+
+
+def test_flop_counter_agrees_with_the_full_count_forward_and_backward(
+    config: ModelConfig, shape: tuple[int, int], model_and_batch
+) -> None:
+    model, *batch = model_and_batch(config, shape)
+    with FlopCounterMode(display=False) as forward:
+        loss = model.loss(*batch)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    expected = flops.training_step(config, *shape, causal=False)
+    assert forward.get_total_flops() == expected["forward"]
+    assert backward.get_total_flops() == expected["backward"]
+    assert expected["total"] == expected["forward"] + expected["backward"]
+
+
+@pytest.mark.parametrize("preset", configs.PRESETS)
+def test_what_the_flop_count_leaves_out_is_below_a_percent(preset: str) -> None:
+    """As the docstring of `flops` says."""
+    resolved = configs.resolve(preset)
+    shape = (resolved.training.batch_size, resolved.training.sequence_length)
+    counted = sum(row["flops"] for row in footprint.totals(footprint.operations(resolved.model, *shape), "group").values())
+    products = flops.forward(resolved.model, *shape, causal=False)["total"]
+    assert 0 < counted - products < 0.01 * products
+
+
+def test_causal_count_leaves_out_exactly_the_masked_pairs(config: ModelConfig, shape: tuple[int, int]) -> None:
+    batch, length = shape
+    full, causal = (flops.forward(config, batch, length, causal=causal) for causal in (False, True))
+    masked = int(torch.ones(length, length).triu(diagonal=1).sum())  # what V1's mask fills
+    flops_per_pair = 2 * 2 * config.num_attention_heads * config.head_dim  # multiply and add; for the score and for its use
+    assert full["total"] - causal["total"] == config.num_layers * batch * masked * flops_per_pair
+    assert {part: full[part] for part in ("projections", "mlp", "head")} == {
+        part: causal[part] for part in ("projections", "mlp", "head")
+    }
+
+
+def test_matrix_products_are_the_flops_of_the_full_count(config: ModelConfig) -> None:
+    rows = footprint.totals(footprint.operations(config, 3, 17), "group")
+    full = flops.forward(config, 3, 17, causal=False)
+    products = {
+        "projections": "attention projections",
+        "attention": "attention products",
+        "mlp": "mlp projections",
+        "head": "head",
+    }
+    assert {part: rows[group]["flops"] for part, group in products.items()} | {"total": full["total"]} == full

@@ -1,0 +1,91 @@
+"""A report: the same content in every form, files that are whole, and nothing drawn where only text is asked for."""
+
+import csv
+import json
+
+from common.analysis.output import plots
+from common.analysis.output.report import Report
+from common.errors import UsageError
+
+import pytest
+
+
+def draw():
+    figure = plots.new(8, 3)
+    figure.subplots().plot([1, 2])
+    return figure
+
+
+@pytest.fixture
+def report() -> Report:
+    result = Report("A <title>")
+    result.text("Before any section, `code<int>` and 1 < 2.", "word " * 60)
+    result.section("First part, 1")
+    result.facts([("source", "`file.json`"), ("note", "long " * 60)])
+    rows = [[f"kernel_{i}<int>", "+x", i, i / 3] for i in range(5)]
+    header = ["kernel", "kind", "calls", "ms"]
+    result.table(header, rows, "The longest", csv="all", csv_header=["name", "kind", "calls", "ms"], code=["kernel"], top=2)
+    result.figure(draw, "picture", "A line & more")
+    result.commands(["python script.py " + "--flag value " * 20])
+    result.json("content", {"schema": "x/1"})
+    return result
+
+
+def test_the_terminal_shows_all_but_figures_in_120_columns(report):
+    text = report.terminal()
+    lines = text.splitlines()
+    assert lines[0] == "# A <title>" and "## First part, 1" in lines
+    assert all(len(line) <= 120 for line in lines if "python script.py" not in line)
+    assert any(line.endswith("--flag value ") or line.endswith("--flag value") for line in lines), "commands are not wrapped"
+    assert "kernel_1<int>" in text and "kernel_2" not in text and "picture" not in text
+    indents = [line.index("long") for line in lines if "long long" in line]
+    assert len(indents) > 1 and set(indents) == {len("source  ")}
+
+
+def test_markdown_escapes_text_and_links_figures_where_they_are_written(report):
+    text = report.markdown()
+    assert "# A &lt;title>" in text and "`code<int>` and 1 &lt; 2" in text and "| `kernel_0<int>` |" in text
+    assert "**The longest**" in text and "- source: `file.json`" in text and "```sh\npython script.py" in text
+    assert "picture.png" not in text and "![A line & more](picture.png)" in report.markdown(figures=True)
+
+
+def test_the_page_holds_sections_tables_and_an_svg(report):
+    page = report.html()
+    assert "<title>A &lt;title&gt;</title>" in page and "<code>code&lt;int&gt;</code>" in page
+    assert '<a href="#first-part-1">' in page and '<section id="first-part-1">' in page
+    assert "<code>kernel_0&lt;int&gt;</code>" in page and "kernel_2" not in page
+    assert '<svg id="picture-figure"' in page and "<title>A line &amp; more</title>" in page
+    assert page == report.html(), "the same report gives the same page"
+
+
+def test_files_are_written_and_named(report, tmp_path):
+    folder = tmp_path / "out"
+    text = report.publish(folder, "report", ("md", "csv", "json", "png", "html"))
+    names = ["report.md", "all.csv", "content.json", "picture.png", "report.html"]
+    assert text.splitlines()[-1] == f"written: {', '.join(str(folder / name) for name in names)}"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert "picture.png" in (folder / "report.md").read_text()
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "content.json").read_text()) == {"schema": "x/1"}
+    rows = list(csv.reader((folder / "all.csv").open()))
+    assert rows[0][0] == "name" and len(rows) == 6 and rows[2] == ["kernel_1<int>", "'+x", "1", str(1 / 3)]
+
+
+def test_only_the_kinds_asked_for_are_written_and_drawn(tmp_path):
+    report = Report("Title")
+    report.figure(lambda: pytest.fail("drawn"), "picture", "A figure")
+    report.csv("rows", ["a"], [[1]])
+    assert report.write(tmp_path, "report", ["md", "csv"]) == [tmp_path / "report.md", tmp_path / "rows.csv"]
+    assert report.terminal() == "# Title"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="--there: cannot write in"):
+        Report("Title").write(tmp_path / "file", "report", flag="--there")
+
+
+def test_a_record_cannot_move_the_cursor():
+    report = Report("Title")
+    report.text("\x1b[2J hidden\r")
+    assert "\x1b" not in report.terminal() and "\r" not in report.terminal()

@@ -1,0 +1,61 @@
+"""Numbers, times and tables: readable for a person, no wider than a terminal, and safe in Markdown, CSV and a terminal."""
+
+import csv
+import io
+
+from common.analysis.output import tables
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(None, ""), ("a", "a"), (1234567, "1,234,567"), (1234.5, "1,234"), (123.4, "123"), (1.2345, "1.23"), (0.0012345, "0.00123")],
+)  # fmt: skip
+def test_a_number_has_three_significant_digits(value, text):
+    assert tables.format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    "ms, text", [(0.0123, "12.3 us"), (0.999, "999 us"), (1, "1 ms"), (999.4, "999 ms"), (1000, "1 s"), (83_400, "83.4 s")]
+)
+def test_a_time_is_shown_in_the_unit_of_its_size(ms, text):
+    assert tables.format_time(ms) == text
+
+
+def test_a_wide_table_loses_the_least_columns_and_names_them():
+    header = ["name", *(f"number of things {i}" for i in range(8)), "last"]
+    rows = [["x" * 200, *range(8), 9.5], ["short", *range(8), None]]
+    text = tables.text(header, rows, least=["number of things 3"], elsewhere="all.csv")
+    assert all(len(line) <= 120 for line in text.splitlines())
+    first, long, short, note = text.splitlines()
+    assert "number of things 3" not in first and first.endswith("last") and "number of things 0" in first
+    assert long.startswith("xxxxx") and "..." in long and short.startswith("short ")
+    assert note.startswith("columns left out: number of things 3, number of things ") and note.endswith("(all.csv has all)")
+
+
+def test_a_long_name_is_shortened_before_a_column_is_left_out():
+    text = tables.text(["name", "kind", "calls"], [["begin" + "x" * 200 + "end", "y" * 40, 5]])
+    assert "begin" in text and "end" in text and "y" * 40 in text and "columns left out" not in text
+    assert max(map(len, text.splitlines())) == 120
+
+
+def test_a_narrow_table_keeps_everything():
+    assert tables.text(["a", "b"], [["x", 1], ["yy", 1000.0]]) == "a       b\nx       1\nyy  1,000"
+    assert tables.text(["a"], []) == "a"
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    assert "\x1b" not in tables.text(["a"], [["\x1b[31mred\nline"]])
+    assert tables.text(["a"], [["\x1b[31mred\nline"]]).splitlines()[1] == "[31mred line"
+
+
+def test_markdown_cells_are_no_markup():
+    lines = tables.markdown(["a|b", "n", "kernel"], [["<b>|", 1.5, "f<int>|"]], code=["kernel"]).splitlines()
+    assert lines == ["| a\\|b | n | kernel |", "| --- | ---: | --- |", "| &lt;b>\\| | 1.5 | `f<int>\\|` |"]
+
+
+def test_csv_holds_numbers_in_full_and_no_formulas():
+    text = tables.csv_text(["=a", "b"], [["=1+1", -0.1234567], ["@x", None], ["-y", 3], ["plain", 1e9]])
+    rows = list(csv.reader(io.StringIO(text)))
+    assert rows == [["'=a", "b"], ["'=1+1", "-0.1234567"], ["'@x", ""], ["'-y", "3"], ["plain", "1000000000.0"]]

@@ -1,0 +1,32 @@
+"""Tables of kernels: columns that a source leaves out, and CSV files that are damaged."""
+
+from common.analysis.profiles import kernel_table
+from common.errors import UsageError
+
+import pytest
+
+
+def test_what_a_source_leaves_out_is_filled_in(tmp_path):
+    columns = {"name": ["gemm", "Memcpy HtoD"], "duration_ns": [40, 10], "calls": [4, 1]}
+    table = kernel_table.build("x", tmp_path, columns).table
+    assert list(table.columns) == list(kernel_table.COLUMNS) and list(table.category) == ["kernel", "memcpy"]
+    assert table.start_ns.isna().all() and table.min_ns.isna().tolist() == [True, False]
+    assert table.max_ns[1] == 10, "a single call is its own maximum"
+
+
+def test_starts_count_from_the_first_without_loss_of_precision(tmp_path):
+    clock = 1_900_000_000_000_000_007
+    columns = {"name": ["a", "b"], "start_ns": [clock + 1, clock], "duration_ns": [1, 1]}
+    assert list(kernel_table.build("x", tmp_path, columns).table.start_ns) == [1, 0]
+
+
+def test_lines_may_end_in_any_way_and_messages_of_ncu_are_left_out(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfa,b\r\n==PROF== message\r1,2\n\n3,4")
+    assert kernel_table.read_frame(tmp_path / "t.csv").to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}
+
+
+@pytest.mark.parametrize("cell", ["", "many", "nan", "inf", "-inf"])
+def test_a_cell_that_is_not_a_finite_number_is_named(tmp_path, cell):
+    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n3,{cell}\n")
+    with pytest.raises(UsageError, match="t.csv is damaged: b in row 3 is not a number"):
+        kernel_table.numbers(tmp_path / "t.csv", kernel_table.read_frame(tmp_path / "t.csv"), "b")

@@ -1,0 +1,30 @@
+"""Both forms of ncu's CSV: the same launches, and counters in base units."""
+
+from common.analysis.profiles import load_kernels
+from common.analysis.reports import launches
+from tests.kernel_files import FIXTURES
+
+import pytest
+
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char *, 1>>(int, T2, T3)"
+
+
+def test_both_pages_of_ncu_give_the_same_launches():
+    details, raw = load_kernels.load(FIXTURES / "ncu_details.csv"), load_kernels.load(FIXTURES / "ncu_raw.csv")
+    for found in (details, raw):
+        assert found.source == "ncu" and list(found.table.name) == [FILL, "gemm_kernel", "gemm_kernel"]
+        assert list(found.table.duration_ns) == pytest.approx([2240, 1_500_000, 1_234_560])
+        assert found.table.start_ns.isna().all() and launches.gaps(found) is None
+
+
+def test_counters_of_ncu_are_in_base_units():
+    details, raw = (load_kernels.load(FIXTURES / f"ncu_{page}.csv").counters for page in ("details", "raw"))
+    assert list(raw) == ["dram__bytes.sum", "gpu__time_duration.sum", "launch__registers_per_thread", "lts__t_sectors.sum"]
+    assert list(raw["dram__bytes.sum"][:2]) == pytest.approx([2.1e6, 1.0245e9]) and raw["dram__bytes.sum"].isna()[2]
+    assert list(raw["lts__t_sectors.sum"]) == [65536, 8192, 8192]
+    first = details.loc[0].dropna().to_dict()
+    assert first == pytest.approx({
+        "DRAM Frequency (hz)": 2.61e9, "Duration (ns)": 2240, "Memory Throughput (%)": 41.5,
+        "Memory Throughput (byte/s)": 936.2e9,
+    })  # fmt: skip
+    assert details["Elapsed Cycles (cycle)"][1] == 1_234_567

@@ -1,0 +1,96 @@
+"""Kernels, or operators that do work, in traces and profiles of torch.profiler."""
+
+import gzip
+import json
+
+from common.analysis.formulas import flops, operators
+from common.analysis.profiles import chrome_trace, load_kernels, pytorch
+from common.analysis.reports import launches
+from common.files import read_json
+from tests.conftest import ROOT
+from tests.kernel_files import SAMPLES, launch_rows, needs_samples, write_gpu_trace
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, event, gpu_trace, write_profile
+
+import pytest
+
+
+@pytest.mark.parametrize("launch", ["cudaLaunchKernel", "hipLaunchKernel"])
+def test_a_trace_gives_the_kernels_of_its_steps(tmp_path, launch):
+    found = load_kernels.load(write_gpu_trace(tmp_path / "trace.json", launch))
+    assert (found.source, found.steps) == ("pytorch-trace", 2)
+    assert launch_rows(found)[:4] == [
+        ("gemm", 0, 30e3),
+        ("add", 30e3, 5e3),
+        ("gemm", 40e3, 30e3),
+        ("Memset (Device)", 65e3, 10e3),
+    ]
+    assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
+
+
+def test_a_trace_that_marks_no_steps_gives_all_its_kernels(tmp_path):
+    content = gpu_trace()
+    content["traceEvents"] = [each for each in content["traceEvents"] if not each["name"].startswith("ProfilerStep")]
+    content["traceEvents"].append(event("gpu_memcpy", "CopyHostToDevice", 300, 310, 0, stream=7, correlation=98))
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    found = load_kernels.load(tmp_path / "trace.json.gz")
+    assert found.steps is None and list(found.table.name)[0] == "before" and len(found.table) == 8
+    assert found.table.iloc[-1][["name", "category"]].to_list() == ["CopyHostToDevice", "memcpy"]
+
+
+def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_trace):
+    for trace in (write_gpu_trace(tmp_path / "trace.json"), cpu_trace):
+        write_profile(tmp_path / "profile_1.json", trace)
+        sums = [
+            {row.name: (row.category, row.calls, pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls)) for row in rows}
+            for rows in (launches.summary(load_kernels.load(path)) for path in (trace, tmp_path / "profile_1.json"))
+        ]
+        assert sums[0] == sums[1]
+
+
+def test_operators_of_a_cpu_are_those_that_work(cpu_trace):
+    found, trace = load_kernels.load(cpu_trace), chrome_trace.load(cpu_trace)
+    assert found.are_operators and found.notes == (pytorch.OPERATORS_NOTE,) and found.steps == STEPS
+    names = set(found.table.name)
+    assert {"aten::mm", "aten::bmm", "aten::silu", "aten::add", "aten::embedding_dense_backward"} <= names
+    assert not names & {"aten::view", "aten::empty", "aten::linear", "aten::matmul", "aten::t", "MmBackward0", "autograd engine"}
+    products = trace.operators[trace.operators.name.isin(["aten::mm", "aten::bmm"]) & (trace.operators.step >= 0)]
+    assert found.table.name.isin(["aten::mm", "aten::bmm"]).sum() == len(products)
+    counted = sum(
+        operators.cost(name, json.loads(shapes), json.loads(types))[0]
+        for name, shapes, types in zip(products.name, products.input_shapes, products.input_types, strict=True)
+    )
+    assert counted == STEPS * flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], "no product is left out"
+    busy = launches.gaps(found)
+    assert busy.busy_ns + busy.idle_ns.sum() == pytest.approx(busy.window_ns) and 0 < busy.busy_ns < busy.window_ns
+
+
+def test_frames_of_torch_compile_are_no_operators(tmp_path):
+    names = ["TorchDynamo Cache Lookup", "Torch-Compiled Region: 0/0", "Pregraph bytecode", "CompiledFunction", "aten::mm"]
+    events = [event("cpu_op", name, 10 * i, 10 * i + 5) for i, name in enumerate(names)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    found = load_kernels.load(tmp_path / "trace.json")
+    assert list(found.table.name) == ["CompiledFunction", "aten::mm"]
+    assert found.notes == (pytorch.OPERATORS_NOTE, pytorch.COMPILED_NOTE)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "medium"])
+def test_measured_profiles_keep_every_launch(preset):
+    path = ROOT / "results" / "h100" / f"v1_{preset}_profile.json.gz"
+    profile = read_json(path)
+    rows = launches.summary(load_kernels.load(path))
+    assert sum(row.calls for row in rows) == profile["launch"]["count"]
+    assert sum(row.total_ns for row in rows) == pytest.approx(1e3 * sum(row["device_us"] for row in profile["kernels"]))
+    assert {row.category for row in rows} == {"kernel", "memcpy", "memset"} and sum(row.share for row in rows) == pytest.approx(1)
+
+
+def test_a_profile_of_attention_says_so(tmp_path):
+    write_profile(tmp_path / "profile_1.json", write_gpu_trace(tmp_path / "trace.json"), attention_only=True)
+    found = load_kernels.load(tmp_path / "profile_1.json")
+    assert set(found.table.name) == {"gemm", "Memset (Device)"} and any("attention" in note for note in found.notes)
+
+
+@needs_samples
+def test_sample_of_a_trace_of_an_mi250():
+    found = load_kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
+    assert found.table.category.value_counts().to_dict() == {"kernel": 14, "memcpy": 2} and found.steps == 1
+    assert 0 < launches.gaps(found).busy_ns <= found.table.duration_ns.sum()

@@ -1,0 +1,146 @@
+"""Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
+
+import csv
+
+from common.analysis.profiles import kernel_table, load_kernels, rocm
+from common.analysis.reports import launches
+from common.errors import UsageError
+from tests.kernel_files import (
+    COPY,
+    FIXTURES,
+    LAUNCHES,
+    SAMPLES,
+    SCALE,
+    STATS,
+    launch_rows,
+    needs_samples,
+    put,
+    write_database,
+)
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["old_kernel_trace.csv", "new_kernel_trace.csv", "rocpd_kernel_trace.csv"])
+def test_kernel_traces_of_any_release_give_the_same_launches(name):
+    found = load_kernels.load(FIXTURES / name)
+    assert (found.source, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
+    assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(found.table.calls) == {1}
+    assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (3, 0)
+
+
+def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
+    (tmp_path / "out_kernel_stats.csv").write_text(STATS)
+    found = load_kernels.load(tmp_path / "out_kernel_stats.csv")
+    assert found.table.start_ns.isna().all() and launches.gaps(found) is None
+    assert launches.summary(found) == [
+        (COPY, "memcpy", 1, 13000, 13000, 13000, 13000, 13000 / 18000),
+        (SCALE, "kernel", 2, 5000, 2500, 1000, 4000, 5000 / 18000),
+    ]
+
+
+def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
+    path = write_database(tmp_path / "a b?#_results.db")
+    path.chmod(0o444)
+    before = path.read_bytes()
+    found = load_kernels.load(path)
+    assert (found.source, launch_rows(found)) == ("rocpd", LAUNCHES)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
+        load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
+    with pytest.raises(UsageError, match="has no rows"):
+        load_kernels.load(write_database(tmp_path / "cpu_results.db", launches=[]))
+    whole = write_database(tmp_path / "results.db", LAUNCHES * 500).read_bytes()
+    (tmp_path / "results.db").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match="is damaged"):
+        load_kernels.load(tmp_path / "results.db")
+
+
+def test_pmc_perf_has_a_row_per_dispatch_and_its_counters():
+    found = load_kernels.load(FIXTURES / "pmc_perf.csv")
+    assert found.source == "rocprof-compute"
+    assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [0, 45000]
+    assert found.counters.to_dict("list") == {"SQ_WAVES": [16, 16], "TCC_HIT[0]": [3, 4], "TCC_HIT_sum": [96, 128]}
+    assert launches.gaps(found) is None, "each kernel ran alone for its counters"
+
+
+def test_ceilings_of_other_releases(tmp_path):
+    path = put(
+        tmp_path / "roofline.csv",
+        "device,HBMBw,HBMBwLow,hbmBwHigh,MALLBw,L2Bw,FP16Flops,BF16Flops,I8Ops,MFMAF4Flops,MFMAF6F4Flops,MFMABF16Flops,WMMAF16Flops\n"
+        "2,4000.5,1,1,8000,0,30000,15000,60000,900000,800000,700000,0\n",
+    )
+    assert rocm.read_rocprof_ceilings(path) == {
+        "device": 2,
+        "bytes_per_second": {"hbm": 4000.5e9, "mall": 8000e9},
+        "flops_per_second": {
+            "fp16": 30e12, "bf16": 15e12, "int8": 60e12, "mfma_fp4": 900e12, "mfma_fp6f4": 800e12, "mfma_bf16": 700e12,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (STATS, "not a roofline.csv"),
+        ("device,HBMBw\n", "no device"),
+        ("device,HBMBw\n0\n", "cut off"),
+        ("device,HBMBw\n0,x\n", "not a number"),
+    ],
+)
+def test_what_are_no_ceilings_is_refused(tmp_path, content, message):
+    with pytest.raises(UsageError, match=message):
+        rocm.read_rocprof_ceilings(put(tmp_path / "roofline.csv", content))
+
+
+def column(path, *names):
+    with path.open(newline="") as file:
+        return [tuple(row[name] for name in names) for row in csv.DictReader(file)]
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["kernel_trace", "kernel_trace_truncated"])
+def test_samples_of_kernel_traces(name):
+    path = SAMPLES / "rocprofv3-docs" / f"{name}.csv"
+    rows = column(path, "Kernel_Name", "Start_Timestamp", "End_Timestamp")
+    first = min(int(start) for _, start, _ in rows)
+    assert launch_rows(load_kernels.load(path)) == [
+        (name, int(start) - first, int(end) - int(start)) for name, start, end in rows
+    ]
+
+
+@needs_samples
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("rocprofv3-stats-excerpts/*kernel_stats*")), ids=lambda path: path.stem)
+def test_samples_of_statistics(path):
+    rows = {row.name: row for row in launches.summary(load_kernels.load(path))}
+    for name, calls, total, mean, low, high in column(path, "Name", "Calls", "TotalDurationNs", "AverageNs", "MinNs", "MaxNs"):
+        assert rows[name][2:4] + rows[name][5:7] == (int(calls), int(total), int(low), int(high))
+        assert rows[name].mean_ns == pytest.approx(float(mean))
+    assert rows[COPY].category == "memcpy"
+
+
+@needs_samples
+@pytest.mark.parametrize("workload", ["no_roof/MI300A_A1", "kernel_names/MI200"])
+def test_samples_of_rocprof_compute(workload):
+    folder = SAMPLES / "rocprof-compute" / workload
+    found = load_kernels.load(folder)
+    assert (found.source, found.path) == ("rocprof-compute", folder / "pmc_perf.csv")
+    times = column(folder / "timestamps.csv", "Start_Timestamp", "End_Timestamp")
+    assert list(found.table.duration_ns) == [int(end) - int(start) for start, end in times]
+    assert found.counters.notna().any().all() and all(
+        name[:2] in ("SQ", "SP", "CP", "TA", "TC", "TD", "GR") for name in found.counters
+    )
+
+
+@needs_samples
+def test_sample_of_measured_ceilings():
+    ceilings = rocm.read_rocprof_ceilings(SAMPLES / "rocprof-compute/kernel_names/MI200/roofline.csv")
+    assert ceilings["bytes_per_second"] == pytest.approx(
+        {"hbm": 1.3889e12, "l2": 5.0174e12, "l1": 9.2270e12, "lds": 17.716e12}, rel=1e-4
+    )
+    rates = ceilings["flops_per_second"]
+    assert list(rates) == ["fp32", "fp64", "mfma_bf16", "mfma_fp16", "mfma_fp32", "mfma_fp64", "mfma_int8"]
+    assert rates["fp32"] < 23.9e12 and 150e12 < rates["mfma_fp16"] < 191.5e12, "half the data sheet of an MI250X: one die"

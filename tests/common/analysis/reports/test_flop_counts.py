@@ -1,0 +1,76 @@
+"""FLOP counts beside the time of a run: what is written is read again, and what is damaged is named."""
+
+import csv
+import json
+from pathlib import Path
+
+from common.analysis.formulas import flops
+from common.analysis.reports import flop_counts
+from common.config import ModelConfig
+from common.errors import UsageError
+from tests.records import record
+
+import pytest
+
+COUNTED = {"FlopCounterMode": {"forward": 300, "backward": 600}}
+PEAK = {"utilization": 0.5, "peak_flops_per_second": 1e12, "peak_source": "measured GEMM"}
+
+
+@pytest.fixture
+def written(tmp_path):
+    return flop_counts.write(tmp_path, COUNTED, record(mfu=PEAK))
+
+
+def test_the_first_row_is_the_causal_formula_and_all_are_held_against_it(written):
+    profile = flop_counts.read(written[0])
+    needed = flops.training_step(ModelConfig(), 8, 128)["total"]
+    header, rows = flop_counts.mfu_rows(profile)
+    cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert list(cells) == [flop_counts.REFERENCE, flop_counts.EXECUTED, "FlopCounterMode"]
+    assert cells[flop_counts.REFERENCE]["step GFLOP"] == needed / 1e9
+    counter = cells["FlopCounterMode"]
+    assert counter["step GFLOP"] == 900 / 1e9 and counter["of reference"] == 900 / needed
+    assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter["% of peak"] == pytest.approx(7.5e-6)
+
+
+def test_both_files_hold_the_counts(written):
+    assert [path.name for path in written] == ["flops_profile.json", "mfu_analysis.csv"]
+    with written[1].open() as file:
+        assert [row["counter"] for row in csv.DictReader(file)][-1] == "FlopCounterMode"
+    shown = flop_counts.report(flop_counts.read(written[0])).terminal()
+    assert "FlopCounterMode" in shown and "DeepSpeed is not installed here" in shown and "peak 1 TFLOP/s" in shown
+
+
+def test_without_a_peak_it_says_how_to_measure_one(tmp_path):
+    (path, _) = flop_counts.write(tmp_path, COUNTED, record())
+    profile = flop_counts.read(path)
+    assert "--measure-peak" in flop_counts.report(profile).terminal()
+    assert all(row[-1] is None for row in flop_counts.mfu_rows(profile)[1])
+
+
+def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flop_counts.FOLDER.mkdir()
+    written[0].rename(flop_counts.FOLDER / "flops_profile.json")
+    assert flop_counts.read(Path("flops_profile.json"))["counts"]
+    with pytest.raises(UsageError, match="no other.json here or in flops_analysis/"):
+        flop_counts.read(Path("other.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("counts"), "counts: Field required"),
+        (lambda content: content["counts"].clear(), "counts: List should have at least 1 item"),
+        (lambda content: content["counts"][0].update(step=-1), "counts.0.step: Input should be greater than 0"),
+        (lambda content: content["parts"].pop("full"), "parts.full: Field required"),
+        (lambda content: content["run"]["step_ms"].pop("median"), "run.step_ms.median: Field required"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_field(written, change, message):
+    content = json.loads(written[0].read_text())
+    change(content)
+    written[0].write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=message) as error:
+        flop_counts.read(written[0])
+    assert str(error.value).startswith(f"{written[0]}: ") and "\n" not in str(error.value)

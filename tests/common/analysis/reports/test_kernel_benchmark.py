@@ -1,0 +1,179 @@
+"""Benchmarks of kernels: tables and figures of a small one, measured ones are valid, and damaged files are named."""
+
+import itertools
+import json
+
+from common.analysis.reports import kernel_benchmark
+from common.errors import UsageError
+from common.files import read_json
+from tests.conftest import ROOT, cells
+from tests.records import record
+
+import pytest
+
+MEASURED = sorted((ROOT / "results/h100").glob("kernels_*.json"))
+each_file = pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+
+
+@each_file
+def test_measured_benchmarks_are_valid_and_fit_a_terminal(path):
+    measured = kernel_benchmark.read(path)
+    assert measured == read_json(path)
+    assert max(map(len, kernel_benchmark.report(measured).terminal().splitlines())) <= 120
+
+
+@each_file
+def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path):
+    measured = kernel_benchmark.read(path)
+    figure = kernel_benchmark.figure(measured)
+    figure.draw_without_rendering()
+    points = 0
+    for axes in figure.axes:
+        for line in axes.lines[:-1]:  # the last one is the ceiling
+            points += len(line.get_xdata())
+            assert all(0 <= share <= axes.get_ylim()[1] for share in line.get_ydata())
+        ticks = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text() and label.get_visible()]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(ticks, 2))
+    assert points == len(measured["rows"])
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert not any(axes.get_window_extent().overlaps(box) for axes in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["rows"][0].update(unit="TB/s"), "rows.0.unit: Input should be 'GB/s' or 'TFLOP/s'"),
+        (lambda content: content["rows"][1]["host_ms"].update(median=0), "rows.1.host_ms.median: Input should be greater than 0"),
+        (lambda content: content["rows"][1].update(contender="cublas"), "rows.1.contender: Input should be 'kernel'"),
+        (lambda content: content["ceilings"].pop("bytes_per_second"), "ceilings.bytes_per_second: Field required"),
+        (lambda content: content.update(rows=[row for row in content["rows"] if row["contender"] != "eager"]), "no row of eager"),
+    ],
+)
+def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
+    content, path = read_json(MEASURED[0]), tmp_path / "kernels.json"
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=message) as error:
+        kernel_benchmark.documented(path)
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+
+
+# ----------------------------------------------------------------------------------------------------- written by hand
+
+
+def row(operation: str, contender: str, host: float, gpu: float | None, amount: int = 10**9, **shape: int) -> dict:
+    """A row of a measurement, at B 4, S 128 and D 512 if `shape` says nothing else; milliseconds."""
+
+    def summary(ms: float | None) -> dict | None:
+        return ms and {"median": ms, "p20": ms, "p80": ms, "count": 30}
+
+    size = {"batch_size": 4, "sequence_length": 128, "hidden_size": 512} | shape
+    unit = "TFLOP/s" if operation in ("attention", "linear_cross_entropy") else "GB/s"
+    return {
+        "operation": operation, **size, "unit": unit, "amount": amount, "contender": contender, "host_ms": summary(host),
+        "gpu_ms": summary(gpu), "peak_mib": 10 * host,
+    }  # fmt: skip
+
+
+def measurement(rows: list[dict]) -> dict:
+    """On a device that copies 2 TB/s and computes 500 TFLOP/s."""
+    ceilings = {"bytes_per_second": 2e12, "flops_per_second": 5e14, "operation_seconds": 1e-6, "precision": "bf16"}
+    run = record(precision__compute="bf16", ceilings=ceilings)
+    conditions = {name: run[name] for name in ("command", "date", "device", "environment", "precision", "ceilings")}
+    return {"schema": kernel_benchmark.SCHEMA, **conditions, "rows": rows}
+
+
+ON_A_GPU = [
+    row("rms_norm", "kernel", host=2.0, gpu=1.0), row("rms_norm", "eager", host=5.0, gpu=4.0),
+    row("linear_cross_entropy", "kernel", host=3.0, gpu=2.0, amount=4 * 10**11),
+    row("linear_cross_entropy", "eager", host=9.0, gpu=8.0, amount=4 * 10**11),
+    row("linear_cross_entropy", "liger", host=4.0, gpu=None, amount=4 * 10**11),
+]  # fmt: skip
+
+
+def test_contenders_are_held_against_each_other_by_one_clock():
+    _, _, kernel, eager, liger = ON_A_GPU
+    assert kernel_benchmark.ratio(eager, kernel) == 8 / 2
+    assert kernel_benchmark.ratio(liger, kernel) == 4 / 3  # by the host: liger was not recorded
+
+
+def test_share_is_of_the_ceiling_that_the_unit_has():
+    measured = measurement(ON_A_GPU)
+    shares = [kernel_benchmark.share(one, measured) for one in ON_A_GPU]
+    assert shares == pytest.approx([50, 12.5, 40, 10, 20])  # 1 GB in 1 ms of 2 TB/s; 0.4 TFLOP in 2 ms of 500 TFLOP/s
+
+
+def test_the_table_has_a_row_for_each_contender():
+    table = kernel_benchmark.report(measurement(ON_A_GPU)).markdown()
+    header, *body = cells(table)
+    assert "bf16" in table and "A GPU" in table
+    assert header == [
+        "operation",
+        "B x S",
+        "D",
+        "contender",
+        "host ms",
+        "GPU ms",
+        "GB/s",
+        "TFLOP/s",
+        "% of ceiling",
+        "eager / it",
+        "MiB",
+    ]
+    assert body == [
+        ["rms_norm", "4 x 128", "512", "kernel", "2", "1", "1,000", "", "50", "4", "20"],
+        ["rms_norm", "4 x 128", "512", "eager", "5", "4", "250", "", "12.5", "1", "50"],
+        ["linear_cross_entropy", "4 x 128", "512", "kernel", "3", "2", "", "200", "40", "4", "30"],
+        ["linear_cross_entropy", "4 x 128", "512", "eager", "9", "8", "", "50", "10", "1", "90"],
+        ["linear_cross_entropy", "4 x 128", "512", "liger", "4", "", "", "100", "20", "2.25", "40"],  # could not be recorded
+    ]
+
+
+def test_columns_that_nothing_fills_are_left_out():
+    rows = [row("swiglu", who, host=1.0, gpu=None) | {"peak_mib": None} for who in ("kernel", "eager")]
+    header = cells(kernel_benchmark.report(measurement(rows)).markdown())[0]
+    assert "GB/s" in header and not {"GPU ms", "TFLOP/s", "MiB"} & set(header)
+
+
+def test_a_figure_has_a_panel_for_each_operation_and_hidden_size_and_a_line_for_each_contender():
+    rows = [
+        row(operation, who, host=1.0, gpu=1.0 if who == "kernel" else 2.0, amount=amount * length, hidden_size=hidden,
+            sequence_length=length)
+        for operation, amount, peers in (
+            ("swiglu", 10**6, ("kernel", "eager", "liger")), ("attention", 10**9, ("kernel", "cudnn"))
+        )
+        for hidden in (1024, 512)
+        for length in (512, 128)
+        for who in peers
+    ]  # fmt: skip
+    drawing = kernel_benchmark.figure(measurement(rows))
+    assert [axis.get_title() for axis in drawing.axes] == ["D = 512", "D = 1,024", "", ""]
+    ylabels = [drawing.axes[i].get_ylabel() for i in (0, 2)]
+    assert ylabels == ["swiglu\n% of measured copy", "attention\n% of measured GEMM"]
+    drawn = [{line.get_label(): line for line in axis.lines if len(line.get_xdata()) and line.get_label()[0] != "_"}
+             for axis in drawing.axes]  # fmt: skip
+    assert [sorted(lines) for lines in drawn] == [["eager", "kernel", "liger"]] * 2 + [["cudnn", "kernel"]] * 2
+    for lines, ceiling, amount in ((drawn[1], 2e12, 1e6), (drawn[2], 5e14, 1e9)):
+        assert list(lines["kernel"].get_xdata()) == [128, 512]  # in order, whatever the rows' order
+        assert list(lines["kernel"].get_ydata()) == pytest.approx([100 * amount * n / 1e-3 / ceiling for n in (128, 512)])
+    assert list(drawn[0]["eager"].get_ydata()) == pytest.approx([y / 2 for y in drawn[0]["kernel"].get_ydata()])
+    [legend] = drawing.legends
+    colours = [{name: line.get_color() for name, line in lines.items()} for lines in drawn]
+    assert sorted(text.get_text() for text in legend.get_texts()) == ["cudnn", "eager", "kernel", "liger"]
+    assert len(set((colours[0] | colours[2]).values())) == 4 and colours[0]["kernel"] == colours[2]["kernel"]
+
+
+def test_the_documents_table_has_a_row_for_each_shape_with_the_peers_beside_the_kernel(tmp_path):
+    attention = [row("attention", who, 2.0, ms, amount=10**11) for who, ms in (("kernel", 1.0), ("eager", 1.5), ("cudnn", 0.5))]
+    for name, rows in (("a.json", ON_A_GPU), ("b.json", attention)):
+        (tmp_path / name).write_text(json.dumps(measurement(rows)))
+    header, norm, loss, heads = cells(kernel_benchmark.documented(tmp_path / "a.json", tmp_path / "b.json"))
+    assert "compiled / kernel" not in header  # nobody timed it
+    norm, loss, heads = (dict(zip(header, line, strict=True)) for line in (norm, loss, heads))
+    assert norm["operation"] == "rms_norm" and norm["kernel"] == "1,000 GB/s" and norm["% of ceiling"] == "50"
+    assert norm["eager / kernel"] == "4" and norm["liger / kernel"] == "" and norm["kernel's MiB"] == "20"
+    assert loss["kernel"] == "200 TFLOP/s" and loss["eager / kernel"] == "4" and loss["eager's MiB"] == "90"
+    assert loss["liger / kernel"] == "1.33"
+    assert heads["cudnn / kernel"] == "0.5" and heads["eager / kernel"] == "1.5"

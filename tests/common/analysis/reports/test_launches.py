@@ -1,0 +1,109 @@
+"""Kernel launches: totals by name, gaps between kernels, short launches, and the script that reports them."""
+
+import csv
+import re
+
+from common.analysis.profiles import kernel_table, load_kernels, pytorch
+from common.analysis.reports import launches
+from common.errors import UsageError
+from tests.conftest import ROOT
+from tests.kernel_files import COPY, FIXTURES, SCALE, STATS, TRACE, put, write_database
+from tests.small_traces import STEPS
+
+import pytest
+
+SCRIPT = ROOT / "version2_pytorch_fused" / "analyze_kernel_launches.py"
+
+
+def test_gaps_are_where_no_kernel_runs():
+    found = launches.gaps(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
+    assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (21001, 17000, [4001]), "the first two overlap by 1000 ns"
+
+
+def test_a_kernel_that_runs_beside_a_longer_one_ends_no_gap(tmp_path):
+    rows = [("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)]
+    found = launches.gaps(load_kernels.load(write_database(tmp_path / "results.db", rows)))
+    assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (160, 110, [50])
+
+
+def test_summary_adds_up_by_name():
+    rows = launches.summary(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
+    assert rows == [
+        (COPY, "memcpy", 1, 13000, 13000, 13000, 13000, 13000 / 18000),
+        (SCALE, "kernel", 2, 5000, 2500, 1000, 4000, 5000 / 18000),
+    ]
+
+
+def facts(output: str) -> dict[str, str]:
+    """The lines between the title and the table, by their labels."""
+    lines = re.sub("\n +", " ", output.split("\n\n")[1]).splitlines()
+    return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
+
+
+def test_a_row_has_mean_least_and_most_of_its_calls():
+    found = load_kernels.load(FIXTURES / "new_kernel_trace.csv")
+    lines = [line.split() for line in launches.report(found, launches.summary(found), 5).terminal().splitlines()]
+    assert ["scale<float>", "2", "5", "2.5", "1", "4", "27.8"] in lines  # calls, us: total, mean, min, max; %
+
+
+def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
+    rows = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
+    found = facts(launches.analyze(write_database(tmp_path / "results.db", rows), 5, None))
+    assert "gaps: 2, median 2 us, longest 3 us" in found["busy"]
+
+
+def test_the_busy_share_is_left_out_without_starts(tmp_path):
+    put(tmp_path / "1_kernel_stats.csv", STATS.replace(",2,5000,", ",20,50000,"))
+    found = facts(launches.analyze(tmp_path, 5, None))
+    assert found["launches"] == "21; kernel 20, memcpy 1" and found["busy"].startswith("left out: this source has sums")
+    assert found["under 10 us"].startswith("20: 95.2 % of them, 79.4 % of the time, by the mean of each kernel")
+
+
+def test_gaps_of_a_counting_profiler_are_not_the_programs():
+    found = facts(launches.analyze(FIXTURES / "pmc_perf.csv", 5, None))
+    assert found["note"] == kernel_table.SERIALIZED_NOTE and found["busy"] == "left out: see the note"
+
+
+def test_the_csv_file_must_be_one_that_can_be_written(tmp_path):
+    with pytest.raises(UsageError, match="--csv-out: .* is a folder"):
+        launches.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path)
+    put(tmp_path / "file", "")
+    with pytest.raises(UsageError, match="--csv-out: cannot write"):
+        launches.analyze(FIXTURES / "pmc_perf.csv", 5, tmp_path / "file" / "launches.csv")
+
+
+def test_script_reports_a_kernel_trace(tmp_path, execute):
+    put(tmp_path / "results.csv_kernel_trace.csv", TRACE)
+    shown = execute(SCRIPT, "--trace-file", "results.csv", "--csv-out", "tables/launches.csv", "--top", 1).out
+    found = facts(shown)
+    assert found["source"] == "rocprofv3-kernel-trace, results.csv_kernel_trace.csv"
+    assert found["note"].startswith("there is no results.csv: took results.csv_kernel_trace.csv")
+    assert found["launches"] == "3; kernel 2, memcpy 1" and found["distinct"] == "2 kernels" and found["total time"] == "18 us"
+    assert found["busy"].startswith("80.9 % of 21 us") and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
+    assert found["under 10 us"].startswith("2: 66.7 % of them, 27.8 % of the time")
+    assert "1 of 2 kernels" in shown and COPY in shown and "scale<float>" not in shown
+    with (tmp_path / "tables/launches.csv").open(newline="") as file:
+        rows = [(row["name"], row["calls"], row["total_ns"]) for row in csv.DictReader(file)]
+    assert rows == [(COPY, "1", "13000.0"), (SCALE, "2", "5000.0")], "all kernels, with their full names"
+
+
+def test_operators_are_called_operators(cpu_trace):
+    text = launches.analyze(cpu_trace, 5, None)
+    found = facts(text)
+    assert "operator calls" in found and "launches" not in found and found["note"] == pytorch.OPERATORS_NOTE
+    assert f"(steps: {STEPS})" in found["operator calls"] and "aten::mm" in text
+
+
+def test_a_column_of_times_has_the_unit_of_its_largest_value(tmp_path):
+    rows = [(SCALE, 0, 4_000_000), (SCALE, 5_000_000, 2_000), (COPY, 0, 3_000_000_000)]
+    text = launches.analyze(write_database(tmp_path / "results.db", rows), 5, None)
+    header, copied, scaled = (re.split(" {2,}", line) for line in text.splitlines()[-3:])
+    assert header[2:6] == ["total s", "mean s", "min s", "max s"] and copied[2] == "3" and scaled[4] == "2e-06"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--trace-file", "missing.csv"), "missing.csv does not exist: give "), (("--top", "0"), "not a positive whole number")],
+)
+def test_script_refuses_bad_input_in_one_line(refused, arguments, message):
+    assert message in refused(SCRIPT, *arguments)

@@ -1,0 +1,99 @@
+"""External baselines: they compute and learn what Version 1 does, without extra work."""
+
+from argparse import Namespace
+
+from common.config import ModelConfig
+from common.errors import UsageError
+from common.precision import Precision
+from common.studies import accuracy, external_baselines
+from common.training import version_files
+from tests import models
+from version1_pytorch_baseline import tiny_llama_v1
+
+import pytest
+import torch
+
+HF = external_baselines.PEERS["hf"]
+CONFIG = ModelConfig(
+    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
+)  # fmt: skip
+OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate=1e-3)
+
+
+def pair(dtype: torch.dtype | None = None):
+    """Version 1 and hf with the same initial weights, a batch of each and a precision."""
+    pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), HF.make_model(OPTIONS)
+    return ours, theirs, version_files.random_batch(OPTIONS, torch.device("cpu")), Precision(torch.device("cpu"), dtype)
+
+
+def test_hf_starts_from_the_weights_of_version_1():
+    ours, theirs, _, _ = pair()
+    state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
+    assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
+    assert theirs.llama.lm_head.weight is theirs.llama.model.embed_tokens.weight
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+
+
+def test_hf_has_the_logits_loss_and_gradients_of_version_1():
+    ours, theirs, batch, precision = pair()
+    state = accuracy.weights(ours)  # with norms that are not 1
+    for model in (ours, theirs):
+        accuracy.exchange(model, state)
+    expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, batch, precision)
+    got = accuracy.outputs(HF, theirs, OPTIONS, batch, precision)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        assert accuracy.error(expected[name], got[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(None, 1e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
+def test_hf_learns_as_version_1_does(dtype, tolerance):
+    ours, theirs, batch, precision = pair(dtype)
+    losses = [models.losses(*own, [batch] * 6, precision) for own in ((tiny_llama_v1, ours), (HF, theirs))]
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance) and losses[0][-1] < 0.8 * losses[0][0]
+    assert all(parameter.dtype == torch.float32 for parameter in theirs.parameters())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hf_builds_no_attention_mask(compiled, monkeypatch):
+    _, theirs, batch, _ = pair()
+    calls = []
+    if compiled:
+
+        def backend(graph, inputs):
+            calls.extend(node.kwargs for node in graph.graph.nodes if "scaled_dot_product_attention" in str(node.target))
+            return graph
+
+        torch.compile(theirs.loss, backend=backend)(*batch)
+    else:
+        real = torch.nn.functional.scaled_dot_product_attention
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or real(*a, **k))
+        theirs.loss(*batch)
+    assert len(calls) == CONFIG.num_layers
+    assert all(call["attn_mask"] is None and call["is_causal"] for call in calls)
+
+
+@pytest.mark.parametrize(
+    "name, absent, message",
+    [
+        ("hf", "transformers", "hf needs what is not installed here: pip install 'transformers>=4.51'"),
+        ("liger", "liger_kernel", "pip install --no-deps liger-kernel"),
+        ("liger", None, "liger needs an NVIDIA or AMD GPU"),
+    ],
+)
+def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monkeypatch):
+    monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
+    with pytest.raises(UsageError) as raised:
+        external_baselines.PEERS[name].check(torch.device("cpu"))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.gpu
+def test_liger_has_the_gradients_of_version_1():
+    pytest.importorskip("liger_kernel")
+    options = version_files.resolve(version_files.parser(None).parse_args(["--seq-len", "33", "--device", "cuda"]))
+    errors = accuracy.errors_against_float64(tiny_llama_v1, external_baselines.PEERS["liger"], options, [])
+    assert max(errors.values()) < 1e-4

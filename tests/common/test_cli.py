@@ -1,0 +1,118 @@
+"""The shared command line: flags, switches, and how a command ends."""
+
+from common import cli
+from common.errors import RunError, UsageError
+
+import pytest
+
+SWITCHES = {"qkv-fusion": True, "flash-attention": True, "torch-compile": False}
+
+
+def parsed(*flags: str):
+    return cli.parse(cli.parser(None).parse_args(flags))
+
+
+BAD_FLAGS = {
+    "heads do not divide": (["--num-heads", "7"], "hidden_size 256 is not divisible by num_attention_heads 7"),
+    "kv heads do not divide": (["--num-kv-heads", "3"], "num_attention_heads 8 is not divisible by num_key_value_heads 3"),
+    "more kv heads than heads": (["--num-kv-heads", "16"], "num_attention_heads 8 is not divisible by num_key_value_heads 16"),
+    "odd head dimension": (["--hidden-dim", "24"], "head dimension 24 / 8 = 3 is odd"),
+    "zero layers": (["--num-layers", "0"], "model.num_layers = 0: input should be greater than 0"),
+    "zero heads": (["--num-heads", "0"], "model.num_attention_heads = 0: input should be greater than 0"),
+    "zero kv heads": (["--num-kv-heads", "0"], "model.num_key_value_heads = 0: input should be greater than 0"),
+    "negative width": (["--hidden-dim", "-256"], "model.hidden_size = -256: input should be greater than 0"),
+    "negative ffn": (["--intermediate-dim", "-1"], "model.intermediate_size = -1: input should be greater than 0"),
+    "no vocabulary": (["--vocab-size", "0"], "model.vocab_size = 0: input should be greater than 0"),
+    "no batch": (["--batch-size", "0"], "training.batch_size = 0: input should be greater than 0"),
+    "no sequence": (["--seq-len", "0"], "training.sequence_length = 0: input should be greater than or equal to 2"),
+    "no steps": (["--num-steps", "-3"], "training.num_steps = -3: input should be greater than 0"),
+    "no learning": (["--learning-rate", "0"], "training.learning_rate = 0.0: input should be greater than 0"),
+    "negative seed": (["--seed", "-1"], "training.seed = -1: input should be greater than or equal to 0"),
+    "not a number": (["--batch-size", "big"], "--batch-size: invalid int value: 'big'"),
+    "unknown preset": (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
+    "unknown sort key": (["--sort-by", "speed"], "--sort-by: invalid choice: 'speed'"),
+    "unknown flag": (["--batchsize", "8"], "unrecognized arguments: --batchsize 8"),
+    "abbreviated flag": (["--batch", "8"], "unrecognized arguments: --batch 8"),
+    "missing file": (["--config", "nowhere.yaml"], "cannot read config nowhere.yaml"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS.values(), ids=BAD_FLAGS.keys())
+def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        arguments = cli.parser(None).parse_args(flags)
+        cli.command(lambda: cli.parse(arguments) and None)
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_flags_reach_the_configuration():
+    flags = "--preset small --hidden-dim 64 --num-heads 4 --num-kv-heads 2 --num-layers 1 --intermediate-dim 96 --vocab-size 300"
+    training = "--batch-size 2 --seq-len 32 --num-steps 5 --learning-rate 1e-2 --seed 9"
+    parsed = cli.parse(cli.parser(None).parse_args(f"{flags} {training}".split()))
+    model = parsed.model
+    assert (model.hidden_size, model.num_attention_heads, model.num_key_value_heads, model.num_layers) == (64, 4, 2, 1)
+    assert (model.intermediate_size, model.vocab_size) == (96, 300)
+    assert (parsed.batch_size, parsed.seq_len, parsed.num_steps, parsed.learning_rate, parsed.seed) == (2, 32, 5, 0.01, 9)
+
+
+def test_each_profiling_flag_turns_the_profiler_on():
+    assert not parsed().enable_pytorch_profiler
+    for flags in (("--profile-dir", "x"), ("--profile-memory",), ("--profile-operators",), ("--profile-attention-only",)):
+        assert parsed(*flags).enable_pytorch_profiler, flags
+
+
+# ---------------------------------------------------------------------------------------------------------- switches
+
+
+def switches(*flags: str) -> dict[str, bool | str]:
+    parser = cli.Parser(None)
+    cli.add_switches(parser, SWITCHES)
+    return cli.switches(parser.parse_args(flags), SWITCHES)
+
+
+ON, OFF = dict.fromkeys(SWITCHES, True), dict.fromkeys(SWITCHES, False)
+CHOICES = [
+    ([], SWITCHES),
+    (["--disable-qkv-fusion"], SWITCHES | {"qkv-fusion": False}),
+    (["--enable-all-fusion"], ON),
+    (["--disable-all-fusion"], OFF),
+    (["--disable-all-fusion", "--enable-qkv-fusion"], OFF | {"qkv-fusion": True}),
+    (["--disable-flash-attention", "--enable-all-fusion"], ON | {"flash-attention": False}),
+    (["--enable-torch-compile", "--torch-compile-mode", "max-autotune"], SWITCHES | {"torch-compile": "max-autotune"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), CHOICES, ids=[" ".join(flags) for flags, _ in CHOICES])
+def test_one_switch_wins_over_all_of_them_over_the_defaults(monkeypatch, flags, expected):
+    monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
+    assert switches(*flags) == expected
+
+
+def test_the_environment_keeps_flash_attention_off(monkeypatch):
+    monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", "1")
+    assert switches("--enable-flash-attention", "--enable-all-fusion") == ON | {"flash-attention": False}
+    assert cli.switches(cli.Parser(None).parse_args([]), {"triton-norm": True}) == {"triton-norm": True}
+
+
+def test_a_compile_mode_without_torch_compile_is_refused():
+    with pytest.raises(UsageError, match="needs --enable-torch-compile"):
+        switches("--torch-compile-mode", "default")
+
+
+# -------------------------------------------------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    "error, code", [(KeyboardInterrupt(), 130), (OSError(28, "No space"), 1), (RunError("x"), 1), (UsageError("x"), 2)]
+)
+def test_exit_codes(error, code):
+    def main() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        cli.command(main)
+    assert ended.value.code == code

@@ -1,0 +1,88 @@
+"""Devices: memory and its limits, out of memory in its forms, and torch.compile where it does not work."""
+
+import subprocess
+import sys
+
+from common import device as devices
+from common.errors import UsageError
+from tests.conftest import PATHS
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_an_allocation_past_the_limit_is_out_of_memory():
+    code = (
+        "import torch; from common import device as d; cpu = torch.device('cpu'); d.limit_memory(cpu, 4096)\n"
+        "torch.ones(2**26)\n"
+        "try: torch.ones(2**31)\n"
+        "except Exception as error: print(d.is_out_of_memory(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": PATHS}, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (RuntimeError("CUDA error: out of memory\nCompile with ..."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+    ids=["driver", "blas", "other"],
+)
+def test_what_out_of_memory_looks_like(error, expected):
+    assert devices.is_out_of_memory(error) == expected
+
+
+def test_limits_of_control_groups(tmp_path):
+    (tmp_path / "job/step").mkdir(parents=True)
+    (tmp_path / "memory/old").mkdir(parents=True)
+    (tmp_path / "job/memory.max").write_text("2000\n")
+    (tmp_path / "job/step/memory.max").write_text("max\n")
+    (tmp_path / "memory/old/memory.limit_in_bytes").write_text("3000\n")
+    (tmp_path / "own").write_text("5:cpu:/old\n4:memory:/old\n0::/job/step\n")
+    assert sorted(devices._cgroup_limits(tmp_path / "own", tmp_path)) == [2000, 3000]
+    assert devices._cgroup_limits(tmp_path / "none", tmp_path) == []
+
+
+def test_memory_of_a_cpu_is_what_its_group_allows(monkeypatch):
+    whole = devices.describe(CPU)["memory_mib"]
+    monkeypatch.setattr(devices, "_cgroup_limits", lambda: [2**29, 2**60])
+    assert devices.describe(CPU)["memory_mib"] == 512 < whole
+
+
+def test_a_missing_compiler_is_a_line(monkeypatch):
+    def fail(function):
+        raise RuntimeError("no compiler\nmore of it")
+
+    monkeypatch.setattr(devices.torch, "compile", fail)
+    assert devices.compile_problem(CPU) == "torch.compile does not work here: no compiler"
+    with pytest.raises(UsageError, match="torch.compile does not work here: no compiler"):
+        devices.compiled(torch.sin, CPU)
+
+
+@pytest.mark.parametrize("on, modes", [(False, []), (True, [None]), ("max-autotune", ["max-autotune"])])
+def test_the_mode_of_torch_compile(monkeypatch, on, modes):
+    asked = []
+    monkeypatch.setattr(devices, "compile_problem", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function, mode: asked.append(mode) or function)
+    assert devices.compiled(torch.sin, CPU, on) is torch.sin and asked == modes
+
+
+@pytest.mark.gpu
+def test_captured_work_is_done_again_where_it_was():
+    total = torch.zeros(3, device="cuda")
+    replay = devices.capture_graph(lambda: total.add_(1))
+    before = total.clone()
+    replay()
+    assert torch.equal(total, before + 1)
+    total.fill_(5)  # it reads what is there now
+    replay()
+    replay()
+    assert torch.equal(total, torch.full_like(total, 7))
+    devices.capture_graph(lambda: total.add_(1), times=4)()
+    assert total[0] == 7 + 3 + 4  # and the three of its warm-up

@@ -1,0 +1,168 @@
+"""A captured step: the losses and gradients of the eager step, and one line where a step cannot be captured."""
+
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+from common import cli, data
+from common import device as devices
+from common.analysis.profiles import step_profile
+from common.config import ModelConfig
+from common.errors import RunError, UsageError
+from common.precision import Precision
+from common.training import capture, run, step, version_files
+from tests.conftest import ROOT, TINY, V1
+
+import pytest
+import torch
+
+VERSIONS = {
+    "v1": ("version1_pytorch_baseline/tiny_llama_v1.py", ()),
+    "v2": ("version2_pytorch_fused/tiny_llama_v2.py", ()),
+    "v2-compile": ("version2_pytorch_fused/tiny_llama_v2.py", ("--enable-torch-compile",)),
+    "v3": ("version3_triton/tiny_llama_v3.py", ()),
+}
+STEPS = 50
+CUDA = torch.device("cuda")
+
+
+def options(name: str, *flags: str, **changes) -> tuple:
+    """A version, and its resolved options at a small size."""
+    path, own = VERSIONS[name]
+    version = version_files.load(ROOT / path)
+    parsed = version_files.resolve(version_files.parser(None).parse_args([*flags, "--batch-size", "4", "--seq-len", "64"]))
+    chosen = version_files.switched(version, parsed, *own)
+    chosen.model = ModelConfig(hidden_size=128, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
+    return version, Namespace(**vars(chosen) | changes)
+
+
+def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None) -> tuple[list[float], dict]:
+    """Losses of STEPS steps, and the gradients of one more at their end; eager with AdamW in its capturable form."""
+    version, chosen = options(name, *flags, capture_step=captured)
+    devices.prepare(CUDA, chosen.seed)
+    precision = Precision(CUDA, amp)
+    source = data.markov(chosen.model.vocab_size, chosen.seed)
+    batches = data.Batches(source, chosen.batch_size, chosen.seq_len, STEPS + 1, chosen.seed, CUDA)
+    if captured:
+        model, optimizer, take = step.prepare(version, chosen, precision, batches[0])
+    else:
+        model = version.make_model(chosen).to(CUDA)
+        optimizer = capture.capturable(version.make_optimizer(model, chosen), precision)
+        take = version.make_step(model, optimizer, precision)
+        step.warm_up(model, optimizer, take, precision, batches[0], 1)
+    losses = [take(batches[i]).item() for i in range(STEPS)]
+    step.forget(optimizer, precision, precision.scaler.state_dict())
+    take(batches[STEPS])
+    return losses, step.gradients(model, optimizer)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", VERSIONS)
+def test_a_captured_step_trains_as_the_eager_one(name, amp):
+    eager, gradients = train(name, False, amp=amp)
+    captured, same = train(name, True, amp=amp)
+    assert captured == eager and eager[-1] < eager[0]
+    assert all(torch.equal(gradients[parameter], same[parameter]) for parameter in gradients)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_capturable_optimizer_rounds_no_more_than_fp32_does(name):
+    """AdamW as `make_optimizer` makes it counts its steps on the host, in double precision."""
+    version, chosen = options(name)
+    devices.prepare(CUDA, chosen.seed)
+    precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
+    _, _, take = step.prepare(version, chosen, precision, batch)
+    plain = [take(batch).item() for _ in range(STEPS)]
+    _, _, take = step.prepare(version, Namespace(**vars(chosen) | {"capture_step": True}), precision, batch)
+    assert [take(batch).item() for _ in range(STEPS)] == pytest.approx(plain, abs=2e-3)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_captured_step_counts_the_pool_of_its_graph():
+    version, chosen = options("v1", capture_step=True)
+    devices.prepare(CUDA, chosen.seed)
+    precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
+    captured = step.prepare(version, chosen, precision, batch)
+    devices.reset_peak_memory(CUDA)
+    captured.step(batch)
+    uncounted, counted = devices.peak_memory(CUDA), devices.peak_memory(CUDA, captured.graph_peak_bytes)
+    assert uncounted["peak_mib"] < counted["peak_mib"] <= counted["reserved_mib"]
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_gpu_is_refused_in_one_line():
+    batch = (torch.ones(4, device=CUDA), torch.ones(4, device=CUDA))
+    with pytest.raises(RunError, match="cannot be captured") as caught:
+        capture.CapturedStep(lambda batch: batch[0] * batch[0].sum().item(), batch)
+    assert "\n" not in str(caught.value)
+
+
+def calls_by_span(version, chosen: Namespace, folder: Path) -> dict:
+    """Launches a step by span and phase, from a profile of a run; without the optimizer's, which has another form in a graph."""
+    flags = [
+        "--num-steps",
+        "6",
+        "--profile-dir",
+        str(folder),
+        "--metrics-out",
+        str(folder / "metrics.json"),
+        "--data",
+        "synthetic",
+    ]
+    parsed = cli.parse(run.parser(version).parse_args([*flags, *chosen.own]))
+    profile = step_profile.read(run.train(version, Namespace(**vars(parsed) | {"capture_step": chosen.capture_step})).profiles[0])
+    counted = Counter()
+    for kernel in profile["kernels"]:
+        if kernel["name"].startswith("Mem"):
+            continue  # a graph's fills are not in a trace
+        counted[kernel["span"], kernel["phase"]] += kernel["calls"] / profile["profiled_steps"]
+    return {key: calls for key, calls in counted.items() if key[0] not in ("optimizer", "other")}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VERSIONS)
+def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp_path):
+    path, own = VERSIONS[name]
+    version = version_files.load(ROOT / path)
+    eager, captured = (calls_by_span(version, Namespace(own=own, capture_step=on), tmp_path / str(on)) for on in (False, True))
+    assert captured == eager and len(eager) >= 2
+
+
+def test_a_cpu_is_refused(refused):
+    assert "needs a GPU" in refused(V1 / "tiny_llama_v1.py", *TINY, "--capture-step")
+
+
+def test_graphs_of_torch_compile_are_refused(monkeypatch):
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+    with pytest.raises(UsageError, match="max-autotune captures graphs of its own"):
+        capture.check_supported(CUDA, "max-autotune")
+
+
+def test_phases_of_a_captured_step_are_refused(refused):
+    assert "--time-phases" in refused(V1 / "tiny_llama_v1.py", *TINY, "--capture-step", "--time-phases")
+
+
+def test_an_optimizer_without_a_capturable_form_is_refused():
+    optimizer = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(UsageError, match="LBFGS cannot be captured"):
+        capture.capturable(optimizer, Precision(torch.device("cpu"), None))
+
+
+def test_the_capturable_optimizer_keeps_its_settings():
+    weight = torch.nn.Parameter(torch.ones(2))
+    made = capture.capturable(
+        torch.optim.AdamW([weight], lr=0.25, betas=(0.5, 0.75), weight_decay=0.125), Precision(torch.device("cpu"), None)
+    )
+    group = made.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"], group["capturable"]) == (0.25, (0.5, 0.75), 0.125, True)
+    assert group["params"] == [weight]
+
+
+@pytest.mark.parametrize("theirs, error", [([1.0, -4.0], 0.0), ([1.0, -3.0], 0.25), ([1.0, float("nan")], float("inf"))])
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_difference_is_relative_to_the_largest_element(theirs, error, order):
+    """The tensor that differs most counts, wherever it stands; NaN counts as infinite."""
+    first, same = torch.tensor([1.0, -4.0]), torch.tensor([8.0])
+    assert capture.difference([first, same][::order], [torch.tensor(theirs), same][::order]) == error

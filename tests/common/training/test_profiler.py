@@ -1,0 +1,92 @@
+"""The profiler of a run: the steps that it watches, the files that it writes, and a run that is stopped before its end."""
+
+import json
+import os
+import signal
+
+from common import cli
+from common.training import profiler, run
+from tests.conftest import TINY, V1
+from version1_pytorch_baseline import tiny_llama_v1
+
+import pytest
+import torch
+
+SCRIPT = V1 / "tiny_llama_v1.py"
+QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4")
+pytestmark = pytest.mark.usefixtures("known_ceilings")
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "active", "slow"), [(20, 3, 3, 4), (20, 1, 1, 2), (20, 5, 5, 6), (6, 3, 2, 3), (2, 3, 1, 2)]
+)
+def test_the_steps_of_a_profile(tmp_path, steps, asked, active, slow):
+    """The last ones, as many as asked for but less than half of the run; the profiler also slows the one before them."""
+    flags = ["--num-steps", str(steps), "--profile-steps", str(asked), "--profile-dir", str(tmp_path)]
+    watched = profiler.Profiler(cli.parse(cli.parser(None).parse_args(flags)), torch.device("cpu"))
+    assert (watched.active, watched.slow_steps(steps)) == (active, slow)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_a_short_run_shortens_the_profile_and_still_writes_a_trace(execute, tmp_path, steps):
+    execute(SCRIPT, *QUICK, "--num-steps", steps, "--enable-pytorch-profiler", "--profile-dir", "profiles")
+    (profile,) = (tmp_path / "profiles").glob("profile_*.json")
+    content = json.loads(profile.read_text())
+    assert content["profiled_steps"] == len(content["step_us"]) >= 1
+    assert (tmp_path / "profiles" / content["trace"]).exists()
+    assert {"attention", "mlp", "norm", "loss", "embed", "optimizer"} <= {row["span"] for row in content["operators"]}
+
+
+def test_memory_and_operators_are_shown_too(execute, tmp_path):
+    printed = execute(SCRIPT, *QUICK, "--profile-memory", "--profile-operators", "--sort-by", "cpu_memory_usage")
+    page = (tmp_path / "pytorch_profiles/memory_timeline.html").read_text()
+    for namespace in ("http://www.w3.org", "http://purl.org", "http://creativecommons.org"):
+        page = page.replace(namespace, "")
+    assert "<svg" in page and "http://" not in page, "the page needs nothing from elsewhere"
+    assert "MiB allocated" in printed.out
+
+
+def test_attention_only_keeps_nothing_else(execute, tmp_path):
+    execute(SCRIPT, *QUICK, "--profile-attention-only", "--enable-pytorch-profiler")
+    (profile,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
+    content = json.loads(profile.read_text())
+    assert content["attention_only"] and {row["span"] for row in content["operators"]} == {"attention"}
+    assert {row["phase"] for row in content["operators"]} == {"forward", "backward"}
+
+
+def test_tensorboard_serves_what_the_profile_wrote(execute, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    execute(SCRIPT, *QUICK, "--profile-memory", "--metrics-out", "metrics.json")
+    (folder,) = (path for path in (tmp_path / "pytorch_profiles").iterdir() if path.is_dir())
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    losses = [event.value for event in events.Scalars("train/loss")]
+    assert losses == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"], rel=1e-6)
+    assert {"train/step_ms", "train/tokens_per_second", "result/peak_memory_mib"} <= set(events.Tags()["scalars"])
+    assert {"profile/time by span", "profile/memory"} <= set(events.Tags()["images"])
+    assert "profile/top operators/text_summary" in events.Tags()["tensors"]
+
+
+def stopped(at_step, step: int, *flags: str) -> run.Result:
+    """Of a run of eight steps, the last three of them profiled, that gets SIGTERM in a step."""
+    at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    own = ["--device", "cpu", "--num-steps", "8", "--profile-steps", "3", "--profile-dir", "profiles", *flags]
+    result = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args([*QUICK, *own])))
+    assert result.exit_code == 128 + signal.SIGTERM and len(result.record["step_ms"]["all"]) == step
+    return result
+
+
+def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(at_step, monkeypatch, tmp_path):
+    """In the second of three profiled steps: two steps are in the profile, with as many products each."""
+    monkeypatch.chdir(tmp_path)
+    result = stopped(at_step, 7, "--enable-pytorch-profiler")
+    profile = json.loads(result.profiles[0].read_text())
+    products = sum(row["calls"] for row in profile["operators"] if row["name"] == "aten::mm")
+    assert profile["profiled_steps"] == 2 and products == 2 * 3 * (7 * result.record["model"]["num_layers"] + 1)
+
+
+def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(at_step, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert stopped(at_step, 5, "--profile-memory").profiles == []  # in the profiler's warm-up
+    assert not list((tmp_path / "profiles").iterdir())

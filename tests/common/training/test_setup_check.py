@@ -1,0 +1,24 @@
+"""--validate-setup: the facts before a run, and the check of its files after it."""
+
+import json
+
+from common.errors import RunError
+from common.training import setup_check
+from tests.conftest import TINY, V1
+
+import pytest
+
+
+@pytest.mark.usefixtures("known_ceilings")
+def test_the_facts_and_a_check_that_reads_every_file(execute, tmp_path):
+    flags = ("--data", "synthetic", "--num-steps", "4", "--enable-pytorch-profiler", "--validate-setup")
+    printed = execute(V1 / "tiny_llama_v1.py", *TINY, *flags).out
+    for fact in ("python", "torch", "triton", "deepspeed", "device", "data"):
+        assert f"\n  {fact} " in printed, fact
+    assert "setup ok: " in printed and "operators" in printed.splitlines()[-1]
+
+    path = tmp_path / "metrics_v1.json"
+    measured = json.loads(path.read_text())
+    measured["loss"]["all"][0] += 1
+    with pytest.raises(RunError, match="does not hold what was measured"):
+        setup_check.after(measured, path, [])

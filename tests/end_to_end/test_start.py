@@ -1,0 +1,69 @@
+"""Scripts start from any directory, use the code that they came with, and say in one line what their Python lacks."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from common.files import read_json
+from tests.conftest import ROOT, TINY
+
+import pytest
+
+SCRIPTS = sorted(
+    path.relative_to(ROOT)
+    for path in ROOT.glob("version*_*/**/*.py")
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def start(folder: Path, *arguments: object) -> subprocess.CompletedProcess:
+    """Python with these arguments, in a folder, where PYTHONPATH names nothing."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """A copy of the repository's code, in a folder with a space in its name."""
+    folder = tmp_path_factory.mktemp("elsewhere") / "a copy"
+    for path in (ROOT / "common", *ROOT.glob("version*_*")):
+        shutil.copytree(path, folder / path.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_every_folder_with_scripts_has_some():
+    assert {path.parts[0] for path in SCRIPTS} == {path.name for path in ROOT.glob("version*_*")} and len(SCRIPTS) > 30
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_without_torch_it_ends_in_one_line(copy, tmp_path, script):
+    """-S leaves out what is installed: torch among other things."""
+    done = start(tmp_path, "-S", copy / script, "--help")
+    assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: torch, ") and f"`make setup` in {copy}, " in done.stderr
+
+
+def test_a_run_from_another_directory(copy, tmp_path):
+    flags = (*TINY, "--data", "synthetic", "--num-steps", "1", "--device", "cpu")
+    done = start(tmp_path, copy / "version1_pytorch_baseline/tiny_llama_v1.py", *flags)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "metrics_v1.json")["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "script, used",
+    [
+        ("version3_triton/tiny_llama_v3.py", "version3_triton/kernels/__init__.py"),
+        ("version3_triton/exercises/performance_debugging/v3_stage5_optimized.py", "version3_triton/tiny_llama_v3.py"),
+    ],
+)
+def test_it_uses_the_code_that_it_came_with(copy, tmp_path, script, used):
+    """-v names the file of every module."""
+    done = start(tmp_path, "-v", copy / script, "--help")
+    assert done.returncode == 0 and "--num-steps" in done.stdout
+    assert str(copy / used) in done.stderr
+    assert not any(f"{ROOT / name}/" in done.stderr for name in ("common", "version3_triton"))

@@ -1,0 +1,59 @@
+"""Results held against a reference: by the largest error of a tensor, or by PyTorch's own error against float64."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # without a GPU Triton's kernels are interpreted
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])  # interpreted bfloat16 is wrong
+MARGIN = 1.5  # times PyTorch's own error
+FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
+
+
+def assert_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-5) -> None:
+    """Largest difference below `tolerance` times the reference's largest magnitude.
+
+    float32 carries 6e-8 per operation, and sums here are at most 97 terms long, so rounding alone stays near 1e-6. Single
+    elements may cancel to almost zero, which is why the error is held against the whole tensor's magnitude. A reference
+    of zeros (attention's gradients at S = 1) must be met to 1e-8.
+    """
+    difference = (ours - reference).abs().max().item()
+    assert difference <= max(tolerance * reference.abs().max().item(), 1e-8), difference
+
+
+def results(operation: Callable, inputs: list[Tensor], seed: int = 1) -> list[Tensor]:
+    """Outputs, and the gradients of all floating-point inputs for random output gradients, the same in every precision."""
+    leaves = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    outputs = operation(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(o.shape, generator=generator).half().to(o.device, o.dtype) for o in outputs]
+    torch.autograd.backward(outputs, gradients)
+    return [*(o.detach() for o in outputs), *(x.grad for x in leaves if x.is_floating_point())]
+
+
+def check(ours: Callable, plain: Callable, inputs: list[Tensor], dtype: torch.dtype) -> None:
+    """Each result's largest error against float64 is at most MARGIN times PyTorch's in `dtype`, or a few units of rounding.
+
+    A second call must give the same bits.
+    """
+    inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in inputs]
+    exact = results(plain, [x.double() if x.is_floating_point() else x for x in inputs])
+    theirs, got = results(plain, inputs), results(ours, inputs)
+    again = results(ours, inputs)
+    for i, (right, usual, mine, repeated) in enumerate(zip(exact, theirs, got, again, strict=True)):
+        assert mine.shape == usual.shape and mine.dtype == usual.dtype, i
+        assert torch.equal(mine, repeated), f"result {i} differs between two calls"
+        error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
+        floor = FLOOR * torch.finfo(dtype).eps * right.abs().max().item()
+        assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"
+
+
+def refuses_second_gradients(operation: Callable, x: Tensor) -> None:
+    """A gradient of a gradient would miss what goes through a kernel's backward pass, so autograd refuses it."""
+    leaf = x.to(DEVICE).requires_grad_()
+    (gradient,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

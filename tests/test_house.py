@@ -1,0 +1,179 @@
+"""Rules of the repository that no single module can check."""
+
+import ast
+import collections
+import difflib
+import functools
+import graphlib
+import itertools
+import re
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+import pytest
+
+VERSIONS = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
+CHANGED_LINES, FILE_LINES = 100, 250
+
+
+def lines(path: Path) -> list[str]:
+    """The lines that are not blank."""
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("before, after", list(itertools.pairwise(VERSIONS)), ids=lambda path: path.stem)
+def test_the_diff_of_two_versions_is_short(before, after):
+    changed = [line for line in difflib.unified_diff(lines(before), lines(after), n=0) if line[0] in "+-"][2:]
+    assert len(changed) <= CHANGED_LINES, f"{len(changed)} lines were added or removed"
+
+
+@pytest.mark.parametrize("path", VERSIONS, ids=lambda path: path.stem)
+def test_a_version_is_read_in_one_go(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES
+
+
+# --------------------------------------------------------------------------------------------------- who may use whom
+
+ROOM_LIMIT = 12  # modules in a room
+LEAVES = {path.stem for path in (ROOT / "common").glob("*.py")} - {"__init__"}
+HOST_LEAVES = {"config", "errors", "files", "spans"}  # those that touch no device
+ANALYSIS = ("formulas", "output", "profiles", "reports", "comparisons")  # each uses those before it
+MAY_USE = {  # room: leaves and rooms that it may use beside itself
+    "training": {*LEAVES, "analysis"},
+    "studies": {*LEAVES, "analysis", "training"},
+    "documents": {*LEAVES, "analysis", "studies"},
+    "analysis": HOST_LEAVES,
+}
+VERSION_NAME = re.compile(r"(tiny_llama_)?v[1-9]|version[1-9]\w*")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports(path: Path) -> set[str]:
+    """The full names that a file imports, at its top or inside a function: `from a import b` gives a.b."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules(folder: Path) -> dict[str, Path]:
+    """The modules below a folder by their full names; a link is not followed."""
+    paths = [path for path in sorted(folder.rglob("*.py")) if path.name != "__init__.py"]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+
+
+COMMON = modules(ROOT / "common")
+
+
+def uses(path: Path) -> set[str]:
+    """The modules of common that a file imports."""
+    return {ours for ours in COMMON if any(f"{name}.".startswith(f"{ours}.") for name in imports(path))}
+
+
+USES = {name: uses(path) for name, path in COMMON.items()}
+
+
+def room(name: str) -> str:
+    """The leaf or room of a module of common: "common.cli" gives "cli", "common.training.run" gives "training"."""
+    return name.split(".")[1]
+
+
+def test_no_two_modules_have_one_name():
+    names = [path.name for path in COMMON.values()]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_a_room_is_small():
+    counts = collections.Counter(path.parent.relative_to(ROOT) for path in COMMON.values())
+    assert {str(folder): count for folder, count in counts.items() if count > ROOM_LIMIT and folder.name != "common"} == {}
+
+
+def test_imports_run_in_no_circle():
+    try:
+        tuple(graphlib.TopologicalSorter(USES).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_room_uses_only_the_rooms_below_it():
+    wrong = []
+    for name, used in USES.items():
+        allowed = LEAVES if room(name) in LEAVES else {room(name), *MAY_USE[room(name)]}
+        wrong += [f"{name} uses {other}" for other in used if room(other) not in allowed]
+        if room(name) == "analysis":
+            below = ANALYSIS[: ANALYSIS.index(name.split(".")[2]) + 1]
+            wrong += [f"{name} uses {other}" for other in used if room(other) == "analysis" and other.split(".")[2] not in below]
+    assert wrong == []
+
+
+def test_an_analysis_needs_no_torch():
+    """TensorBoard's events are written by torch.utils.tensorboard."""
+    found = [
+        name for name, path in COMMON.items()
+        if room(name) == "analysis" and {"torch", "triton", "jax"} & {imported.split(".")[0] for imported in imports(path)}
+    ]  # fmt: skip
+    assert found == ["common.analysis.reports.tensorboard"]
+
+
+def test_common_knows_no_version_by_name():
+    """It imports no version's folder, and no string in it is the name of a version."""
+    wrong = []
+    for name, path in COMMON.items():
+        wrong += [f"{name} imports {imported}" for imported in imports(path) if imported.startswith("version")]
+        constants = {node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)}
+        wrong += [f"{name} holds {text!r}" for text in constants if isinstance(text, str) and VERSION_NAME.fullmatch(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", [path.parent for path in VERSIONS], ids=lambda folder: folder.name)
+def test_a_version_uses_common_and_its_own_folder(folder):
+    """And Version 4 the kernels of Version 3."""
+    allowed = (folder.name, "version3_triton.kernels") if "version4" in folder.name else (folder.name,)
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules(folder).items()
+        for imported in imports(path)
+        if imported.startswith(("version", "tests")) and not f"{imported}.".startswith(tuple(f"{name}." for name in allowed))
+    ]
+    assert wrong == []
+
+
+def test_a_script_and_the_module_that_it_calls_have_one_name():
+    """A script that uses one module of a study, an analysis or a document is named after it."""
+    wrong, checked = [], 0
+    for script in (path for version in VERSIONS for path in version.parent.glob("*.py")):
+        called = {name for name in uses(script) if room(name) in ("studies", "analysis", "documents")}
+        if len(called) == 1 and ".output." not in str(called):
+            checked += 1
+            wrong += [f"{script.name} calls {name}" for name in called if name.split(".")[-1] not in script.stem]
+    assert wrong == [] and checked > 10
+
+
+# -------------------------------------------------------------------------------------------------------------- tests
+
+TESTS = modules(ROOT / "tests")
+
+
+def test_the_tests_mirror_the_source():
+    tested = [name for name in TESTS if name.startswith("tests.common.") and ".test_" in name]
+    expected = {name.removeprefix("tests.").replace(".test_", ".") for name in tested}
+    assert expected <= COMMON.keys(), expected - COMMON.keys()
+
+
+def test_a_test_imports_no_other_test_and_leaves_the_search_path_alone():
+    edits = re.compile(
+        r"""sys\.path\s*(\[|\.(insert|append|extend)|\+?=[^=])|syspath_prepend|setattr\(sys, "path", (?!\[\*sys\.path\]\))"""
+    )
+    wrong = []
+    for name, path in TESTS.items():
+        wrong += [f"{name} imports {found}" for found in imports(path) if ".test_" in f".{found}" and found.startswith("tests")]
+        wrong += [f"{name} edits sys.path" for _ in edits.finditer(path.read_text(encoding="utf-8")) if path != Path(__file__)]
+    assert wrong == []

@@ -1,0 +1,129 @@
+"""The loss's kernel against float64: whole, in chunks, and with numbers that are large for float16."""
+
+import importlib
+from collections.abc import Callable
+
+from common import operations
+from common.errors import UsageError
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE, DTYPES, check, refuses_second_gradients
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+pytest.importorskip("triton")
+from version3_triton.kernels.linear_cross_entropy import linear_cross_entropy
+
+pytestmark = runs_kernels
+
+
+@pytest.fixture
+def chunk_elements(monkeypatch) -> Callable[[int], None]:
+    """chunk_elements(n): the number of logits that a chunk may have."""
+    module = importlib.import_module("version3_triton.kernels.linear_cross_entropy")
+    return lambda elements: monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
+
+
+def losses(targets: Tensor) -> tuple[Callable, Callable]:
+    """The kernel and PyTorch's operations as functions of x and weight, in their type: the loss is float32 in every precision."""
+    return tuple(
+        lambda x, weight, operation=operation: operation(x, weight, targets).to(x.dtype)
+        for operation in (linear_cross_entropy, operations.linear_cross_entropy)
+    )
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, vocabulary", [((1, 1), 2), ((3, 17), 101), ((2, 8), 1000), ((1, 3), 9000)])
+def test_linear_cross_entropy(tokens, vocabulary, dtype):
+    targets = torch.randint(vocabulary, tokens, device=DEVICE)
+    check(*losses(targets), [torch.randn(*tokens, 24), torch.randn(vocabulary, 24)], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_chunks(chunk_elements, dtype):
+    chunk_elements(101 * 13)  # 13 tokens, rounded to 16
+    targets = torch.randint(101, (2, 20), device=DEVICE)
+    check(*losses(targets), [torch.randn(2, 20, 24), torch.randn(101, 24)], dtype)
+
+
+def test_chunks_take_turns_in_the_same_memory(chunk_elements):
+    class Places(TorchDispatchMode):
+        """Where tensors of a chunk's logits, [16, 101], begin."""
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            out = function(*arguments, **(options or {}))
+            if isinstance(out, Tensor) and out.shape == (16, 101):
+                found.add(out.data_ptr())
+            return out
+
+    chunk_elements(101 * 16)
+    x, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((1, 64, 24), (101, 24)))
+    found: set[int] = set()
+    with Places():
+        linear_cross_entropy(x, weight, zeros(1, 64))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("tokens", [16, 32], ids=["a chunk", "two chunks"])
+def test_a_sum_over_tokens_may_exceed_float16(chunk_elements, tokens):
+    """Autocast must not round it on its way: 7,936 for each of 16 tokens is 126,976, float16 ends at 65,504."""
+    chunk_elements(16 * 32)
+    x = torch.full((1, tokens, 16), 8192.0, device=DEVICE)
+    weight = torch.zeros(32, 16, device=DEVICE, requires_grad=True)
+    with torch.autocast(DEVICE.type, torch.float16):
+        linear_cross_entropy(x, weight, zeros(1, tokens)).backward()
+    expected = torch.full((32, 16), 8192 / 32, device=DEVICE)
+    expected[0] -= 8192
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-3, atol=0)
+
+
+def test_large_logits():
+    """exp would overflow without the maximum."""
+    x, weight, targets = 100 * torch.randn(2, 8, 16), 3 * torch.randn(31, 16), torch.randint(31, (2, 8))
+    x, weight, targets = (tensor.to(DEVICE) for tensor in (x, weight, targets))
+    exact = operations.linear_cross_entropy(x.double(), weight.double(), targets)
+    assert linear_cross_entropy(x, weight, targets).item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+def test_the_mean_comes_last_in_float16():
+    """An unlikely token's probability of 2e-5 keeps nine bits; divided by the 32 tokens it would keep four."""
+    x = torch.tensor([11.25, 1.0], device=DEVICE).expand(1, 32, 2)
+    weight = torch.tensor(
+        [[1.0, 0.0], [0.0, 0.0]] + [[0.0, 0.5]] * 29, device=DEVICE
+    )  # a likely token, the target, unlikely ones
+    gradients = []
+    for operation, dtype in ((linear_cross_entropy, torch.float16), (operations.linear_cross_entropy, torch.float64)):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
+        (operation(*leaves, torch.ones(1, 32, dtype=torch.long, device=DEVICE)) * 2.0**10).backward()
+        gradients.append([leaves[0].grad[..., 1], leaves[1].grad[2:]])  # where the unlikely ones alone contribute
+    for got, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=0.01, atol=0)
+
+
+def test_strided_hidden_states_and_targets():
+    x, weight, targets = torch.randn(3, 5, 16), torch.randn(31, 16), torch.randint(31, (3, 5))
+    inputs = x[:, -1:].to(DEVICE), weight.to(DEVICE), targets.to(DEVICE)[:, -1:]
+    torch.testing.assert_close(linear_cross_entropy(*inputs), operations.linear_cross_entropy(*inputs))
+
+
+def test_no_gradients_are_computed_where_none_are_wanted():
+    x, weight = torch.randn(1, 4, 8, device=DEVICE), torch.randn(16, 8, device=DEVICE, requires_grad=True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(x, weight, zeros(1, 4))
+    assert counter.get_total_flops() == 2 * 4 * 8 * 16
+
+
+def test_gradients_of_gradients_are_refused():
+    refuses_second_gradients(lambda x: linear_cross_entropy(x, x[0], zeros(1, 4)), torch.randn(1, 4, 16))
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(UsageError, match="there are none"):
+        linear_cross_entropy(torch.randn(2, 0, 8, device=DEVICE), torch.randn(5, 8, device=DEVICE), zeros(2, 0))

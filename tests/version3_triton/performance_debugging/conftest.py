@@ -1,0 +1,62 @@
+"""The stages of the performance-debugging exercise in this process: PyTorch's operations on a CPU, or the kernels on a GPU."""
+
+import importlib
+from argparse import Namespace
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from common import cli, data
+from common.files import read_json
+from common.training import run, step
+from tests.conftest import ROOT, TINY, markov
+
+import pytest
+import stages
+import torch
+
+FOLDER = ROOT / "version3_triton/exercises/performance_debugging"
+SMALL = (*TINY, "--num-kv-heads", "2", "--data", "synthetic", "--warmup-steps", "1", "--num-steps", "3", "--device", "cpu")
+NAMES = {path.stem.split("_")[1]: path.stem for path in sorted(FOLDER.glob("v3_stage*.py"))}
+
+
+def parsed(name: str, *flags: str) -> tuple[Namespace, SimpleNamespace]:
+    """Options and version of a stage."""
+    stage = stages.of(importlib.import_module(NAMES[name]))
+    return cli.parse(run.parser(stage).parse_args(flags)), stage
+
+
+@pytest.fixture
+def no_kernels(monkeypatch) -> None:
+    """PyTorch's operations run in place of the kernels, which have tests of their own."""
+    monkeypatch.setattr(stages.kernels, "INTERPRETED", False)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch) -> Callable[..., dict]:
+    """train("stage1", *flags): the record of a run on the CPU, or with gpu=True on the GPU, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "markov", markov)
+
+    def train(name: str, *flags: str, gpu: bool = False) -> dict:
+        with monkeypatch.context() as patch:
+            for module, replaced in ((run, "phase_times"), (step, "check_gradients")):  # by stages, for good
+                patch.setattr(module, replaced, getattr(module, replaced))
+            if not gpu:
+                patch.setattr(stages.kernels, "INTERPRETED", False)
+            options, stage = parsed(name, *(() if gpu else SMALL), "--metrics-out", "metrics.json", *flags)
+            assert stages.train(stage, options) == 0
+        return read_json(tmp_path / "metrics.json")
+
+    return train
+
+
+@pytest.fixture
+def small_model(no_kernels) -> Callable[..., torch.nn.Module]:
+    """small_model("stage2", *flags): that stage's model on the CPU."""
+
+    def build(name: str, *flags: str) -> torch.nn.Module:
+        options, stage = parsed(name, *SMALL, *flags)
+        torch.manual_seed(0)
+        return stage.make_model(options)
+
+    return build

@@ -1,0 +1,131 @@
+"""The comparison of the stages: each rule, and the runs that it refuses."""
+
+import shutil
+from pathlib import Path
+
+from common.errors import UsageError
+from common.files import read_json, write_json
+from tests.conftest import ROOT
+from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES
+
+import compare_stages
+import pytest
+
+
+@pytest.fixture
+def results(tmp_path, train) -> Path:
+    """Records as run_all_stages.sh leaves them, all of the same run: Version 1, stage 5, and stage 2 with its fix."""
+    record = train("stage5") | {
+        "step_ms": {"all": [10.0] * 3, "profiled": 0, "median": 10.0, "p20": 9.0, "p80": 11.0, "count": 3}
+    }
+    folder = tmp_path / "results"
+    folder.mkdir()
+    write_json(
+        folder / "stage0_metrics.json", {key: value for key, value in record.items() if key != "stage"} | {"version": "v1"}
+    )
+    for name in ("stage5", "stage2", "stage2_fixed"):
+        written = record | {"version": NAMES[name[:6]], "stage": record["stage"] | {"fixed": name.endswith("fixed")}}
+        write_json(folder / f"{name}_metrics.json", written)
+    return folder
+
+
+def change(path: Path, **sections: dict) -> None:
+    record = read_json(path)
+    write_json(path, record | {name: record.get(name, {}) | values for name, values in sections.items()})
+
+
+def verdict(folder: Path, name: str = "2 slow performance") -> str:
+    """The last cell of a stage's row."""
+    found = compare_stages.read(folder)
+    rows = [compare_stages.row(stage, found[0], next(s for s in found if s.number == 5)) for stage in found]
+    return next(row[-1] for row in rows if row[0] == name)
+
+
+def slow(median: float) -> dict[str, float]:
+    return {"median": median, "p20": 0.9 * median, "p80": 1.1 * median}
+
+
+def test_a_stage_of_ones_own_is_compared_too(results):
+    shutil.copy(results / "stage2_metrics.json", results / "stage10_metrics.json")
+    assert [stage.number for stage in compare_stages.read(results)] == [0, 2, 2, 5, 10]
+
+
+def test_nothing_is_found_where_nothing_is_wrong(results):
+    for name in ("2 slow performance", "2 slow performance, fixed", "5 optimized"):
+        assert verdict(results, name) == "nothing found"
+    assert verdict(results, "Version 1") == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"loss": {"all": [200.0, 9.0, 6.0]}}, "the loss starts at 200.0, a uniform guess costs 6.9"),
+        ({"loss": {"all": [6.9, 6.9, 8.0]}}, "it learns less: the loss ends at 7.27, Version 1's at"),
+        ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
+        ({"step_ms": slow(40.0)}, "4.0 times stage 5's step; of +30.0 ms: +23.0 aten::bmm, +7.0 aten::mm"),
+        ({"step_ms": slow(5.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
+        ({"step_ms": slow(11.5)}, "nothing found"),  # within the spread
+        ({"phases_ms": {"forward": {"median": 4.0}}, "device": {"kind": "cuda"}},
+         "the phases add up to 40% of the step: their clock does not wait for the device"),
+        ({"phases_ms": {"forward": {"median": 4.0}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
+    ],
+    ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock", "clock-cpu"),
+)  # fmt: skip
+def test_each_rule(results, changes, found):
+    for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
+        rows = "".join(
+            f"{operator},operator,1,1,1,,,{share}\n" for operator, share in zip(("aten::bmm", "aten::mm"), shares, strict=True)
+        )
+        (results / f"{name}_profile.csv").write_text("name,category,calls,total_ns,mean_ns,min_ns,max_ns,share\n" + rows)
+    if "device" in changes:
+        for path in results.glob("*.json"):
+            change(path, device=changes["device"])
+    change(results / "stage2_metrics.json", **changes)
+    assert verdict(results).startswith(found)
+
+
+def test_the_comparison_is_printed_and_written(results, execute):
+    change(results / "stage2_metrics.json", step_ms=slow(40.0), stage={"caveat": "less to see here"})
+    shown = execute(FOLDER / "compare_stages.py", "--results-dir", results, "--output", "tables/comparison.md").out
+    written = (results.parent / "tables/comparison.md").read_text()
+    for text in (shown, written):
+        assert "Version 1" in text and "4.0 times stage 5's step" in text and "Stage 2: less to see here." in text
+    [row] = [line for line in written.splitlines() if line.startswith("| 2 slow performance |")]
+    assert "| 50 | 0.25 | 14 of 14 |" in row  # 2 samples in 40 ms, where Version 1 takes 10
+
+
+@pytest.mark.parametrize("missing", (0, 5))
+def test_a_comparison_needs_version_1_and_stage_5(results, missing):
+    (results / f"stage{missing}_metrics.json").unlink()
+    with pytest.raises(UsageError, match=f"stage{missing}_metrics.json: make it with run_all_stages.sh --stages {missing}"):
+        compare_stages.read(results)
+
+
+def test_runs_that_were_not_made_alike_are_not_compared(results):
+    change(results / "stage2_metrics.json", training={"batch_size": 64})
+    with pytest.raises(UsageError, match=r"stage 2 slow performance differ in batch size \(2 and 64\)"):
+        compare_stages.read(results)
+
+
+def test_only_completed_runs_of_stages_are_compared(results):
+    path = results / "stage2_metrics.json"
+    record = read_json(path)
+    write_json(path, record | {"status": "interrupted"})
+    with pytest.raises(UsageError, match="stage2_metrics.json was not completed"):
+        compare_stages.read(results)
+    del record["stage"]
+    write_json(path, record)
+    with pytest.raises(UsageError, match="which is no stage"):
+        compare_stages.read(results)
+
+
+def test_the_stages_measured_on_an_h100_show_their_symptoms():
+    found = compare_stages.read(ROOT / "results/h100/stages")
+    v1, v3 = found[0], next(stage for stage in found if stage.number == compare_stages.V3)
+    said = {(stage.number, stage.fixed): compare_stages.findings(stage, v1, v3) for stage in found[1:]}
+    symptoms = {
+        1: "the loss starts at", 2: "times stage 5's step", 3: "their clock does not wait", 4: "times stage 5's step",
+        6: "never get a gradient",
+    }  # fmt: skip
+    assert all(symptom in said[number, False][0] for number, symptom in symptoms.items())
+    assert [said[number, True] for number in (1, 3, 4, 6)] == [[]] * 4 and said[5, False] == []

@@ -1,0 +1,241 @@
+"""Every stage shows its symptom, and its fix removes it."""
+
+import importlib
+from collections.abc import Callable
+
+from common import device as devices
+from common import spans, timing
+from common.errors import RunError
+from common.training import run
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE
+from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL, parsed
+
+import compare_stages
+import pytest
+import stages
+import torch
+import torch.nn.functional as F
+
+if stages.kernels.HAS_TRITON:  # imported while the interpreter is asked for
+    import norm_kernel
+    import swiglu_kernel
+needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
+OPERATIONS = ("rms_norm", "add_rms_norm", "apply_rope", "attention", "swiglu", "linear_cross_entropy")
+
+
+def test_there_are_six_stages():
+    assert list(NAMES) == [f"stage{number}" for number in range(1, 7)]
+
+
+def test_fixed_stages_train_as_version_3_does(train):
+    real = train("stage5")
+    assert real["stage"]["updated"] == real["stage"]["parameters"] and real["stage"]["caveat"] is None
+    for name in ("stage1", "stage2", "stage4", "stage6"):
+        fixed = train(name, "--fixed")
+        assert fixed["stage"]["fixed"] and fixed["stage"]["updated"] == fixed["stage"]["parameters"]
+        assert fixed["loss"]["all"] == pytest.approx(real["loss"]["all"], abs=1e-5), name
+
+
+def test_a_stage_replaces_operations_in_its_own_version_3_alone(small_model):
+    before = {name: getattr(stages.v3, name) for name in OPERATIONS}
+    for name in ("stage2", "stage6"):
+        small_model(name)
+        assert {name: getattr(stages.v3, name) for name in OPERATIONS} == before
+
+
+def test_the_clock_is_put_back(train):
+    clock = timing.Clock
+    train("stage3")
+    assert timing.Clock is clock
+
+
+# Stage 1
+
+
+def test_without_initialisation_the_loss_starts_near_the_hidden_size(train):
+    record = train("stage1", "--num-layers", "1")
+    assert record["loss"]["all"][0] > record["loss"]["uniform"] + 10
+    assert train("stage1", "--num-layers", "1", "--fixed")["loss"]["all"][0] < record["loss"]["uniform"] + 1
+
+
+# Stage 2
+
+
+def operators(function: Callable) -> set[str]:
+    with torch.profiler.profile() as profile:
+        function()
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("fixed", (False, True), ids=("broken", "fixed"))
+def test_slow_strides_take_pytorchs_plain_attention(fixed):
+    stage2 = importlib.import_module(NAMES["stage2"])
+    q, k, v = (torch.randn(1, heads, 64, 16, device=DEVICE, requires_grad=True) for heads in (4, 2, 2))
+    called = operators(lambda: stage2.attention(q, k, v, fixed))
+    assert ("aten::_scaled_dot_product_attention_math" in called) is not fixed
+    reference = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(stage2.attention(q, k, v, fixed), reference, atol=1e-5, rtol=1e-4)
+
+
+def test_the_slow_stage_computes_the_same(train):
+    assert train("stage2")["loss"]["all"] == pytest.approx(train("stage2", "--fixed")["loss"]["all"], abs=1e-5)
+    for preset in ("tiny", "medium"):
+        assert parsed("stage2", "--preset", preset)[0].model.num_key_value_heads == 2
+
+
+# Stage 3
+
+
+class AsynchronousDevice:
+    """The host needs 1 ms to ask for a phase, the device 10 ms to do it; a wait lets the host catch up."""
+
+    def __init__(self) -> None:
+        self.host = self.done = 0.0
+
+    def launch(self) -> None:
+        self.host += 1e-3
+        self.done = max(self.host, self.done) + 10e-3
+
+    def synchronize(self, device: torch.device) -> None:
+        self.host = max(self.host, self.done)
+
+    def step(self, index: int) -> None:
+        self.launch()
+        for name in ("backward", "optimizer"):
+            with spans.span(name):
+                self.launch()
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), 1.0), (("--fixed",), 11.0)], ids=("broken", "fixed"))
+def test_phases_without_synchronisation_are_the_hosts(monkeypatch, flags, expected):
+    monkeypatch.setattr(run, "phase_times", run.phase_times)  # which the stage replaces for good
+    device = AsynchronousDevice()
+    options, stage = parsed("stage3", *SMALL, *flags)
+    stage.prepare(options)
+    monkeypatch.setattr(devices, "synchronize", device.synchronize)
+    monkeypatch.setattr(stage.time, "perf_counter", lambda: device.host)
+    times = run.phase_times(device.step, torch.device("cpu"))
+    assert {name: values[-1] for name, values in times.items()} == pytest.approx(
+        {"forward": expected, "backward": expected, "optimizer": expected}
+    )
+
+
+def test_on_a_cpu_the_stage_says_that_it_shows_nothing(train, capsys):
+    record = train("stage3")
+    assert set(record["phases_ms"]) == {"forward", "backward", "optimizer"}
+    shown = capsys.readouterr()
+    assert "note: a call returns when its work is done" in shown.err and "needs a GPU" in record["stage"]["caveat"]
+    assert "  phases       " in shown.out
+
+
+# Stage 4
+
+
+def swiglu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    gate, up = F.linear(x, weight).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def test_own_dot_products_are_right_and_no_matrix_product(no_kernels):
+    stage4 = importlib.import_module(NAMES["stage4"])
+    x, weight = torch.randn(2, 64, 128, device=DEVICE), torch.randn(512, 128, device=DEVICE)
+    results = []
+    for function in (stage4.FusedSwiGLU.apply, swiglu):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        y = function(*leaves)
+        y.sum().backward()
+        results.append([y, *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-3)
+    products = {"aten::mm", "aten::addmm", "aten::matmul", "aten::linear"}
+    assert products & operators(lambda: swiglu(x, weight))
+    if DEVICE.type == "cpu":
+        assert not products & operators(lambda: stage4.FusedSwiGLU.apply(x, weight))
+
+
+def test_only_the_broken_stage_has_its_own_feed_forward(small_model):
+    ids = torch.arange(16).view(1, 16)
+    broken, fixed = small_model("stage4"), small_model("stage4", "--fixed")
+    torch.testing.assert_close(broken(ids), fixed(ids), atol=1e-5, rtol=1e-4)
+    used = [operators(lambda model=model: model.layers[0].mlp(torch.randn(1, 4, 32))) for model in (broken, fixed)]
+    assert "FusedSwiGLU" in used[0] and "FusedSwiGLU" not in used[1]
+
+
+@needs_triton
+@runs_kernels
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=("fp32", "fp16"))
+def test_the_naive_kernel(dtype):
+    x, weight = torch.randn(1, 5, 150, device=DEVICE).to(dtype), torch.randn(6, 150, device=DEVICE).to(dtype)
+    expected = swiglu(x.double(), weight.double())
+    assert (swiglu_kernel.swiglu(x, weight) - expected).abs().max() < 4 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+# Stage 6
+
+
+def test_the_harness_refuses_a_model_that_does_not_train(execute, no_kernels):
+    printed = execute(FOLDER / f"{NAMES['stage6']}.py", *SMALL, check=1)
+    assert "error: this model does not train: 13 of 14 parameters" in printed.err and printed.out == ""
+
+
+def test_without_the_check_one_parameter_is_trained(train):
+    record, fixed = train("stage6", "--skip-check"), train("stage6", "--fixed")
+    assert (record["stage"]["updated"], record["stage"]["parameters"]) == (1, 14) and record["status"] == "completed"
+    assert record["stage"]["state_mib"] < fixed["stage"]["state_mib"]
+    assert fixed["stage"]["state_mib"] == pytest.approx(2 * 4 * fixed["parameters"] / 2**20, rel=0.01)  # two moments in fp32
+    assert record["loss"]["all"][0] == pytest.approx(fixed["loss"]["all"][0], abs=1e-5)  # the forward pass is right
+    assert abs(record["loss"]["all"][2] - fixed["loss"]["all"][2]) > 1e-3
+
+
+def test_it_learns_less(train):
+    flags = ("--num-steps", "60", "--vocab-size", "64", "--learning-rate", "0.01", "--batch-size", "8")
+    ends = [sum(train("stage6", *flags, flag)["loss"]["all"][-5:]) / 5 for flag in ("--skip-check", "--fixed")]
+    assert ends[0] > ends[1] + compare_stages.LEARNING
+
+
+def test_the_fix_is_checked(train):
+    with pytest.raises(RunError, match="does not train"):
+        train("stage6")
+    train("stage6", "--fixed")
+
+
+@needs_triton
+def test_the_norms_kernel():
+    x, weight = torch.randn(3, 100, device=DEVICE), torch.randn(100, device=DEVICE, requires_grad=True)
+    y = torch.empty_like(x)
+    norm_kernel.normalize(x, weight, y, 1e-5)
+    torch.testing.assert_close(y, stages.kernels.reference.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
+    assert y.grad_fn is None  # which is the stage's defect
+
+
+# On a GPU
+
+WIDE = (
+    *("--preset", "medium", "--num-layers", "4", "--hidden-dim", "2048", "--num-heads", "16", "--intermediate-dim", "5632"),
+    *("--batch-size", "32", "--num-kv-heads", "2", "--use-amp", "--data", "synthetic"),
+    *("--num-steps", "10", "--warmup-steps", "2", "--time-phases"),
+)
+
+
+def share(record: dict) -> float:
+    """Of the step that its phases add up to."""
+    return sum(phase["median"] for phase in record["phases_ms"].values()) / record["step_ms"]["median"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_symptom_shows_and_the_fix_removes_it(train):
+    real = train("stage5", *WIDE, gpu=True)
+    step = real["step_ms"]["median"]
+    slow_stages = {name: [train(name, *WIDE, *flags, gpu=True) for flags in ((), ("--fixed",))] for name in ("stage2", "stage4")}
+    for name, (broken, fixed) in slow_stages.items():
+        assert broken["step_ms"]["median"] > 1.1 * fixed["step_ms"]["median"], name
+        assert broken["loss"]["all"] == pytest.approx(real["loss"]["all"], abs=0.1)
+    assert share(train("stage3", *WIDE, gpu=True)) < compare_stages.CLOCK
+    assert share(train("stage3", *WIDE, "--fixed", gpu=True)) > 0.9
+    assert share(real) > 0.9
+    wrong = train("stage6", *WIDE, "--skip-check", gpu=True)
+    assert wrong["stage"]["updated"] == 1 and wrong["step_ms"]["median"] < 0.8 * step
+    assert wrong["memory"]["peak_mib"] < real["memory"]["peak_mib"]
+    with pytest.raises(RunError, match="does not train"):
+        train("stage6", *WIDE, gpu=True)

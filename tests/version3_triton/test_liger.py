@@ -1,0 +1,54 @@
+"""Liger-Kernel's operations with our signatures; they run on a GPU."""
+
+from common.config import ModelConfig
+from common.precision import Precision
+from tests.oracle import DEVICE
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("liger_kernel")
+from version3_triton import benchmark_kernels, liger
+from version3_triton.kernels import reference
+
+pytestmark = pytest.mark.gpu
+CONFIG = ModelConfig(
+    vocab_size=61, hidden_size=64, num_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96
+)
+OPERATIONS = [name for name in benchmark_kernels.OPERATIONS if hasattr(liger, name)]
+
+
+def results(function, work: benchmark_kernels.Case) -> list[torch.Tensor]:
+    """Outputs, and gradients of all inputs; what a function overwrites is its own copy."""
+    inputs = [benchmark_kernels.separated(x).detach().clone().requires_grad_() for x in work.inputs]
+    outputs = function(*inputs, *work.rest)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    torch.manual_seed(1)
+    gradients = [torch.randn(output.shape).to(output) for output in outputs]
+    kept = [output.detach().clone() for output in outputs]
+    return [*kept, *torch.autograd.grad(outputs, inputs, gradients)]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(None, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_liger_computes_what_the_reference_does(operation, dtype, tolerance):
+    work = benchmark_kernels.case(operation, (CONFIG, 2, 33), Precision(DEVICE, dtype))
+    expected, got = (results(getattr(functions, operation), work) for functions in (reference, liger))
+    assert len(got) == len(expected)
+    for i, (theirs, right) in enumerate(zip(got, expected, strict=True)):
+        assert theirs.shape == right.shape, i
+        error = (theirs.double() - right.double()).abs().max()
+        assert error <= tolerance * right.double().abs().max(), f"result {i}: {error:.2g}"
+
+
+def test_ligers_loss_waits_for_the_gpu_and_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(benchmark_kernels, "ROUNDS", 1)
+    monkeypatch.setattr(benchmark_kernels, "ITERATIONS", 1)
+    precision = Precision(DEVICE, torch.bfloat16)
+    for operation in ("linear_cross_entropy", "swiglu"):
+        work = benchmark_kernels.case(operation, (CONFIG, 2, 33), precision)
+        functions = {name: getattr(owner, operation) for name, owner in (("eager", reference), ("liger", liger))}
+        timed = benchmark_kernels.time_case(work, functions, DEVICE)
+        assert timed["eager"]["gpu_ms"]["median"] > 0 and timed["liger"]["host_ms"]["median"] > 0
+        assert (timed["liger"]["gpu_ms"] is None) == (operation == "linear_cross_entropy")
