@@ -17,8 +17,7 @@ from typing import Any
 
 from common import device as devices
 from common import spans
-from common.analysis.profiles import chrome_trace, graph_replays, step_profile
-from common.analysis.reports import memory_timeline, profile_summary
+from common.analysis.profiles import step_profile
 from common.files import writable_folder, write_json
 
 import torch
@@ -91,7 +90,9 @@ class Profiler:
 
         That is nothing where the run was stopped before its last steps, the ones that are profiled.
         """
-        from common.analysis.reports import tensorboard
+        # pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled
+        from common.analysis.profiles import chrome_trace, graph_replays
+        from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
         if not self.trace_path.exists():
             return []

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common import device as devices
-from common.analysis.profiles import chrome_trace, run_record
+from common.analysis.profiles import run_record
 from common.data import Dataset
 from common.errors import RunError
 
@@ -40,6 +40,8 @@ def after(record: dict[str, Any], metrics: Path, profiles: list[Path]) -> None:
     Raises:
         RunError: a file is damaged, or a trace has no operators in it.
     """
+    from common.analysis.profiles import chrome_trace
+
     if run_record.read(metrics)["loss"]["all"] != record["loss"]["all"]:
         raise RunError(f"{metrics} does not hold what was measured: is the disk full?")
     print(f"setup ok: {record['parameters']:,} parameters get gradients, {metrics} can be read", end="")

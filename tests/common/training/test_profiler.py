@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 from common import cli
 from common.training import profiler, run
-from tests.conftest import TINY, V1
+from tests.conftest import PATHS, TINY, V1
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -90,3 +92,8 @@ def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(at_step, mon
     monkeypatch.chdir(tmp_path)
     assert stopped(at_step, 5, "--profile-memory").profiles == []  # in the profiler's warm-up
     assert not list((tmp_path / "profiles").iterdir())
+
+
+def test_a_run_without_a_profile_imports_neither_pandas_nor_matplotlib():
+    code = "import sys, common.training.run; sys.exit(bool({'pandas', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": PATHS}).returncode == 0
