@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from common import data
+from common import data, progress
 
 import numpy
 import pytest
@@ -91,6 +91,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 def execute(monkeypatch, capfd, tmp_path: Path) -> Callable:
     """execute(script, *arguments, check=0): what it prints, as `out` and `err`; as `run_script` without a new process."""
     monkeypatch.setattr(data, "markov", markov)
+    monkeypatch.setattr(progress, "SECONDS", 1e6)  # a busy machine's lines of progress would stand between what is asserted
 
     def run(script: Path, *arguments: object, check: int = 0):
         monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
     """The options with the version's own flags: as given, and otherwise at their defaults.
 
     Raises:
-        UsageError: the version has no such flag.
+        UsageError: the version has no such flag, or the flags contradict each other.
     """
     own = cli.Parser(None)
     if hasattr(version, "SWITCHES"):
@@ -91,7 +91,9 @@ def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
             f"this script takes no {unknown[0]}: it takes its own flags (--help) and the switches that only "
             f"{Path(version.__file__).name} has"
         )
-    return Namespace(**vars(options) | vars(chosen))
+    result = Namespace(**vars(options) | vars(chosen))
+    cli.switches(result, getattr(version, "SWITCHES", {}))  # refuses what contradicts itself before any work
+    return result
 
 
 def random_batch(options: Namespace, device: torch.device) -> tuple[Tensor, Tensor]:
