@@ -16,7 +16,7 @@ from common.training import version_files
 
 
 def main() -> int:
-    parser = version_files.parser(__doc__)
+    parser = version_files.parser(__doc__, capture=False)
     parser.add_argument(
         "--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is assumed to be correct"
     )

@@ -175,6 +175,10 @@ def test_the_error_is_relative_to_the_largest_element(expected, got, error):
     assert accuracy.error(torch.tensor(expected), torch.tensor(got)) == error
 
 
+def test_a_captured_step_is_not_offered(refused):
+    assert "takes no --capture-step" in refused(SCRIPT, "--baseline", BASELINE, "--optimized", FUSED, "--capture-step")
+
+
 @pytest.mark.parametrize("wrong", [("--optimized", "missing.py"), ("--optimized", FUSED, "--seq-len", "0"), ()])
 def test_bad_input_is_one_line(refused, wrong):
     refused(SCRIPT, "--baseline", BASELINE, *wrong)
