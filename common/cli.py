@@ -74,7 +74,11 @@ def add_precision(group: Flags) -> None:
 
 
 def add_capture(group: Flags) -> None:
-    group.add_argument("--capture-step", action="store_true", help="run the whole step as one CUDA or HIP graph (GPU only)")
+    group.add_argument(
+        "--capture-step",
+        action=argparse.BooleanOptionalAction,
+        help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
+    )
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:

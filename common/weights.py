@@ -25,12 +25,17 @@ def initialize(state: dict[str, Tensor], std: float) -> None:
 
 
 def baseline_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The weights under Version 1's names: views of the fused matrices, whose modules hold the parts' `sizes`."""
+    """The weights under Version 1's names.
+
+    A fused matrix is the parts one below the other, of `sizes` that the module around it holds; then these are views. Or it has
+    methods `fused(*parts)` and `parts(weight)`, which say how its rows are ordered; then they may be copies.
+    """
     state = {}
     for name, weight in model.state_dict().items():
         module, _, leaf = name.removesuffix(".weight").rpartition(".")
         if leaf in FUSED:
-            parts = weight.split(model.get_submodule(module).sizes)
+            owner = model.get_submodule(f"{module}.{leaf}")
+            parts = owner.parts(weight) if hasattr(owner, "parts") else weight.split(model.get_submodule(module).sizes)
             state |= {f"{module}.{part}.weight": piece for part, piece in zip(FUSED[leaf], parts, strict=True)}
         else:
             state[name] = weight
@@ -42,4 +47,6 @@ def fuse_on_load(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *
     for fused, parts in FUSED.items():
         for name in [name for name in state_dict if name.endswith(f"{parts[0]}.weight")]:
             module = name.removesuffix(f"{parts[0]}.weight")
-            state_dict[f"{module}{fused}.weight"] = torch.cat([state_dict.pop(f"{module}{part}.weight") for part in parts])
+            pieces = [state_dict.pop(f"{module}{part}.weight") for part in parts]
+            owner = model.get_submodule(f"{module}{fused}".removeprefix(prefix))
+            state_dict[f"{module}{fused}.weight"] = owner.fused(*pieces) if hasattr(owner, "fused") else torch.cat(pieces)

@@ -147,7 +147,8 @@ def known_models(root: Path = ROOT) -> dict[str, Model]:
         if "torch-compile" in getattr(version_files.load(path), "SWITCHES", {}):
             found.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
     found += map(Model, external_baselines.PEERS)
-    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in found]
+    plain = [model for model in found if not getattr(model.load(), "CAPTURED", False)]
+    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in plain]
     return {model.name: model for model in found}
 
 
@@ -273,7 +274,7 @@ def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
     """A new model's training step, checked, and its precision."""
     version, device = model.load(), devices.select(options.device)
     settings = version_files.switched(version, options, *model.flags)
-    settings.capture_step = model.captured
+    settings.capture_step = model.captured or None  # as the model has it
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision

@@ -11,7 +11,9 @@ step whose gradients have overflowed without asking the host.
 """
 
 import math
+from argparse import Namespace
 from collections.abc import Callable
+from types import ModuleType
 
 from common import device as devices
 from common.errors import RunError, UsageError
@@ -24,6 +26,14 @@ Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
 TOLERANCE = 1e-2  # of a first moment, relative to its largest element: kernels that add in any order differ by far less
+
+
+def wanted(version: ModuleType, options: Namespace, device: torch.device) -> bool:
+    """Whether the step is to be captured: as the flag says, or else as the version's CAPTURED, where that can be."""
+    given = getattr(options, "capture_step", None)
+    if given is not None:
+        return given
+    return getattr(version, "CAPTURED", False) and devices.is_gpu(device) and not getattr(options, "time_phases", False)
 
 
 def check_supported(device: torch.device, compile_mode: str | None = None) -> None:
@@ -42,6 +52,8 @@ def capturable(optimizer: torch.optim.Optimizer, precision: Precision) -> torch.
     Raises:
         UsageError: PyTorch has no such form of it.
     """
+    if optimizer.defaults.get("capturable"):
+        return optimizer
     if "capturable" not in optimizer.defaults:
         raise UsageError(f"--capture-step: {type(optimizer).__name__} cannot be captured; take AdamW")
     wanted = {"capturable": True} | ({"fused": True} if precision.scaler.is_enabled() else {})
@@ -97,5 +109,6 @@ def on_side_stream(step: Step, batch: Batch) -> None:
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The largest error of a tensor relative to its largest element; infinite where that is no number."""
-    errors = [((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(ours, theirs, strict=True)]
+    pairs = ((a.to(b.device), b) for a, b in zip(ours, theirs, strict=True))
+    errors = [((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in pairs]
     return float("inf") if any(map(math.isnan, errors)) else max(errors)

@@ -7,8 +7,8 @@ A version is a module with
     make_optimizer(model, options)               AdamW
     make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
 
-and, where it has any, `SWITCHES` ({name: whether it is on by default}), `MODES` ({name of --mode: function(version, options)})
-and `add_arguments(parser)`.
+and, where it has any, `SWITCHES` ({name: whether it is on by default}), `MODES` ({name of --mode: function(version, options)}),
+`CAPTURED` (whether a step is captured unless the flags say otherwise) and `add_arguments(parser)`.
 
 Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n. Ctrl-C and SIGTERM end the
 run after the step in hand; what was measured is written.
@@ -35,7 +35,7 @@ from common.files import writable_file, writable_folder, write_json
 from common.precision import Precision
 from common.progress import SECONDS, progress
 from common.timing import Clock, phase_times, summarize
-from common.training import ceilings, checkpoint, flop_counters, record, setup_check, step
+from common.training import capture, ceilings, checkpoint, flop_counters, record, setup_check, step
 from common.training.profiler import Profiler
 
 import torch
@@ -95,6 +95,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
         writable_folder(options.save_model, "--save-model")
     devices.prepare(device, options.seed, options.allow_tf32)
     precision = Precision(device, cli.amp_dtype(options))
+    options.capture_step = capture.wanted(version, options, device)
     with out_of_memory_explained(options), progress(f"preparing the data {options.data}"):
         dataset = data.load(options.data, options.model.vocab_size, options.seed)
         batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)

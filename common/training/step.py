@@ -50,7 +50,7 @@ def prepare(
         UsageError: the step cannot be captured here.
         RunError: a parameter's gradient is missing, not finite, or zero everywhere, or the captured step is not the eager one.
     """
-    captured = getattr(options, "capture_step", False)
+    captured = capture.wanted(version, options, precision.device)
     if captured:
         capture.check_supported(precision.device, getattr(options, "torch_compile_mode", None))
     model = version.make_model(options).to(precision.device)
@@ -146,7 +146,8 @@ def captured_step(
     with without_update(optimizer, precision):
         capture.on_side_stream(step, batch)
     with without_update(optimizer, precision):
-        expected = [run(step, optimizer, batch, passes=1).clone(), *gradients(model, optimizer).values()]
+        expected = [run(step, optimizer, batch, passes=1), *gradients(model, optimizer).values()]
+        expected = [tensor.cpu() for tensor in expected]  # on the device they would count as the step's memory
     scaler, initial = precision.scaler.state_dict(), {name: value.cpu() for name, value in model.state_dict().items()}
     result = CapturedStep(step, batch)
     error = capture.difference(expected, [run(result, optimizer, batch, passes=1), *gradients(model, optimizer).values()])

@@ -1,0 +1,51 @@
+"""The operations of Version 4 without autograd, as plain functions: a Triton kernel each, or the same in PyTorch.
+
+A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operation and its gradient are functions of their own.
+`reference.py` holds PyTorch's form of each. It runs on a CPU, in float64, and for shapes that a kernel does not take.
+"""
+
+import functools
+from collections.abc import Callable
+
+from version3_triton.kernels import HAS_TRITON, missing
+from version4_ultra_fused.kernels import reference
+
+import torch
+
+if HAS_TRITON:
+    from version4_ultra_fused.kernels import adamw as _adamw
+    from version4_ultra_fused.kernels import cross_entropy as _loss
+    from version4_ultra_fused.kernels import elementwise, embedding, matmul, norm
+
+    KERNELS = {
+        "add_norm": norm.add_norm, "add_norm_backward": norm.add_norm_backward, "sum_parts": norm.sum_parts,
+        "qkv_rope": matmul.qkv_rope, "turn_back": elementwise.turn_back, "gate_up_swiglu": matmul.gate_up_swiglu,
+        "swiglu_backward": matmul.swiglu_backward, "cross_entropy": _loss.cross_entropy,
+        "add_embedding_gradient": embedding.add_embedding_gradient, "adamw": _adamw.adamw,
+    }  # fmt: skip
+
+
+def _takes(name: str, x: torch.Tensor, *arguments) -> bool:
+    """Whether a kernel takes these arguments."""
+    if missing(x.device) or x.dtype == torch.float64:
+        return False
+    return name != "cross_entropy" or x.shape[1] <= _loss.MAX_VOCABULARY
+
+
+def _operation(name: str) -> Callable:
+    """The kernel where it can run, otherwise PyTorch's operation."""
+    plain = getattr(reference, name)
+
+    @functools.wraps(plain)
+    def operation(x: torch.Tensor, *arguments):
+        return KERNELS[name](x, *arguments) if _takes(name, x, *arguments) else plain(x, *arguments)
+
+    return operation
+
+
+add_norm, add_norm_backward, sum_parts, cross_entropy, add_embedding_gradient, adamw = map(
+    _operation, ("add_norm", "add_norm_backward", "sum_parts", "cross_entropy", "add_embedding_gradient", "adamw")
+)
+qkv_rope, turn_back, gate_up_swiglu, swiglu_backward = map(
+    _operation, ("qkv_rope", "turn_back", "gate_up_swiglu", "swiglu_backward")
+)

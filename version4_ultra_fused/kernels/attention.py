@@ -1,0 +1,78 @@
+"""Causal attention on packed q, k and v, and its gradient before RoPE, in three forms.
+
+    S at most 128, Dh 64       Version 3's forward kernel, and one kernel for the whole gradient (`short_attention.py`)
+    S at most 256, or exact    Version 3's kernels
+    longer                     PyTorch's fused attention, which on Hopper is cuDNN's
+
+Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md):
+
+    S, Dh, H of K heads      128, 32, 8 of 8    128, 64, 8 of 4    512, 128, 8 of 4    2048, 64, 32 of 4
+    one backward kernel      10                 18                 -                   -
+    Version 3's kernels      15                 20                 203                 997
+    cuDNN                    24                 30                 186                 777
+
+cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. All other kernels always
+give the same bits.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from version3_triton.kernels import HAS_TRITON, missing, reference
+from version4_ultra_fused import kernels
+
+import torch
+from torch import Tensor
+
+SHORT, OWN = 128, 256  # the longest sequences for the first two forms
+
+if HAS_TRITON:
+    from version3_triton.kernels import flash_attention
+    from version4_ultra_fused.kernels import short_attention
+
+
+@contextmanager
+def any_order() -> Iterator[None]:
+    """Inside it PyTorch may take kernels whose sums have no fixed order, such as cuDNN's attention."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+class CausalAttention:
+    """One attention: computed when made, `out` [B S, H Dh], and later its `gradient`.
+
+    Args:
+        qkv: [B S, (H + 2 K) Dh], after RoPE.
+        cos, sin: [S_max, Dh], float32.
+        length: S.
+        heads: H, K, K.
+        exact: take kernels that repeat bit for bit, at any length.
+    """
+
+    def __init__(self, qkv: Tensor, cos: Tensor, sin: Tensor, length: int, heads: tuple[int, int, int], exact: bool) -> None:
+        self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
+        split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
+        q, k, v = (x.transpose(1, 2) for x in split)
+        own = missing(qkv.device) is None and qkv.dtype.itemsize <= 4 and cos.shape[1] <= flash_attention.MAX_HEAD_DIM
+        self.short = own and qkv.dtype.itemsize == 2 and length <= SHORT and cos.shape[1] <= 64
+        if self.short:
+            self.out, self.lse = short_attention.attend(q, k, v)
+            return
+        own = own and (exact or length <= OWN)
+        self.order = nullcontext if own or exact else any_order
+        self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        with torch.enable_grad(), self.order():
+            self.graph = (flash_attention if own else reference).attention(*self.inputs)  # [B, H, S, Dh]
+        self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def gradient(self, dout: Tensor) -> Tensor:
+        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`."""
+        if self.short:
+            return short_attention.attend_backward(self.qkv, self.out, self.lse, dout, *self.tables, self.length, *self.heads[:2])
+        dout = dout.view(-1, self.length, self.heads[0], self.tables[0].shape[1]).transpose(1, 2)
+        with self.order():
+            return kernels.turn_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables)

@@ -1,0 +1,120 @@
+"""RoPE and SwiGLU beside a library's matrix product, as kernels of their own, forward and backward.
+
+For large products this is faster than an epilogue (`matmul.py` says which and why). Rows that are combined are neighbours, as in
+`interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
+
+    turn               2 Dh (H + K) e a token        in place
+    turn_back          2 Dh (H + 2 K) e a token      packs dq, dk and dv as well
+    swiglu             3 F e a token
+    swiglu_backward    5 F e a token                 in place of gate and up
+"""
+
+from version3_triton.kernels.blocks import ceil_div
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024  # pairs of a program
+
+
+@triton.jit
+def swiglu_gradient(gate, up, dy):
+    """Gradients of gate and up for y = silu(gate) up."""
+    sigmoid = tl.sigmoid(gate)
+    return dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid
+
+
+@triton.jit
+def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=2 * first + both < 2 * pairs, other=0.0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
+    tl.store(y_ptr + first + own, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=first + own < pairs)
+
+
+@triton.jit
+def _swiglu_backward(dy_ptr, gate_up_ptr, pairs, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    inside = 2 * first + both < 2 * pairs
+    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=inside, other=0.0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
+    dy = tl.load(dy_ptr + first + own, mask=first + own < pairs, other=0.0).to(tl.float32)
+    dgate, dup = swiglu_gradient(gate, up, dy)
+    out = tl.reshape(tl.join(dgate, dup), (2 * BLOCK,))
+    tl.store(gate_up_ptr + 2 * first + both, out.to(gate_up_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn(
+        q, k, v, out_ptr, cos_ptr, sin_ptr, tokens, length,
+        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+        H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 turns back."""
+    head = tl.program_id(1)
+    source, batch, step, row, own = q, q_batch, q_head, q_row, head
+    if head >= H:
+        source, batch, step, row, own = k, k_batch, k_head, k_row, head - H
+    if head >= H + K:
+        source, batch, step, row, own = v, v_batch, v_head, v_row, head - H - K
+    token, column, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 2)
+    inside = (token < tokens)[:, None] & (column < DIM)[None, :]
+    place = ((token // length).to(tl.int64) * batch + own.to(tl.int64) * step + (token % length) * row)[:, None] + column[None, :]
+    first, second = tl.split(tl.reshape(tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)))
+    table = (token % length)[:, None] * DIM + pair[None, :]
+    turned = (token < tokens)[:, None] & (pair < DIM // 2)[None, :] & (head < H + K)
+    cos = tl.load(cos_ptr + table, mask=turned, other=1.0)
+    sin = tl.load(sin_ptr + table, mask=turned, other=0.0) * SIGN
+    out = tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (ROWS, BLOCK))
+    place = (token.to(tl.int64) * (H + 2 * K) + head)[:, None] * DIM + column[None, :]
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) up [N, F] of gate_up [N, 2 F]."""
+    y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up, y, y.numel(), BLOCK=BLOCK, num_warps=4)
+    return y
+
+
+def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
+    """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F]."""
+    _swiglu_backward[ceil_div(dy.numel(), BLOCK),](dy, gate_up, dy.numel(), BLOCK=BLOCK, num_warps=4)
+    return gate_up
+
+
+def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tensor, heads: int, sign: int) -> None:
+    batch, own_heads, length, head_dim = q.shape
+    block = triton.next_power_of_2(head_dim)
+    rows = max(1, 2048 // block)
+    _turn[ceil_div(batch * length, rows), heads](
+        q, k, v, out, cos, sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+
+
+def turn(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
+    """Turns the first `turned` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
+    x = qkv[:, :turned].view(-1, length, turned // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
+    v_heads = (qkv.shape[1] - turned) // cos.shape[1]
+    heads = x.shape[1] - v_heads
+    _launch(x[:, :heads], x[:, heads:], x[:, heads:], qkv, cos, sin, x.shape[1], 1)
+    return qkv
+
+
+def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
+
+    Args:
+        dq: [B, H, S, Dh], any strides with Dh contiguous.
+        dk, dv: [B, K, S, Dh].
+        cos, sin: [S_max, Dh], float32.
+    """
+    dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
+    (batch, heads, length, head_dim), kv_heads = dq.shape, dk.shape[1]
+    out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)
+    _launch(dq, dk, dv, out, cos, sin, heads + 2 * kv_heads, -1)
+    return out

@@ -1,0 +1,48 @@
+"""The gradient of the embedding, added to that of the output head, which shares its weight.
+
+The tokens are sorted by their ids first, which can run beside the forward pass. Tokens with one id then stand together, and the
+program of the first of them adds their gradients in order, a few rows at a time. So repeats give the same bits, no atomics are
+needed, and each gradient is read once.
+"""
+
+from version3_triton.kernels.blocks import ceil_div
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _embedding_backward(ids_ptr, order_ptr, dx_ptr, dweight_ptr, tokens, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    begin = tl.program_id(0)
+    own = tl.load(ids_ptr + begin)
+    if tl.load(ids_ptr + begin - 1, mask=begin > 0, other=-1) == own:
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    target = dweight_ptr + own * size + column
+    total = tl.zeros((BLOCK,), tl.float32)
+    start, found = begin, ROWS
+    while found == ROWS:
+        place = start + tl.arange(0, ROWS)
+        chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == own
+        row = tl.load(order_ptr + place, mask=chosen, other=0)
+        inside = chosen[:, None] & (column < size)[None, :]
+        total += tl.sum(tl.load(dx_ptr + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.float32), axis=0)
+        found = tl.sum(chosen.to(tl.int32), axis=0)
+        start += ROWS
+    tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
+
+
+def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:
+    """dweight[ids[i]] += dx[order[i]] for all tokens i.
+
+    Args:
+        ids, order: [N], from a stable sort of the ids.
+        dx: [N, D], contiguous.
+        dweight: [V, D], float32.
+    """
+    size = dweight.shape[1]
+    block = min(256, triton.next_power_of_2(size))
+    _embedding_backward[ids.numel(), ceil_div(size, block)](
+        ids, order, dx, dweight, ids.numel(), size, ROWS=16, BLOCK=block, num_warps=4
+    )

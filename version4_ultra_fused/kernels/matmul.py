@@ -1,0 +1,157 @@
+"""Matrix products whose epilogue does the elementwise work that follows them (CODA, arXiv:2605.19269, has this idea for a block).
+
+A matrix product holds a tile of its result in registers, in float32, before it writes it. An elementwise operation on that tile
+costs no memory traffic there. As kernels of their own, the same operations read and write whole tensors:
+
+    product                   epilogue                                        saved for each token, in elements
+    qkv = x W^T               RoPE turns q and k                              2 Dh (H + K)
+    gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
+    da = dy W                 SwiGLU's backward: d gate and d up              2 F
+
+Both forward epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
+that these columns are neighbours (`interleave`). Then one thread holds both, and no data moves between threads.
+
+The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
+come from the L2 cache. Blocks of the factors are loaded through tensor descriptors, which on Hopper is the Tensor Memory
+Accelerator. Products of float32 are as `blocks.dot_precision` of Version 3 says. Sums are in a fixed order.
+"""
+
+from version3_triton.kernels.blocks import ceil_div, dot_precision
+from version4_ultra_fused.kernels import elementwise
+from version4_ultra_fused.kernels.elementwise import swiglu_gradient
+from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+GROUP = 8  # rows of tiles that are worked through together
+
+
+@triton.jit
+def _turned(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """RoPE on a tile of q, k and v at row m and column n; columns from `turned` on are v's, which stay."""
+    row, pair = m + tl.arange(0, BM), n // 2 + tl.arange(0, BN // 2)
+    table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
+    inside = (row < rows)[:, None] & (2 * pair < turned)[None, :]
+    cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
+    sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
+    first, second = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
+    return tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (BM, BN))
+
+
+@triton.jit
+def _matmul(
+        x, w, out, gate_up, M, N, K, length, turned, cos_ptr, sin_ptr,
+        EPILOGUE: tl.constexpr, HALF: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
+        PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x [M, K] by w, which is [N, K] or, for the backward pass, [K, N].
+
+    EPILOGUE:
+        "rope": out [M, N] is q, k and v.
+        "swiglu": gate_up [M, N] is written, and out [M, N / 2] is silu(gate) up.
+        "swiglu_backward": gate_up [M, 2 N] is read, and out [M, 2 N] is its gradient.
+    """
+    across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
+    for number in tl.range(tl.program_id(0), across * down, PROGRAMS, flatten=True):
+        top = number // (GROUP * across) * GROUP
+        height = tl.minimum(down - top, GROUP)
+        m = (top + number % (GROUP * across) % height) * BM
+        n = number % (GROUP * across) // height * BN
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            if EPILOGUE == "swiglu_backward":
+                acc = tl.dot(x.load([m, k]), w.load([k, n]), acc, input_precision=PRECISION)
+            else:
+                acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc, input_precision=PRECISION)
+        if EPILOGUE == "rope":
+            acc = _turned(acc, m, n, M, length, turned, cos_ptr, sin_ptr, HALF, BM, BN)
+            out.store([m, n], acc.to(out.dtype))
+        elif EPILOGUE == "swiglu":
+            gate_up.store([m, n], acc.to(gate_up.dtype))
+            gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
+            out.store([m, n // 2], (gate * tl.sigmoid(gate) * up).to(out.dtype))
+        else:
+            gate, up = tl.split(tl.reshape(gate_up.load([m, 2 * n]).to(tl.float32), (BM, BN, 2)))
+            dgate, dup = swiglu_gradient(gate, up, acc)
+            out.store([m, 2 * n], tl.reshape(tl.join(dgate, dup), (BM, 2 * BN)).to(out.dtype))
+
+
+def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor) -> bool:
+    """Whether a product is computed with its epilogue: it is small enough, and tensor descriptors can describe its matrices.
+
+    Args:
+        rows, columns: of the product.
+    """
+    aligned = all(x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0 for x in matrices)
+    return aligned and matrices[0].dtype.itemsize == 2 and rows * columns <= largest(epilogue)
+
+
+def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, HALF: int = 1) -> None:
+    (M, K), backward = x.shape, epilogue == "swiglu_backward"
+    N = w.shape[1] if backward else w.shape[0]
+    blocks = tile(epilogue, M, N)
+    m, n, k = blocks[:3]
+    described = {
+        "rope": ((w, [n, k]), (out, [m, n]), (gate_up, [m, n])),
+        "swiglu": ((w, [n, k]), (out, [m, n // 2]), (gate_up, [m, n])),
+        "swiglu_backward": ((w, [k, n]), (out, [m, 2 * n]), (gate_up, [m, 2 * n])),
+    }[epilogue]
+    programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
+    _matmul[programs,](
+        *(TensorDescriptor.from_tensor(*each) for each in ((x, [m, k]), *described)), M, N, K, *(rope or (1, 0, None, None)),
+        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, PRECISION=dot_precision(x.dtype), **blocks.arguments,
+    )  # fmt: skip
+
+
+def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
+    """x W^T with RoPE on its first `turned` columns.
+
+    Args:
+        x: [B S, D].
+        weight: [(H + 2 K) Dh, D], the rows of q and k interleaved.
+        cos, sin: [S_max, Dh], float32.
+        length: S.
+        turned: (H + K) Dh.
+
+    Returns:
+        [B S, (H + 2 K) Dh].
+    """
+    if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight):
+        return elementwise.turn(x @ weight.T, cos, sin, length, turned)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _launch("rope", x, weight, out, out, length, turned, cos, sin, HALF=cos.shape[1] // 2)
+    return out
+
+
+def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
+
+    Args:
+        x: [B S, D].
+        weight: [2 F, D], the rows of gate and up interleaved.
+    """
+    if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight):
+        gate_up = x @ weight.T
+        return gate_up, elementwise.swiglu(gate_up)
+    gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
+    _launch("swiglu", x, weight, y, gate_up)
+    return gate_up, y
+
+
+def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
+    """The gradient of `gate_up` [B S, 2 F] in its place, from the gradient of the down projection's result.
+
+    Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
+
+    Args:
+        dy: [B S, D].
+        weight: [D, F], of the down projection.
+        gate_up: [B S, 2 F], from `gate_up_swiglu`.
+    """
+    if not in_epilogue("swiglu_backward", dy.shape[0], weight.shape[1], dy, weight, gate_up):
+        return elementwise.swiglu_backward(dy @ weight, gate_up)
+    _launch("swiglu_backward", dy, weight, gate_up, gate_up)
+    return gate_up

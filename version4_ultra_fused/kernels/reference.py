@@ -1,0 +1,82 @@
+"""Each operation of Version 4 in PyTorch, with the kernel's signature: for a CPU, float64, and shapes that no kernel takes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    total = x if branch is None else x + branch.to(x.dtype)
+    rstd = (total.square().mean(-1) + eps).rsqrt()
+    return total, (total * rstd[:, None] * weight).to(dtype), rstd
+
+
+def add_norm_backward(
+    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dy_wide, normalized = dy.to(total.dtype), total * rstd[:, None]
+    scaled = dy_wide * weight
+    dx = rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
+    if dtotal is not None:
+        dx = dx + dtotal
+    return dx, dx.to(dy.dtype), (dy_wide * normalized).sum(0, keepdim=True)
+
+
+def sum_parts(parts: Tensor, out: Tensor) -> None:
+    torch.sum(parts, 0, out=out)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates neighbouring elements; x [B, S, heads, Dh], cos and sin [S_max, Dh] of which the halves are equal."""
+    half = slice(0, cos.shape[1] // 2)
+    cos, sin = cos[: x.shape[1], None, half], sin[: x.shape[1], None, half]
+    first, second = x[..., 0::2], x[..., 1::2]
+    return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
+
+
+def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
+    qkv = (x @ weight.T).view(-1, length, weight.shape[0] // cos.shape[1], cos.shape[1])
+    heads = turned // cos.shape[1]
+    return torch.cat((_turn(qkv[:, :, :heads], cos, sin), qkv[:, :, heads:]), 2).view(x.shape[0], -1)
+
+
+def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    dq, dk = (_turn(x.transpose(1, 2), cos, -sin) for x in (dq, dk))
+    return torch.cat((dq, dk, dv.transpose(1, 2)), 2).flatten(2).flatten(0, 1)
+
+
+def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    gate_up = x @ weight.T
+    gate, up = gate_up.unflatten(1, (-1, 2)).unbind(-1)
+    return gate_up, F.silu(gate) * up
+
+
+def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
+    da, (gate, up) = dy @ weight, gate_up.unflatten(1, (-1, 2)).unbind(-1)
+    sigmoid = gate.sigmoid()
+    return torch.stack((da * up * sigmoid * (1 + gate * (1 - sigmoid)), da * gate * sigmoid), -1).flatten(1)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(wide, targets, reduction="none")
+    if gradient:
+        logits.copy_((wide.softmax(-1) - F.one_hot(targets, logits.shape[1])) / len(targets))
+    return losses
+
+
+def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:
+    dweight.index_add_(0, ids, dx[order].to(dweight.dtype))
+
+
+def adamw(
+    weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
+    lr: float, beta1: float, beta2: float, eps: float, decay: float,
+) -> None:  # fmt: skip
+    gradient = gradient.to(weight.dtype)
+    exp_avg.lerp_(gradient, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(eps)
+    weight.mul_(1 - lr * decay).sub_(exp_avg / (1 - beta1**steps) / root * lr)
+    if working is not None:
+        working.copy_(weight)

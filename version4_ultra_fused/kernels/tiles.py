@@ -1,0 +1,69 @@
+"""Tiles of the matrix products that Triton computes: `matmul.py` says what they are for.
+
+A product [M, K] x [K, N] is cut into tiles of M and N, which a persistent kernel works through: as many programs as
+multiprocessors, each with several tiles. A large tile reads fewer bytes for each FLOP. A small product takes a smaller tile, so
+that every multiprocessor has one.
+
+What stands under "sm_90" was measured on an H200 (LOG.md). No other GPU was there to measure. Elsewhere a library computes the
+products, and what stands under "sm_80" and "hip" only says that the kernel compiles there.
+"""
+
+import functools
+from typing import NamedTuple
+
+from version3_triton.kernels import blocks
+from version3_triton.kernels.blocks import ceil_div
+
+import torch
+
+
+class Tile(NamedTuple):
+    """Rows (m) and columns (n) of a tile of the result, depth (k) of a step, warps, and stages of the software pipeline."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        return {"BM": self.m, "BN": self.n, "BK": self.k, "num_warps": self.warps, "num_stages": self.stages}
+
+
+# By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
+TILES = {
+    "sm_90": {
+        "rope": (Tile(128, 64, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
+        "swiglu": (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
+        "swiglu_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 64, 128, 4, 3)),
+    },
+    "sm_80": dict.fromkeys(("rope", "swiglu", "swiglu_backward"), (Tile(64, 64, 64, 4, 3),)),
+    "hip": dict.fromkeys(("rope", "swiglu", "swiglu_backward"), (Tile(32, 32, 32, 4, 1),)),
+}
+# The most elements of a product whose epilogue takes less time than a kernel after a library's product.
+LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 22, "swiglu_backward": 1 << 20}}
+
+
+@functools.cache
+def multiprocessors() -> int:
+    """Of the GPU; the number decides how many programs a persistent kernel has."""
+    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
+
+
+def largest(epilogue: str) -> int:
+    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU."""
+    return LARGEST.get(blocks.family(), {}).get(epilogue, 0)
+
+
+@functools.cache
+def tile(epilogue: str, rows: int, columns: int) -> Tile:
+    """The largest tile that gives half of the multiprocessors work, or the smallest.
+
+    Args:
+        epilogue: of `matmul.py`.
+        rows, columns: of the product.
+    """
+    choices = TILES[blocks.family()][epilogue]
+    filling = (each for each in choices if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 0.45 * multiprocessors())
+    return next(filling, choices[-1])
