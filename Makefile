@@ -5,7 +5,10 @@ export PYTHON TORCH_BUILD
 # setup.sh writes this file last, with the folder it was made in: a .venv that was copied or moved is made anew.
 STAMP := .venv/set-up
 
-.PHONY: help setup train test test-slow docs lint clean
+# Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
+PRESET ?= tiny
+
+.PHONY: help setup train compare test test-slow docs lint clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
@@ -13,6 +16,12 @@ setup: $(STAMP) ## make the environment .venv, once
 
 train: $(STAMP) ## set up, then train Version 1 at the default configuration
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
+
+compare: $(STAMP) ## set up, then measure all versions and peers at PRESET (tiny), into comparison/PRESET
+	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then set -- --use-amp --num-steps $(or $(STEPS),50); else set -- --num-steps $(or $(STEPS),3) --repeats 1; fi; \
+	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset $(PRESET) \
+		--batch-sizes preset --seq-lengths preset --output-dir comparison/$(PRESET) $(FASTEST:%=--fastest %) "$$@"
 
 test: $(STAMP) ## set up, then run the tests
 	.venv/bin/python -m pytest -n 2

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # name: Version 1's names
 
 
-def initialize(state: dict[str, Tensor], std: float) -> None:
+def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
 
     The head is tied to the embedding, and the norms' weights stay 1.
 
     Args:
-        state: the weights under Version 1's names.
+        state: the weights under Version 1's names, which are overwritten and returned.
     """
     generator = torch.Generator().manual_seed(torch.initial_seed())
     for name, weight in state.items():
         if weight.dim() == 2 and name != "lm_head.weight":
             nn.init.normal_(weight, std=std, generator=generator)
+    return state
 
 
 def baseline_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ FLAGS = {
         | ({"--overwrite": 0} if release >= 3.8 else {}),
     "ncu": {"--clock-control": 1, "--nvtx": 0, "--launch-count": 1, "--metrics": 1, "--csv": 0, "--page": 1, "--print-units": 1,
             "--log-file": 1},
-    "nsys": {"--trace": 1, "--force-overwrite": 1, "--output": 1},
+    "nsys": {"--trace": 1, "--cuda-graph-trace": 1, "--force-overwrite": 1, "--output": 1},
     "nvidia-smi": {"-L": 0},
 }[tool]
 with open(os.environ["CALLS"], "a") as calls:

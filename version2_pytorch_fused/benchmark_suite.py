@@ -4,33 +4,47 @@
         --metrics throughput,memory,accuracy
     python benchmark_suite.py --models v1,v2,v2-compile,hf,hf-compile,liger --preset small --use-amp --num-steps 50
 
-Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile), and transformers' LLaMA: hf (eager),
-hf-compile, and liger (with Liger's kernels; GPU only). The step of each can be captured as one graph (v1-captured; GPU only).
+Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile), transformers' LLaMA: hf (eager),
+hf-compile and liger (with Liger's kernels; GPU only), and a LLaMA fused by hand with PyTorch, compiled and captured as one graph:
+captured, and captured-bf16 (with bf16 weights over fp32 masters; --use-amp only), both GPU only. The step of each other model can
+be captured too (v1-captured; GPU only). `--models available` takes all that can run here but these, and names those that cannot.
 
-Writes benchmark.json (measured), and from it benchmark.csv, .md and .png, into --output-dir.
-The exit code is 1 if a model failed for another reason than memory; the other models are measured all the same.
+Writes benchmark.json (measured), and from it benchmark.csv, .html, .md and .png, into --output-dir.
+The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same. It is also 1
+if `--fastest` names a model that is not the fastest at every shape.
 """
 
+import sys
+from argparse import Namespace
 from pathlib import Path
 
-from common import cli
+from common import cli, files
+from common.errors import UsageError
 from common.files import writable_folder
 from common.studies import benchmark
 from common.training import version_files
+
+KINDS = ("csv", "html", "json", "md", "png")
+AVAILABLE, PRESET = "available", "preset"
 
 
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def sizes(text: str) -> list[int] | None:
+    """None stands for the size of the preset."""
+    return None if text == PRESET else cli.positive_list(text)
+
+
 def main() -> int:
     parser = version_files.parser(__doc__, batch_size=False, sequence_length=False, capture=False)
-    parser.add_argument("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="default: v1,v2")
+    parser.add_argument("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
     parser.add_argument(
-        "--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="LIST", help="default: 4,8,16,32"
+        "--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)"
     )
     parser.add_argument(
-        "--seq-lengths", type=cli.positive_list, default=[128, 256, 512], metavar="LIST", help="default: 128,256,512"
+        "--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)"
     )
     parser.add_argument("--metrics", type=names, default=list(benchmark.METRICS), metavar="NAMES", help="default: all three")
     parser.add_argument("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
@@ -42,13 +56,24 @@ def main() -> int:
     parser.add_argument(
         "--output-dir", type=Path, default=Path("benchmark_suite"), metavar="DIR", help="default: benchmark_suite"
     )
+    parser.add_argument("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = benchmark.known_models()
+    preset = version_files.resolve(Namespace(**vars(options)))
+    options.batch_sizes = options.batch_sizes or [preset.batch_size]
+    options.seq_lengths = options.seq_lengths or [preset.seq_len]
+    if options.models == [AVAILABLE]:
+        options.models = benchmark.available(options, known)
     models, shapes = benchmark.plan(options, known)
+    if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
+        raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
     path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
     code = benchmark.measure(models, shapes, next(iter(known.values())), path)
-    print(f"\n{benchmark.analyze(path).publish(options.output_dir, 'benchmark')}")
-    return code
+    print(f"\n{benchmark.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
+    ahead = benchmark.ahead(files.read(path, benchmark.Benchmark), options.fastest) if options.fastest else []
+    if ahead:
+        print(f"{options.fastest} is not the fastest: {'; '.join(ahead)}", file=sys.stderr)
+    return code or int(bool(ahead))
 
 
 if __name__ == "__main__":

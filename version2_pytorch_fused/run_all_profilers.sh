@@ -57,8 +57,8 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
         attempt "looking for kernels in $csv" grep -qs '"Kernel Name"' "$csv" # an exit code of 0 can be the script's
     fi
     if begin nsys "timeline of host and GPU" "$folder/nsys"; then
-        attempt nsys nsys profile --trace=cuda,nvtx --force-overwrite=true --output="$folder/nsys/timeline" \
-            python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
+        attempt nsys nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --force-overwrite=true \
+            --output="$folder/nsys/timeline" python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
     fi
 }
 

@@ -18,15 +18,11 @@ rows much wider than 4,096, and with `--allow-tf32` the keys' kernel in float32 
     shared_bytes     of shared memory (LDS on AMD), for a program
 """
 
-import contextlib
-import io
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from common import cli
@@ -40,26 +36,17 @@ from common.documents import compiled_kernels
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.rope import rope_tables
-from version3_triton.kernels import blocks
 from version3_triton.kernels.flash_attention import attention
 from version3_triton.kernels.linear_cross_entropy import linear_cross_entropy
+from version3_triton.kernels.offline import TARGETS, compiling_for, resources
 from version3_triton.kernels.rms_norm import add_rms_norm, rms_norm
 from version3_triton.kernels.rope import apply_rope
 from version3_triton.kernels.swiglu import swiglu
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-TARGETS = {
-    "gfx90a": GPUTarget("hip", "gfx90a", 64),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES = {  # by file: the length of a row, or the head dimension
     "rms_norm": ("D", 256, 512, 1024, 2048, 4096),
@@ -68,7 +55,6 @@ SIZES = {  # by file: the length of a row, or the head dimension
     "rope": ("Dh", 16, 64, 80, 128),
     "flash_attention": ("Dh", 16, 32, 64, 80, 128),
 }
-LOGS: dict[str, str] = {}  # of ptxas, by a kernel's hash: within a process a kernel is compiled once
 CASES = [(file, size) for file, (_, *sizes) in SIZES.items() for size in sizes]
 
 
@@ -95,47 +81,6 @@ def launches(file: str, size: int, dtype: torch.dtype) -> list[Callable]:
     if file == "rope":
         return [lambda: apply_rope(tensor(1, 4, 64, size), tensor(1, 2, 64, size), *rope_tables(size, 64, 1e4))]
     return [lambda: attention(tensor(1, 4, 64, size), *(tensor(1, 2, 64, size) for _ in range(2)))]
-
-
-def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
-    """Registers, spills and shared memory of a compiled kernel."""
-    if "amdgcn" in kernel.asm:
-        counts = {key: int(value) for key, value in re.findall(r"^\s+\.(\w+):\s+(\d+)$", kernel.asm["amdgcn"], re.MULTILINE)}
-        registers, spills = counts["vgpr_count"], counts["vgpr_spill_count"] + counts["sgpr_spill_count"]
-    else:
-        registers = int(re.search(r"Used (\d+) registers", ptxas_log)[1])
-        spills = sum(int(size) for size in re.findall(r"(\d+) bytes spill", ptxas_log))
-    return {"registers": registers, "spills": spills, "shared_bytes": kernel.metadata.shared}
-
-
-@contextlib.contextmanager
-def compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], str], None]) -> Iterator[None]:
-    """Within it a launch of a kernel compiles it for the target and hands it to `take`, with its options and ptxas's log.
-
-    For a process of its own: afterwards Triton's driver is still none that can launch.
-    """
-    target = TARGETS[name]
-
-    def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        with contextlib.redirect_stdout(io.StringIO()) as log:
-            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        take(self, kernel, options, LOGS.setdefault(kernel.hash, log.getvalue()))
-
-    run, family = JITFunction.run, blocks.family
-    JITFunction.run, blocks.family = compile_only, lambda: "hip" if target.backend == "hip" else name
-    triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
-    driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: target,
-            get_current_device=lambda: name,
-            get_current_stream=lambda device: 0,
-            map_python_to_cpp_type=str,
-        )
-    )
-    try:
-        yield
-    finally:
-        JITFunction.run, blocks.family = run, family
 
 
 def compile_all(name: str, dtypes: Collection[str] = DTYPES, cases: Collection[tuple[str, int]] = CASES) -> list[dict[str, Any]]:

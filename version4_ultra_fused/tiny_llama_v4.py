@@ -2,7 +2,7 @@
 
 Changes from Version 3:
 
-- RoPE and SwiGLU, and SwiGLU's gradient, run in the epilogues of the matrix products (`kernels/matmul.py`).
+- RoPE, SwiGLU and its gradient run in epilogues of matrix products, where these are small (`kernels/matmul.py`).
 - Products read weights in bf16 that AdamW writes beside its fp32 masters: no weight is cast, no gradient set to zero or added up.
 - Gradients of weights run on a side branch of the graph, beside the rest of the backward pass.
 - The whole step is one CUDA or HIP graph; `--no-capture-step` launches its kernels one by one.
@@ -22,6 +22,7 @@ from common.spans import span
 from common.training import run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.gradients import Gradients, products_dtype, store, working
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
@@ -36,7 +37,6 @@ from torch.autograd.function import once_differentiable
 CAPTURED = True  # on a GPU, without --no-capture-step
 SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
 BRANCH_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
-
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
@@ -175,6 +175,8 @@ class LossFunction(torch.autograd.Function):
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
+    kernel_flops = costs.kernel_flops
+
     def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
         super().__init__()
         self.switches = switches
@@ -188,9 +190,7 @@ class TinyLlama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self.register_buffer("one", torch.ones(()), persistent=False)  # the gradient of the loss
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
-        state = self.baseline_state_dict()
-        weights.initialize(state, config.initializer_std)
-        self.load_state_dict(state)
+        self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
         self.gradients = Gradients()
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,14 +223,14 @@ def make_model(options) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
-    dtype = cli.amp_dtype(options)
-    if dtype == torch.float16:
-        raise UsageError("Version 4 scales no loss, which float16 needs: leave out --amp-dtype float16")
-    return MasterAdamW(model, dtype or model.norm.weight.dtype, lr=options.learning_rate)
+    return MasterAdamW(model, lr=options.learning_rate)
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    if precision.dtype == torch.float16:
+        raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
+    optimizer.work_in(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
 
     def step(batch: tuple[Tensor, Tensor]) -> Tensor:
         branching = model.switches["side-branch"] and batch[0].is_cuda and batch[0].numel() <= BRANCH_TOKENS

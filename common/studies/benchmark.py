@@ -6,6 +6,9 @@ repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine 
 over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, and of the whole process on a
 CPU.
 
+Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them, because PyTorch
+then picks faster kernels, such as cuDNN's backward pass of attention.
+
 Accuracy is measured at the smallest shape only: the loss after N steps from the same weights on the same batches of the synthetic
 source, and the errors of logits and gradients against the baseline in float64 (`studies.accuracy`), in the benchmark's precision.
 
@@ -152,6 +155,25 @@ def known_models(root: Path = ROOT) -> dict[str, Model]:
     return {model.name: model for model in found}
 
 
+def available(options: Namespace, known: dict[str, Model]) -> list[str]:
+    """The names of the models that can run here, without `-captured` ones; a line says why each other model cannot."""
+    device, names = devices.select(options.device), []
+    for name, model in known.items():
+        if model.captured:
+            continue
+        problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
+        try:
+            if not model.path:
+                model.load().check(device, cli.amp_dtype(options))
+        except UsageError as error:
+            problem = str(error)
+        if problem:
+            print(f"leaves out {name}: {problem}")
+        else:
+            names.append(name)
+    return names
+
+
 def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Namespace]]:
     """The models, and the resolved options of each shape, smallest first.
 
@@ -170,7 +192,7 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list
         if model.captured:
             capture.check_supported(device)
         if not model.path:
-            model.load().check(device)
+            model.load().check(device, cli.amp_dtype(options))
     shapes = [dict(batch_size=b, seq_len=s) for s in sorted(options.seq_lengths) for b in sorted(options.batch_sizes)]
     return models, [version_files.resolve(Namespace(**vars(options) | shape)) for shape in shapes]
 
@@ -271,12 +293,14 @@ def main() -> None:
 
 
 def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
-    """A new model's training step, checked, and its precision."""
+    """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
     version, device = model.load(), devices.select(options.device)
     settings = version_files.switched(version, options, *model.flags)
     settings.capture_step = model.captured or None  # as the model has it
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
+    if not model.path:
+        torch.use_deterministic_algorithms(False)  # which would make PyTorch pick slower kernels than its users get
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
 
 
@@ -315,7 +339,7 @@ Table = tuple[list[str], list[list[object]]]
 
 
 def analyze(path: Path) -> Report:
-    """The report on a benchmark.json; it writes benchmark.csv, .json, .md and .png.
+    """The report on a benchmark.json; it writes benchmark.csv, .html, .json, .md and .png.
 
     Raises:
         UsageError: the file is missing, damaged or of another schema.
@@ -402,6 +426,24 @@ def results(measured: Measured) -> dict[tuple[str, int, int], dict[str, Any]]:
         if base and base["ms"] and row["ms"]:
             row |= {"speedup": base["ms"] / row["ms"], "memory_ratio": base["peak_mib"] / row["peak_mib"]}
     return found
+
+
+def ahead(measured: Measured, name: str) -> list[str]:
+    """A phrase for each shape at which another model has a smaller median step time than `name`, or `name` has none."""
+    found, phrases = results(measured), []
+    for ours in (cell for cell in found.values() if cell["model"] == name):
+        shape = ours["batch_size"], ours["sequence_length"]
+        fastest = min((cell for key, cell in found.items() if key[1:] == shape and cell["ms"]), key=_ms, default=ours)
+        if not ours["ms"]:
+            phrases.append(f"{_place(ours)}: {ours['status']}")
+        elif _ms(fastest) < _ms(ours):
+            theirs, own = tables.format_time(_ms(fastest)), tables.format_time(_ms(ours))
+            phrases.append(f"{_place(fastest)} takes {theirs}, {name} {own}")
+    return phrases
+
+
+def _ms(cell: dict[str, Any]) -> float:
+    return cell["ms"]
 
 
 def _by_shape(measured: Measured, value: str, ratio: str) -> Table:

@@ -1,11 +1,14 @@
-"""External baselines: transformers' LLaMA, the same compiled, and the same with Liger's kernels.
+"""External baselines: transformers' LLaMA, compiled or with Liger's kernels, and a LLaMA that is fused by hand.
 
-    hf           transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
-    hf-compile   its forward pass and loss in one torch.compile, in the default mode
-    liger        hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
+    hf              transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
+    hf-compile      its forward pass and loss in one torch.compile, in the default mode
+    liger           hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
+    captured        the model of `hand_fused` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
+    captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
 
-A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with Version 1's AdamW and
-autocast. These choices keep it from doing extra work:
+A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. Its step
+drops the gradients (`zero_grad` sets them to None), so nothing is set to zero or added up. The benchmark runs a baseline as its
+users do, without the deterministic algorithms that versions ask for. These choices keep transformers from doing extra work:
 
 - Loss: `forward(labels=targets, shift_labels=targets)`. `labels` asks for the model's own loss, in the model's own precision.
   `shift_labels` says that the targets are already the next tokens, so nothing is shifted.
@@ -20,7 +23,7 @@ autocast. These choices keep it from doing extra work:
 
 import importlib.util
 from argparse import Namespace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from common import device as devices
 from common import weights
@@ -28,6 +31,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
 from common.spans import span
+from common.studies import hand_fused
 from common.training.capture import Batch, Step
 
 import torch
@@ -94,7 +98,8 @@ def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
-class Peer(NamedTuple):
+@dataclass(frozen=True)
+class Peer:
     """An external baseline; it has what the module of a version has."""
 
     name: str
@@ -102,8 +107,10 @@ class Peer(NamedTuple):
     compiled: bool = False
     liger: bool = False
 
-    def check(self, device: torch.device) -> None:
-        """Raises UsageError if the baseline cannot run here."""
+    CAPTURED = False  # as in a version: whether the step is captured unless asked otherwise
+
+    def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
+        """Raises UsageError if the baseline cannot run here, or not in this precision (`cli.amp_dtype`)."""
         missing = [install for module, install in self.packages.items() if importlib.util.find_spec(module) is None]
         if missing:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")
@@ -122,7 +129,7 @@ class Peer(NamedTuple):
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
     def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-        """A function of a batch: one optimizer step as in Version 1, with the loss compiled for `hf-compile`."""
+        """A function of a batch: one optimizer step as in Version 1, with the loss compiled if `compiled`."""
         loss_of = devices.compiled(model.loss, precision.device, self.compiled)
 
         def step(batch: Batch) -> Tensor:
@@ -138,8 +145,36 @@ class Peer(NamedTuple):
         return step
 
 
+@dataclass(frozen=True)
+class HandFused(Peer):
+    """An external baseline with the model of `hand_fused`, whose step is captured."""
+
+    working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
+
+    CAPTURED = True
+
+    def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
+        super().check(device, amp_dtype)
+        if not devices.is_gpu(device):
+            raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: a CPU has no graph that could hold its step")
+        if self.working not in (None, amp_dtype):
+            raise UsageError(f"{self.name} needs --use-amp with bfloat16, the dtype of its weights")
+        if problem := devices.compile_problem(device):
+            raise UsageError(problem)
+
+    def make_model(self, options: Namespace) -> nn.Module:
+        return hand_fused.TinyLlama(options.model)
+
+    def make_optimizer(self, model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
+        if self.working:
+            return hand_fused.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
+        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured
+
+
 PEERS = {
     "hf": Peer("hf", TRANSFORMERS),
     "hf-compile": Peer("hf-compile", TRANSFORMERS, compiled=True),
     "liger": Peer("liger", TRANSFORMERS | LIGER, liger=True),
+    "captured": HandFused("captured", {}, compiled=True),
+    "captured-bf16": HandFused("captured-bf16", {}, compiled=True, working=torch.bfloat16),
 }

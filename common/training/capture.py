@@ -92,6 +92,8 @@ class CapturedStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         for static, tensor in zip(self.batch, batch, strict=True):
+            if tensor.shape != static.shape:  # copy_ would repeat a smaller batch
+                raise ValueError(f"this step was captured for batches of {[*static.shape]}, not {[*tensor.shape]}")
             static.copy_(tensor)
         self.graph.replay()
         return self.loss

@@ -6,11 +6,12 @@ from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
 from version3_triton import tiny_llama_v3
+from version4_ultra_fused import tiny_llama_v4
 
 import pytest
 import torch
 
-later_versions = pytest.mark.parametrize("version", [tiny_llama_v2, tiny_llama_v3], ids=["v2", "v3"])
+later_versions = pytest.mark.parametrize("version", [tiny_llama_v2, tiny_llama_v3, tiny_llama_v4], ids=["v2", "v3", "v4"])
 kv_heads = pytest.mark.parametrize("kv_heads", [4, 2, 1])
 
 
@@ -75,7 +76,7 @@ def test_fused_weights_are_parameters_of_one_matrix(version):
     assert mlp.gate_up_proj.weight.shape == (2 * config.intermediate_size, config.hidden_size)
 
 
-@later_versions
+@pytest.mark.parametrize("version", [tiny_llama_v2, tiny_llama_v3], ids=["v2", "v3"])
 def test_the_baseline_names_are_views(version):
     """A change through them is a change of the model."""
     model = models.build(version)

@@ -19,7 +19,7 @@ from tests.conftest import INTERPRETER_FAILS, PATHS, ROOT, V1
 import pytest
 import torch
 
-V2, V3 = ROOT / "version2_pytorch_fused", ROOT / "version3_triton"
+V2, V3, V4 = (ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused"))
 VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
 DOCUMENTS = rewrite.documents()
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
@@ -139,11 +139,14 @@ SMALL_FLAGS = {
     "tiny_llama_v1.py": TRAINING,
     "tiny_llama_v2.py": TRAINING,
     "tiny_llama_v3.py": TRAINING,
+    "tiny_llama_v4.py": TRAINING,
+    "run_ultra_profiling.py": TRAINING,
     "run_pytorch_profiler.py": TRAINING,
     "run_triton_profiling.py": TRAINING,
     "run_rocprof_triton.sh": TRAINING,
     "run_deepspeed_flops.py": TRAINING,
     "run_all_profilers.sh": TRAINING,
+    "launch_performance_study.sh": f"-- {TRAINING}",
     "analyze_gemm_operations.py": "--batch-sizes 1,2 --sequence-lengths 16",
     "validate_numerical_accuracy.py": "--batch-size 1 --seq-len 16",
     "benchmark_kernels.py": "--preset tiny --batch-size 1 --sizes 32x8 64x16",
@@ -181,7 +184,7 @@ def as_script(readme: Path, small: bool) -> str:
     # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
     lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
     # Tiles are timed and steps are captured on a GPU; without one the script says so and ends with exit code 2.
-    gpu_only = ("tune_blocks.py", "--capture-step")
+    gpu_only = ("tune_blocks.py", "benchmark_levers.py", "--capture-step")
     refused = [not GPU and any(word in line for word in gpu_only) for line in lines]
     lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if no else line for line, no in zip(lines, refused, strict=True)]
     return "\n".join(["set -eux", *lines])
@@ -215,6 +218,10 @@ EXPECTED = {
         "metrics_v3.json", "metrics_kernels.json", "metrics_kernels.png", "pytorch_profiles/profile_*.json",
         "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*", "pytorch_profiles/report.md",
         "flops_analysis/flops_profile.json", *(["tiles.json"] if GPU else []),
+    ],
+    V4: [
+        "metrics_v4.json", "pytorch_profiles/profile_*.json", "flops_analysis/flops_profile.json",
+        "performance_study/tiny/performance_study.md", "performance_study/tiny/performance_study.html",
     ],
 }  # fmt: skip
 

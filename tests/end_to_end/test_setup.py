@@ -254,6 +254,25 @@ def test_set_up_is_done_once(clone):
     assert commands == "cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py\n"
 
 
+@pytest.mark.parametrize(
+    "gpu, settings, preset, more",
+    (
+        (False, (), "tiny", "--num-steps 3 --repeats 1"),
+        (True, ("PRESET=small", "STEPS=9", "FASTEST=v4"), "small", "--fastest v4 --use-amp --num-steps 9"),
+    ),
+    ids=("cpu", "gpu"),
+)
+def test_a_comparison_is_in_mixed_precision_where_there_is_a_gpu(clone, gpu, settings, preset, more):
+    set_up(clone, clone.folder.resolve())
+    python = clone.folder / ".venv/bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit {int(not gpu)}\necho "$@"\n')
+    python.chmod(0o755)
+    said = clone.run("make", "compare", *settings).stdout
+    shape = f"--preset {preset} --batch-sizes preset --seq-lengths preset --output-dir comparison/{preset}"
+    assert said == f"version2_pytorch_fused/benchmark_suite.py --models available {shape} {more}\n"
+
+
 @pytest.mark.parametrize("file", ("pyproject.toml", "constraints.txt", "setup.sh"))
 def test_set_up_is_done_again_when_its_files_change(clone, file):
     set_up(clone, clone.folder.resolve())

@@ -35,7 +35,8 @@ TOO_LARGE = "blocks.ATTENTION['sm_80', 2][64]['keys'] = blocks.TileConfig(64, 12
 COMPILE = """
 import json, sys
 from types import SimpleNamespace
-from version3_triton.compile_kernels import blocks, compile_all, resources
+from version3_triton.compile_kernels import compile_all, resources
+from version3_triton.kernels import blocks
 
 plan = json.loads(sys.argv[1])
 rows = [row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]

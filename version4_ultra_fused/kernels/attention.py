@@ -1,6 +1,6 @@
 """Causal attention on packed q, k and v, and its gradient before RoPE, in three forms.
 
-    S at most 128, Dh 64       Version 3's forward kernel, and one kernel for the whole gradient (`short_attention.py`)
+    S at most 128, Dh 64       on Hopper: Version 3's forward kernel, and one kernel for the whole gradient (`short_attention.py`)
     S at most 256, or exact    Version 3's kernels
     longer                     PyTorch's fused attention, which on Hopper is cuDNN's
 
@@ -18,7 +18,7 @@ give the same bits.
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from version3_triton.kernels import HAS_TRITON, missing, reference
+from version3_triton.kernels import HAS_TRITON, INTERPRETED, missing, reference
 from version4_ultra_fused import kernels
 
 import torch
@@ -27,8 +27,13 @@ from torch import Tensor
 SHORT, OWN = 128, 256  # the longest sequences for the first two forms
 
 if HAS_TRITON:
-    from version3_triton.kernels import flash_attention
+    from version3_triton.kernels import blocks, flash_attention
     from version4_ultra_fused.kernels import short_attention
+
+
+def measured() -> bool:
+    """Whether the kernel for a whole head was measured on this family of GPUs; elsewhere it spills registers."""
+    return INTERPRETED or blocks.family() == "sm_90"
 
 
 @contextmanager
@@ -58,7 +63,7 @@ class CausalAttention:
         split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
         own = missing(qkv.device) is None and qkv.dtype.itemsize <= 4 and cos.shape[1] <= flash_attention.MAX_HEAD_DIM
-        self.short = own and qkv.dtype.itemsize == 2 and length <= SHORT and cos.shape[1] <= 64
+        self.short = own and qkv.dtype.itemsize == 2 and length <= SHORT and cos.shape[1] <= 64 and measured()
         if self.short:
             self.out, self.lse = short_attention.attend(q, k, v)
             return

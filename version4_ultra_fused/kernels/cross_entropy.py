@@ -38,7 +38,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     """The loss of each token [N], in nats; with `gradient` that of their mean is written over the logits.
 
     Args:
-        logits: [N, V], contiguous, V at most 65,536.
+        logits: [N, V], contiguous, V at most 32,768.
         targets: [N], each in 0 .. V - 1.
     """
     tokens, vocabulary = logits.shape

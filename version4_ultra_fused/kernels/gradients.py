@@ -43,7 +43,7 @@ def product(dy: Tensor, x: Tensor) -> Callable[[Tensor], None]:
     def write(out: Tensor) -> None:
         if out.dtype == dy.dtype:
             torch.mm(dy.T, x, out=out)
-        elif dy.is_cuda and not torch.version.hip:  # cuBLAS writes its float32 sum
+        elif out.dtype == torch.float32 and dy.is_cuda and not torch.version.hip:  # cuBLAS writes its float32 sum
             torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
         else:
             out.copy_(dy.T @ x)

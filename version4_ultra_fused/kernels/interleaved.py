@@ -14,7 +14,7 @@ class GateUp(nn.Linear):
         return torch.stack((gate, up), 1).flatten(0, 1)
 
     def parts(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return weight[0::2], weight[1::2]
+        return weight[0::2].contiguous(), weight[1::2].contiguous()
 
 
 class QKV(nn.Linear):

@@ -8,6 +8,8 @@ overwritten by the next step, so nothing is set to zero and nothing is added up.
 The matrices of a block can be updated as soon as their gradients are there, beside the backward pass of the blocks before.
 """
 
+from collections.abc import Iterator
+
 from version4_ultra_fused import kernels
 
 import torch
@@ -17,33 +19,37 @@ ALIGNMENT = 64  # elements: every tensor in a flat buffer begins at a multiple o
 
 
 class Flat:
-    """Parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq`, `gradient` and, where its dtype differs, `working`.
+    """Parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq` and, once `allocate` was called, `gradient` and `working`.
 
-    Each parameter becomes a view of `master` and gets `gradient`, where the backward pass writes, `working`, which the products
-    read, and `moments`.
+    Each parameter becomes a view of `master` and gets `moments`, and from `allocate` on `gradient`, where the backward pass
+    writes, and `working`, which the products read. Without a dtype of their own the working weights are the masters.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype, gradient_dtype: torch.dtype) -> None:
-        offsets, size = [], 0
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.offsets, size = parameters, [], 0
         for parameter in parameters:
-            offsets.append(size)
+            self.offsets.append(size)
             size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.master = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self.gradient = torch.zeros_like(self.master, dtype=gradient_dtype)
-        self.working = None if dtype == self.master.dtype else torch.zeros_like(self.master, dtype=dtype)
-        for parameter, start in zip(parameters, offsets, strict=True):
+        self.gradient = self.working = None
+        for parameter, master, *moments in self.views(self.master, self.exp_avg, self.exp_avg_sq):
+            master.copy_(parameter.data)
+            parameter.data, parameter.moments = master, moments
 
-            def view(buffer: Tensor, start: int = start, like: Tensor = parameter.data) -> Tensor:
-                return buffer[start : start + like.numel()].view(like.shape)
+    def views(self, *buffers: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Each parameter, and its part of each buffer in its shape."""
+        for parameter, start in zip(self.parameters, self.offsets, strict=True):
+            yield parameter, *(buffer[start : start + parameter.numel()].view(parameter.shape) for buffer in buffers)
 
-            view(self.master).copy_(parameter.data)
-            parameter.data, parameter.gradient = view(self.master), view(self.gradient)
-            parameter.working = parameter.data if self.working is None else view(self.working)
-            parameter.moments = view(self.exp_avg), view(self.exp_avg_sq)
-        self.copy()
+    def allocate(self, working: torch.dtype, gradient: torch.dtype) -> None:
+        self.gradient = torch.zeros_like(self.master, dtype=gradient)
+        self.working = None if working == self.master.dtype else self.master.to(working)
+        for parameter, *views in self.views(self.gradient, self.master if self.working is None else self.working):
+            parameter.gradient, parameter.working = views
 
-    def copy(self) -> None:
+    def renew(self) -> None:
+        """Writes the working weights anew."""
         if self.working is not None:
             self.working.copy_(self.master)
 
@@ -52,47 +58,51 @@ class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model that writes gradients into `parameter.gradient`.
 
     Args:
-        model: its parameters move into flat buffers; loading a state dict into it afterwards renews the working copies.
-        dtype: of the working copies and of the matrices' gradients.
+        model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
         blocks = [[parameter for parameter in block.parameters() if parameter.dim() == 2] for block in model.layers]
         inner = {id(parameter) for block in blocks for parameter in block}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in inner]
-        matrices, rest = Flat(sum(blocks, []), dtype, dtype), Flat(others, dtype, others[0].dtype)
-        self.flats, size = (matrices, rest), matrices.master.numel() // len(blocks)
-        self.blocks = [slice(i * size, (i + 1) * size) for i in range(len(blocks))]  # of `matrices`; all blocks are alike
-        self.steps = torch.zeros((), dtype=torch.float32, device=others[0].device)  # on the device, for a captured step
+        self.matrices = Flat([parameter for block in blocks for parameter in block])
+        self.others = Flat([parameter for parameter in model.parameters() if id(parameter) not in inner])
+        size = self.matrices.master.numel() // len(blocks)
+        self.blocks = [slice(i * size, (i + 1) * size) for i in range(len(blocks))]  # of the matrices' buffers
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
         self.updated = 0  # blocks, from the last, in the step under way
         for parameter in model.parameters():
             self.state[parameter] = {"step": self.steps, **dict(zip(("exp_avg", "exp_avg_sq"), parameter.moments, strict=True))}
         model.register_load_state_dict_post_hook(self.renew)
 
+    def work_in(self, dtype: torch.dtype) -> None:
+        """Makes the buffers that products read and write, in the products' dtype; before the first step."""
+        self.matrices.allocate(dtype, dtype)
+        self.others.allocate(dtype, self.others.master.dtype)
+
     def renew(self, *_) -> None:
-        """Writes the working copies anew, after weights were loaded."""
-        for flat in self.flats:
-            flat.copy()
+        """Writes the working weights anew, after others were loaded."""
+        for flat in (self.matrices, self.others):
+            flat.renew()
 
     def update_block(self) -> None:
         """Updates the matrices of the last block that was not updated yet; the following `step` leaves them out."""
         if not self.updated:
             self.steps += 1
         self.updated += 1
-        self._update(self.flats[0], self.blocks[-self.updated])
+        self._update(self.matrices, self.blocks[-self.updated])
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         if not self.updated:
             self.steps += 1
         if self.updated < len(self.blocks):
-            self._update(self.flats[0], slice(0, self.blocks[-self.updated - 1].stop))
-        self._update(self.flats[1], slice(None))
+            self._update(self.matrices, slice(0, self.blocks[-self.updated - 1].stop))
+        self._update(self.others, slice(None))
         self.updated = 0
 
     def _update(self, flat: Flat, part: slice) -> None:

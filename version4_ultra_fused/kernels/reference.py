@@ -54,7 +54,7 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
     da, (gate, up) = dy @ weight, gate_up.unflatten(1, (-1, 2)).unbind(-1)
     sigmoid = gate.sigmoid()
-    return torch.stack((da * up * sigmoid * (1 + gate * (1 - sigmoid)), da * gate * sigmoid), -1).flatten(1)
+    return gate_up.copy_(torch.stack((da * up * sigmoid * (1 + gate * (1 - sigmoid)), da * gate * sigmoid), -1).flatten(1))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:

@@ -58,12 +58,12 @@ def largest(epilogue: str) -> int:
 
 @functools.cache
 def tile(epilogue: str, rows: int, columns: int) -> Tile:
-    """The largest tile that gives half of the multiprocessors work, or the smallest.
+    """The largest tile that gives two thirds of the multiprocessors work, or the smallest.
 
     Args:
         epilogue: of `matmul.py`.
         rows, columns: of the product.
     """
     choices = TILES[blocks.family()][epilogue]
-    filling = (each for each in choices if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 0.45 * multiprocessors())
+    filling = (each for each in choices if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 2 / 3 * multiprocessors())
     return next(filling, choices[-1])

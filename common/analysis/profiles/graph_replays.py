@@ -1,11 +1,14 @@
 """Spans and operators of the kernels of a captured step.
 
 A profile of a captured step shows one call that launches a graph, and the kernels of the graph without the operators and spans
-behind them. The graph was captured from an eager step, so it replays the kernels of that step in the order of their launches. A
-trace of the eager step therefore says, kernel by kernel, where each one comes from.
+behind them. The graph was captured from an eager step, so it replays the kernels of that step, and those of a branch in the order
+of their launches. A trace of the eager step therefore says, kernel by kernel, where each one comes from. Branches run at their
+own speed, so kernels of two branches can change places. Kernels of one name are nearly always on one branch and keep their order.
 """
 
 import difflib
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from common.analysis.profiles.chrome_trace import Trace
@@ -17,7 +20,7 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
     """The trace of captured steps in which the kernels of graphs have the span, phase and operators of an eager step.
 
     Each replay also gets the eager step's operators, with the times of the replayed kernels and without time on the host. A
-    kernel whose name does not come in the same order in both traces keeps the span `other`.
+    kernel that the eager step has not keeps the span `other`.
 
     Args:
         captured: a trace in which graphs are launched.
@@ -32,14 +35,22 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
         copies = template.assign(step=step, start_us=replay.graph.iloc[0])
         device, own = [0.0] * len(copies), [0.0] * len(copies)
         kernels.loc[replay.index[1:], "launch_delay_us"] = float("nan")  # one call launches all of them
-        matcher = difflib.SequenceMatcher(None, list(reference.name), list(replay.name), autojunk=False)
-        for theirs, ours, size in matcher.get_matching_blocks():
-            for i in range(size):
-                row, source = replay.index[ours + i], reference.iloc[theirs + i]
-                kernels.loc[row, ["span", "phase"]] = source.span, source.phase
-                kernels.at[row, "operators"] = [first + number for number in source.operators]
-                for position, number in enumerate(source.operators):
-                    own[number] += replay.duration_us[row] * (position == 0)
-                    device[number] += replay.duration_us[row]
+        for theirs, ours in _pairs(list(reference.name), list(replay.name)):
+            row, source = replay.index[ours], reference.iloc[theirs]
+            kernels.loc[row, ["span", "phase"]] = source.span, source.phase
+            kernels.at[row, "operators"] = [first + number for number in source.operators]
+            for position, number in enumerate(source.operators):
+                own[number] += replay.duration_us[row] * (position == 0)
+                device[number] += replay.duration_us[row]
         operators.append(copies.assign(device_us=device, self_device_us=own))
     return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))
+
+
+def _pairs(reference: list[str], replay: list[str]) -> Iterator[tuple[int, int]]:
+    """Positions of the same kernel in both: by its number among those of its name, or by order where these are not as many."""
+    counts = Counter(reference), Counter(replay)
+    by_number = {name for name, count in counts[0].items() if count == counts[1][name]}
+    for name in by_number:
+        yield from zip(*([i for i, each in enumerate(names) if each == name] for names in (reference, replay)), strict=True)
+    for theirs, ours, size in difflib.SequenceMatcher(None, reference, replay, autojunk=False).get_matching_blocks():
+        yield from ((theirs + i, ours + i) for i in range(size) if reference[theirs + i] not in by_number)

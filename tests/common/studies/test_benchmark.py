@@ -77,7 +77,8 @@ def test_versions_are_found_as_they_come(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("TinyLlama = make_model = make_optimizer = make_step = None")
     names = ["v1", "v3", *external_baselines.PEERS]  # no v2, and no version has torch.compile
-    assert list(benchmark.known_models(tmp_path)) == [*names, *(f"{name}-captured" for name in names)]
+    captured = [f"{name}-captured" for name in names if not name.startswith("captured")]
+    assert list(benchmark.known_models(tmp_path)) == [*names, *captured]
     compiled, captured = KNOWN["v2-compile"], KNOWN["v2-compile-captured"]
     assert compiled.flags == captured.flags == ("--enable-torch-compile",) and (compiled.captured, captured.captured) == (
         False,
@@ -87,9 +88,21 @@ def test_versions_are_found_as_they_come(tmp_path):
     assert KNOWN["hf-captured"].load() is external_baselines.PEERS["hf"] and "v1-compile" not in KNOWN
 
 
-def test_a_captured_model_needs_a_gpu(config):
-    with pytest.raises(UsageError, match="--capture-step needs a GPU"):
-        benchmark.plan(options(config, models=["v1-captured"]), KNOWN)
+@pytest.mark.parametrize(
+    "name, message", [("v1-captured", "--capture-step needs a GPU"), ("captured", "captured needs an NVIDIA or AMD GPU")]
+)
+def test_a_captured_model_needs_a_gpu(name, message, config):
+    with pytest.raises(UsageError, match=message):
+        benchmark.plan(options(config, models=[name]), KNOWN)
+
+
+@pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])
+def test_only_versions_run_with_deterministic_algorithms(name, deterministic, config):
+    if name == "hf":
+        pytest.importorskip("transformers")
+    models, shapes = benchmark.plan(options(config, models=[name]), KNOWN)
+    benchmark.built(models[0], shapes[0])
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
 def test_shapes_are_resolved_smallest_first(config):
@@ -243,7 +256,9 @@ def test_a_whole_benchmark(execute, config, tmp_path):
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
     assert "Peak resident memory of the whole process" in printed.out
     folder = tmp_path / "benchmark_suite"
-    assert sorted(path.name for path in folder.iterdir()) == [f"benchmark.{kind}" for kind in ("csv", "json", "md", "png")]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"benchmark.{kind}" for kind in ("csv", "html", "json", "md", "png")
+    ]
     measured = files.read(folder / "benchmark.json", benchmark.Benchmark)
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())

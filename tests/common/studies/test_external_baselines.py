@@ -1,12 +1,15 @@
 """External baselines: they compute and learn what Version 1 does, without extra work."""
 
 from argparse import Namespace
+from dataclasses import replace
 
+from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
 from common.studies import accuracy, external_baselines
-from common.training import version_files
+from common.training import capture, version_files
+from common.training import step as steps
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -76,6 +79,20 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
     assert all(call["attn_mask"] is None and call["is_causal"] for call in calls)
 
 
+@pytest.mark.parametrize("name", ["captured", "captured-bf16"])
+def test_a_hand_fused_peer_learns_as_version_1_does(name):
+    """Without torch.compile and without capture."""
+    peer, precision = replace(external_baselines.PEERS[name], compiled=False), Precision(torch.device("cpu"), torch.bfloat16)
+    torch.manual_seed(3)
+    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), peer.make_model(OPTIONS)
+    batch = version_files.random_batch(OPTIONS, precision.device)
+    losses = [models.losses(*own, [batch] * 6, precision, rate=3e-3) for own in ((tiny_llama_v1, ours), (peer, theirs))]
+    assert losses[1] == pytest.approx(losses[0], rel=3e-3) and losses[0][-1] < 0.8 * losses[0][0]
+    assert all(parameter.dtype == torch.float32 and parameter.grad is None for parameter in theirs.parameters())
+    copy = theirs.lm_head.working
+    assert (copy is None) if name == "captured" else (copy.dtype == torch.bfloat16 and copy.grad is None)
+
+
 @pytest.mark.parametrize(
     "name, absent, message",
     [
@@ -87,8 +104,61 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
 def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monkeypatch):
     monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
     with pytest.raises(UsageError) as raised:
-        external_baselines.PEERS[name].check(torch.device("cpu"))
+        external_baselines.PEERS[name].check(torch.device("cpu"), None)
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name, device, amp_dtype, message",
+    [
+        ("captured", "cpu", None, "captured needs an NVIDIA or AMD GPU"),
+        ("captured-bf16", "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
+        ("captured-bf16", "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
+        ("captured-bf16", "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
+    ],
+)
+def test_a_hand_fused_peer_says_what_it_needs(name, device, amp_dtype, message):
+    with pytest.raises(UsageError) as raised:
+        external_baselines.PEERS[name].check(torch.device(device), amp_dtype)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name, amp_dtype", [("captured", None), ("captured", torch.float16), ("captured-bf16", torch.bfloat16)])
+def test_a_hand_fused_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dtype, monkeypatch):
+    monkeypatch.setattr(devices, "compile_problem", lambda device: None)
+    external_baselines.PEERS[name].check(torch.device("cuda"), amp_dtype)
+    monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
+    with pytest.raises(UsageError, match="torch.compile does not work here: no compiler"):
+        external_baselines.PEERS[name].check(torch.device("cuda"), amp_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name, flags", [("captured", []), ("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"])],
+    ids=["captured-fp32", "captured-amp", "captured-bf16"],
+)  # fmt: skip
+def test_the_step_of_a_hand_fused_peer_is_captured_and_learns(name, flags):
+    arguments = [*flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda"]
+    options = version_files.resolve(version_files.parser(None).parse_args(arguments))
+    cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
+    devices.prepare(cuda, options.seed)
+    torch.use_deterministic_algorithms(False)
+    precision, batch = Precision(cuda, torch.bfloat16 if flags else None), version_files.random_batch(options, cuda)
+    prepared = steps.prepare(peer, options, precision, batch)
+    losses = [prepared.step(batch).item() for _ in range(10)]
+    assert isinstance(prepared.step, capture.CapturedStep)
+    assert losses[-1] < 0.9 * losses[0] and losses[0] == pytest.approx(6.9, abs=0.3)  # the logarithm of 1000 tokens at first
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["captured", "captured-bf16"])
+def test_the_gradients_of_a_hand_fused_peer_are_those_of_version_1(name):
+    options = version_files.resolve(version_files.parser(None).parse_args(["--use-amp", "--seq-len", "33", "--device", "cuda"]))
+    ours, theirs = (
+        accuracy.errors_against_float64(tiny_llama_v1, version, options, [])
+        for version in (tiny_llama_v1, external_baselines.PEERS[name])
+    )
+    assert max(theirs.values()) < 2 * max(ours.values())
 
 
 @pytest.mark.gpu

@@ -64,6 +64,16 @@ def test_a_kernel_that_the_eager_step_has_not_keeps_the_span_other(tmp_path, eag
     assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", "norm", "other", "attention", "attention"]
 
 
+def test_kernels_of_two_branches_may_change_places(tmp_path, eager):
+    trace = graph_replays.attribute(replay(tmp_path, "gemm", "mul", "mul"), eager)
+    assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", "attention", "norm", "attention"]
+
+
+def test_where_a_kernel_is_missing_the_order_decides(tmp_path, eager):
+    trace = graph_replays.attribute(replay(tmp_path, "gemm", "mul"), eager)
+    assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", "attention", "attention"]
+
+
 def test_the_profile_of_captured_steps_adds_up(tmp_path, eager):
     profile = chrome_trace.profile_tables(graph_replays.attribute(replay(tmp_path, "mul", "gemm", "mul"), eager))
     assert profile["profiled_steps"] == 2 and profile["launch"]["count"] == 4

@@ -34,4 +34,10 @@ def test_short_names_keep_what_tells_kernels_apart(name, short):
 def test_version_3s_kernels_have_their_kinds():
     names = ("_rope_forward", "_swiglu_backward", "_rms_norm_backward", "_flash_attention_forward")
     assert [kind(name) for name in names] == ["elementwise", "elementwise", "reductions", "attention"]
+
+
+def test_kernels_of_version_4():
+    names = ("_matmul", "_turn", "_swiglu", "_adamw", "_cross_entropy", "_embedding_backward", "_short_attention_backward")
+    expected = ["matrix products", "elementwise", "elementwise", "elementwise", "reductions", "reductions", "attention"]
+    assert [kind(name) for name in names] == expected
     assert kind("_linear_cross_entropy_loss_and_gradient") == "reductions"

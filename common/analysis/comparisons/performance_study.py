@@ -1,0 +1,79 @@
+"""A performance study of one version: its runs in each number format, and its profile and FLOP counts if they are there.
+
+`launch_performance_study.sh` writes what is read here into one folder:
+
+    metrics_fp32.json, metrics_bf16.json    records of runs that differ in nothing but the number format
+    profiles/profile_*.json                 profiles of the version; the newest is shown
+    profiles/rocprofv3, ncu, ...            what the vendor's profilers wrote; only named
+    flops_analysis/flops_profile.json       the FLOP counts
+"""
+
+from pathlib import Path
+from typing import Any
+
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record, step_profile
+from common.analysis.reports import flop_counts, profile_summary
+from common.errors import UsageError
+
+FORMATS = ("fp32", "bf16")  # as in the names of the records
+PROFILES = "profiles"
+VENDOR = ("rocprofv3", "rocprof_sys", "rocprof_compute", "ncu", "nsys")
+HEADER = (
+    "precision", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "TFLOP/s", "MFU %", "first loss", "last loss", "steps",
+)  # fmt: skip
+
+
+def analyze(folder: Path) -> Report:
+    """The report on the study in a folder; it writes performance_study.md, .html and .png.
+
+    Raises:
+        UsageError: there is no finished run in the folder, or a file in it is damaged.
+    """
+    runs = read(folder)
+    if not runs:
+        names = " or ".join(f"metrics_{name}.json" for name in FORMATS)
+        raise UsageError(f"{folder} holds no {names} with a finished step: run launch_performance_study.sh first")
+    first = next(iter(runs.values()))
+    report = Report(f"Performance study of {first['version']}, preset {first['training']['preset']}")
+    report.text(f"{run_record.describe(first)}.")
+    report.table(HEADER, [row(run) for run in runs.values()])
+    report.text(
+        f"Step times are medians of the steps without the profiler. Peak memory is that of the {first['memory']['kind']}."
+    )
+    if first["mfu"]:
+        report.text(f"MFU is a share of the device's peak ({first['mfu']['peak_source']}).")
+    report.text(*run_record.doubts(runs))
+    report.facts([(name, run_record.origin(run)) for name, run in runs.items()])
+    if any((folder / PROFILES).glob("profile_*.json")):
+        path = step_profile.find(folder / PROFILES)
+        profile = step_profile.read(path)
+        profile_summary.add_section(report, path, profile)
+        description = "Time of a mean step by span and phase, under the profiler"
+        report.figure(lambda: profile_summary.span_figure(profile), "spans", description)
+    counts = folder / flop_counts.FOLDER / "flops_profile.json"
+    if counts.exists():
+        report.section("FLOPs of a training step")
+        report.table(*flop_counts.mfu_rows(flop_counts.read(counts)))
+        report.text(flop_counts.HOW_TO_READ)
+    if vendor := [(tool, f"`{PROFILES}/{tool}`") for tool in VENDOR if (folder / PROFILES / tool).is_dir()]:
+        report.section("Profiles of the vendor's tools")
+        report.facts(vendor)
+    return report
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records in a study's folder that have a finished step, by number format."""
+    paths = {name: folder / f"metrics_{name}.json" for name in FORMATS}
+    found = {name: run_record.read(path) for name, path in paths.items() if path.exists()}
+    return {name: run for name, run in found.items() if run["step_ms"]["all"]}
+
+
+def row(run: dict[str, Any]) -> list[object]:
+    """The cells of a run under HEADER."""
+    step, losses, mfu = run["step_ms"], run["loss"]["all"], run["mfu"]
+    return [
+        run["precision"]["compute"], step["median"], step["p20"], step["p80"], run["tokens_per_second"],
+        run["memory"]["peak_mib"], run["flops_per_second"] / 1e12, 100 * mfu["utilization"] if mfu else None,
+        losses[0], losses[-1], len(losses),
+    ]  # fmt: skip

@@ -1,0 +1,241 @@
+"""The critical path of a training step on a GPU: the kernels that its time consists of, and the gaps between them.
+
+A step with branches runs kernels side by side, so the sum of their times is not its time. The critical path is one chain of
+kernels and gaps from the first kernel to the end of the step. A shorter kernel on it can make the step shorter; one beside it
+cannot.
+
+A trace has no dependencies, so the path follows from times. It starts at the kernel that ends last and goes back. The
+predecessor of a kernel is the one that ended last before it started, or one that started before it on its stream and overlaps
+it a little. Where two kernels end at nearly the same time, the real dependency may be on the other one.
+
+All numbers are of one step, the one of median time among those that were profiled. Kernels of a captured step have the spans of
+the eager step (`graph_replays`).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.analysis.formulas import operators
+from common.analysis.output.report import Report
+from common.analysis.profiles import chrome_trace, graph_replays, kernel_names
+from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
+from common.analysis.reports import profile_summary
+from common.analysis.reports.triton_kernels import Cost
+
+import numpy
+import pandas
+
+STEM = "critical_path"  # of the report's files
+ROWS = 30  # in the table of kernels
+TIMELINE_COLUMNS = ("start_us", "duration_us", "stream", "name", "span", "phase", "on_path", "gap_us", "overlaps")
+HOW_TO_READ = (
+    "The critical path goes back from the kernel that ends last, each time to the one that ended last before the start. "
+    "`us on path` leaves out what overlaps the kernel before. Bytes and FLOPs follow from the shapes, with every element moved "
+    "once. GB/s and TFLOP/s are these over the time of all launches, on the path or not. Above 100 % of a copy's bandwidth, "
+    "data came from a cache."
+)
+
+
+class Step(NamedTuple):
+    """The kernels, copies and fills of one step.
+
+    Attributes:
+        kernels: in order of start, with start_us from the first start. Columns of `Trace.kernels`, and: end_us, on_path, path_us
+            (its time on the path less what overlaps the kernel before; 0 beside the path), gap_us (before it on the path, else
+            0), overlaps (whether another kernel runs at the same time).
+        window_us: from the first start to the last end.
+        busy_us: time in which at least one kernel runs.
+        shared_us: time in which two or more run.
+    """
+
+    kernels: pandas.DataFrame
+    window_us: float
+    busy_us: float
+    shared_us: float
+
+    @property
+    def path(self) -> pandas.DataFrame:
+        return self.kernels[self.kernels.on_path]
+
+
+def load(path: Path, profile: dict[str, Any]) -> Trace:
+    """The trace of a profile, which lies beside it, with spans also for the kernels of graphs.
+
+    Raises:
+        UsageError: the trace is missing or damaged.
+    """
+    trace, eager = path.parent / profile["trace"], path.parent / f"eager_{profile['trace']}"
+    captured = chrome_trace.load(trace)
+    return graph_replays.attribute(captured, chrome_trace.load(eager)) if eager.exists() else captured
+
+
+def step(trace: Trace) -> Step | None:
+    """The step whose time from the first start to the last end is the median; None if no kernel ran in any."""
+    ran = trace.kernels[trace.kernels.step >= 0]
+    if ran.empty:
+        return None
+    grouped = ran.assign(end_us=ran.start_us + ran.duration_us).groupby("step")
+    windows = (grouped.end_us.max() - grouped.start_us.min()).sort_values()
+    return measure(ran[ran.step == windows.index[(len(windows) - 1) // 2]])
+
+
+def measure(kernels: pandas.DataFrame) -> Step:
+    """A step of these rows of `Trace.kernels`."""
+    kernels = kernels.sort_values(["start_us", "duration_us"], kind="stable").reset_index(drop=True)
+    kernels["start_us"] -= kernels.start_us.iloc[0]
+    kernels["end_us"] = kernels.start_us + kernels.duration_us
+    starts, ends = kernels.start_us.to_numpy(), kernels.end_us.to_numpy()
+    latest = numpy.maximum.accumulate(ends)
+    after_another = numpy.append(False, latest[:-1] > starts[1:] + CLOCK_ERROR_US)
+    before_another = numpy.append(starts[1:] < ends[:-1] - CLOCK_ERROR_US, False)
+    path = critical_path(kernels)
+    before = [starts[path[0]], *ends[path[:-1]]]
+    kernels["on_path"], kernels["path_us"], kernels["gap_us"] = False, 0.0, 0.0
+    kernels.loc[path, "on_path"] = True
+    kernels.loc[path, "path_us"] = ends[path] - numpy.maximum(starts[path], before)
+    kernels.loc[path, "gap_us"] = numpy.maximum(0.0, starts[path] - before)
+    kernels["overlaps"] = after_another | before_another
+    times, running = numpy.concatenate((starts, ends)), numpy.repeat((1, -1), len(kernels))
+    order = numpy.argsort(times, kind="stable")
+    lengths, counts = numpy.diff(times[order]), numpy.cumsum(running[order])[:-1]
+    return Step(kernels, float(ends.max()), float(lengths[counts >= 1].sum()), float(lengths[counts >= 2].sum()))
+
+
+def critical_path(kernels: pandas.DataFrame) -> list[int]:
+    """Positions of the kernels on the critical path, from the first to the last; start_us, end_us and stream are read."""
+    starts, ends, streams = kernels.start_us.to_numpy(), kernels.end_us.to_numpy(), kernels.stream.to_numpy()
+    path = [int(ends.argmax())]
+    while True:
+        last = path[-1]
+        on_stream = (streams == streams[last]) & (ends < ends[last])
+        before = (starts < starts[last]) & (on_stream | (ends <= starts[last] + CLOCK_ERROR_US))
+        if not before.any():
+            return path[::-1]
+        path.append(int(numpy.where(before, ends, -numpy.inf).argmax()))
+
+
+def summary(step: Step) -> dict[str, float]:
+    """Numbers of a step by their labels, in the order in which they are read."""
+    path = step.path
+    return {
+        "from the first start to the last end, us": step.window_us,
+        "kernels, copies and fills": len(step.kernels),
+        "streams": step.kernels.stream.nunique(),
+        "on the critical path": len(path),
+        "their time, us": float(path.path_us.sum()),
+        "gaps between them, us": float(path.gap_us.sum()),
+        "no kernel runs, us": step.window_us - step.busy_us,
+        "busy, %": 100 * step.busy_us / step.window_us,
+        "kernels that overlap another": int(step.kernels.overlaps.sum()),
+        "two or more kernels run, us": step.shared_us,
+        "sum of all kernels, us": float(step.kernels.duration_us.sum()),
+    }
+
+
+def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pandas.DataFrame:
+    """FLOPs and bytes by row of `kernels`: the cost of the operator that launched it, on the longest of that operator's kernels.
+
+    Kernels of operators without a known cost have no row. FLOPs are 0 where products are not the work.
+    """
+    launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
+    found = {}
+    for row, number in launched.operators.map(lambda rows: rows[0]).drop_duplicates().items():
+        call = trace.operators.loc[number]
+        flops, moved = operators.cost(call["name"], json.loads(call.input_shapes), json.loads(call.input_types), element) or (
+            0,
+            0,
+        )
+        if moved:
+            computes = kernel_names.kind(call["name"]) in ("matrix products", "attention")
+            found[row] = flops if computes else 0, moved
+    return pandas.DataFrame.from_dict(found, orient="index", columns=["flops", "bytes"])
+
+
+def kernel_table(
+    step: Step, trace: Trace, run: dict[str, Any], costs: Mapping[tuple[str, str], Cost]
+) -> tuple[list[str], list[list[Any]]]:
+    """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it.
+
+    Args:
+        trace: of the step, for the operators that launched kernels of libraries.
+        run: the record of the run.
+        costs: of all launches in a step, by name and phase of a kernel.
+    """
+    ceilings = run["ceilings"] or {}
+    by_operator = operator_costs(step.kernels, trace, operators.element_bytes(run))
+    rows, whole = [], float(step.path.path_us.sum())
+    for (name, phase), own in step.kernels.groupby(["name", "phase"], sort=False):
+        us, on_path = float(own.duration_us.sum()), float(own.path_us.sum())
+        moved = flops = None
+        if (name, phase) in costs:
+            moved, flops = costs[name, phase].bytes, costs[name, phase].flops
+        elif own.index.isin(by_operator.index).all():
+            flops, moved = map(int, by_operator.loc[own.index].sum())
+        spans = own.groupby("span").duration_us.sum().sort_values(ascending=False).index
+        rows.append([
+            kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
+            100 * on_path / whole, *_rates(moved, us, 1e9, ceilings.get("bytes_per_second")),
+            *_rates(flops, us, 1e12, ceilings.get("flops_per_second")),
+        ])  # fmt: skip
+    header = [
+        "kernel", "phase", "span", "launches", "on path", "us", "us on path", "% of path",
+        "GB/s", "% of copy", "TFLOP/s", "% of GEMM",
+    ]  # fmt: skip
+    return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
+
+
+def _rates(amount: int | None, us: float, unit: float, ceiling: float | None) -> tuple[float | None, float | None]:
+    """A rate in `unit` per second and its share of a ceiling in percent; None where they are not known."""
+    if not amount or not us:
+        return None, None
+    rate = amount / us * 1e6
+    return rate / unit, ceiling and 100 * rate / ceiling
+
+
+def span_table(step: Step) -> tuple[list[str], list[list[Any]]]:
+    """Header and a row per span and phase, the longest on the critical path first."""
+    rows = [
+        [
+            *place,
+            len(own),
+            int(own.on_path.sum()),
+            float(own.duration_us.sum()),
+            float(own.path_us.sum()),
+            float(own.gap_us.sum()),
+        ]
+        for place, own in step.kernels.groupby(["span", "phase"], sort=False)
+    ]
+    header = ["span", "phase", "kernels", "on path", "us", "us on path", "gaps before them, us"]
+    return header, sorted(rows, key=lambda row: (-row[5], -row[4]))
+
+
+def report(path: Path, profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
+    """Conditions, summary, kernels and spans of a step; the summary of the profile instead where no kernel of a GPU ran.
+
+    Its files are critical_path.csv with the kernels by name, and timeline.csv with each launch in order of time.
+
+    Args:
+        path: of the profile, beside which its trace lies.
+        costs: see `kernel_table`.
+        sort_by: see `profile_summary.report`.
+
+    Raises:
+        UsageError: the trace is missing or damaged.
+    """
+    result, trace = Report("Critical path of a training step"), load(path, profile)
+    measured = step(trace)
+    if measured is None:
+        result.text("No kernel of a GPU ran in this profile, so it has no critical path.")
+        profile_summary.add_section(result, path, profile, sort_by)
+        return result
+    result.text(f"{profile_summary.conditions(profile)}. Command: `{profile['run']['command']}`")
+    result.table(["quantity", "of the step"], summary(measured).items())
+    header, rows = kernel_table(measured, trace, profile["run"], costs)
+    title = f"Kernels of the step, {min(ROWS, len(rows))} of {len(rows)}, those longest on the critical path first"
+    result.table(header, rows, title, csv=STEM, code=["kernel"], least=["% of path", "phase"], top=ROWS)
+    result.table(*span_table(measured), "Spans")
+    result.text(HOW_TO_READ)
+    result.csv("timeline", TIMELINE_COLUMNS, measured.kernels[list(TIMELINE_COLUMNS)].values.tolist())
+    return result

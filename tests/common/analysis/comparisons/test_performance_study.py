@@ -1,0 +1,62 @@
+"""The summary of a performance study: a row for each number format, and what profilers left beside the records."""
+
+from pathlib import Path
+
+from common.analysis.comparisons import performance_study
+from common.analysis.reports import flop_counts
+from common.errors import UsageError
+from common.files import write_json
+from tests.conftest import V1, cells
+from tests.records import profile, record
+
+import pytest
+
+PEAK = {"utilization": 0.5, "peak_flops_per_second": 1e12, "peak_source": "data sheet"}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A run in fp32 and one in bf16, which takes half the time."""
+    step = {"all": [6.0] * 20, "profiled": 0, "median": 6.0, "p20": 5.5, "p80": 6.5, "count": 20}
+    write_json(tmp_path / "metrics_fp32.json", record(flops_per_second=3e12))
+    write_json(tmp_path / "metrics_bf16.json", record(precision__compute="bf16", step_ms=step, mfu=PEAK))
+    return tmp_path
+
+
+def test_a_row_for_each_number_format(study):
+    header, plain, mixed = cells(performance_study.analyze(study).markdown())
+    plain, mixed = (dict(zip(header, row, strict=True)) for row in (plain, mixed))
+    assert (plain["precision"], plain["ms/step"], plain["TFLOP/s"], plain["MFU %"]) == ("fp32", "12", "3", "")
+    assert (mixed["precision"], mixed["ms/step"], mixed["MFU %"]) == ("bf16", "6", "50")
+    assert (plain["first loss"], plain["last loss"], plain["steps"]) == ("7", "5", "3")
+
+
+def test_profile_flops_and_the_vendors_folders_are_shown_where_they_are(study):
+    sections = ["profile_2.json", "FLOPs of a training step", "Profiles of the vendor's tools"]
+    before = performance_study.analyze(study).markdown()
+    assert not any(f"## {title}" in before for title in sections)
+    (study / "profiles/ncu").mkdir(parents=True)
+    for name in ("profile_1.json", "profile_2.json"):
+        write_json(study / "profiles" / name, profile(record(), [{"name": "aten::mm"}]))
+    flop_counts.write(study / "flops_analysis", {}, record(mfu=PEAK))
+    found = performance_study.analyze(study).markdown()
+    assert [line[3:] for line in found.splitlines() if line.startswith("## ")] == sections
+    assert "ncu: `profiles/ncu`" in found.replace("\\", "") and "rocprofv3" not in found
+
+
+def test_a_run_without_a_finished_step_is_left_out(study):
+    failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
+    write_json(study / "metrics_fp32.json", failed)
+    assert list(performance_study.read(study)) == ["bf16"]
+
+
+def test_a_folder_without_records_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no metrics_fp32.json or metrics_bf16.json with a finished step"):
+        performance_study.analyze(tmp_path)
+
+
+def test_the_script_writes_text_and_a_page(study, execute):
+    printed = execute(V1 / "analyze_performance_study.py", "--folder", study)
+    assert "# Performance study of v1, preset tiny" in printed.out
+    assert "<h1>Performance study of v1, preset tiny</h1>" in (study / "performance_study.html").read_text()
+    assert (study / "performance_study.md").exists()

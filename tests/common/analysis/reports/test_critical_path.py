@@ -1,0 +1,148 @@
+"""The critical path of steps whose path, gaps and overlaps are known."""
+
+from types import SimpleNamespace
+
+from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.reports import critical_path
+from common.errors import UsageError
+from tests import branched_traces
+from tests.small_traces import write_profile
+
+import pandas
+import pytest
+
+SWIGLU = ("_swiglu", "forward")
+COSTS = {SWIGLU: SimpleNamespace(operation="swiglu", bytes=5_000_000, flops=None)}
+
+
+def measured(*kernels: tuple[int, float, float]) -> critical_path.Step:
+    """A step of kernels with these streams, starts and ends."""
+    rows = [(stream, 1000 + start, end - start) for stream, start, end in kernels]
+    return critical_path.measure(pandas.DataFrame(rows, columns=["stream", "start_us", "duration_us"]))
+
+
+def path(step: critical_path.Step) -> list[tuple[float, float, float]]:
+    """Start, own time and gap of each kernel on the path."""
+    return list(step.path[["start_us", "path_us", "gap_us"]].itertuples(index=False, name=None))
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "captured"])
+def profile(request, tmp_path):
+    return branched_traces.write(tmp_path, request.param)
+
+
+def loaded(profile):
+    content = step_profile.read(profile)
+    return content, critical_path.load(profile, content)
+
+
+def test_a_step_with_two_branches(profile):
+    step = critical_path.step(loaded(profile)[1])
+    assert path(step) == [(0, 10, 0), (11, 19, 1), (33, 10, 3)]
+    assert list(step.path.name) == [branched_traces.PRODUCT, "nvjet_weight", "_adamw"]
+    assert (step.window_us, step.busy_us, step.shared_us) == pytest.approx((43, 39, 20))
+    assert dict(zip(step.kernels.name, step.kernels.overlaps, strict=True)) == {
+        branched_traces.PRODUCT: False, "nvjet_weight": True, "_swiglu": True, "_rms_norm_forward": True, "_adamw": True,
+        "Memcpy": True,
+    }  # fmt: skip
+    assert critical_path.summary(step) == pytest.approx({
+        "from the first start to the last end, us": 43, "kernels, copies and fills": 6, "streams": 2, "on the critical path": 3,
+        "their time, us": 39, "gaps between them, us": 4, "no kernel runs, us": 4, "busy, %": 100 * 39 / 43,
+        "kernels that overlap another": 5, "two or more kernels run, us": 20, "sum of all kernels, us": 59,
+    })  # fmt: skip
+
+
+def test_a_gap_on_the_path_can_be_beside_a_kernel_that_ends_too_late():
+    """The second kernel starts 2 us after the first, while a long one still runs."""
+    step = measured((7, 0, 10), (8, 1, 13), (7, 12, 40))
+    assert path(step) == [(0, 10, 0), (12, 28, 2)]
+    assert step.busy_us == step.window_us == 40 and step.shared_us == pytest.approx(10)
+
+
+def test_kernels_of_one_stream_may_overlap_a_little():
+    """The time that both run belongs to the first; on another stream such a kernel is no predecessor."""
+    assert path(measured((7, 0, 10), (7, 9.5, 20))) == [(0, 10, 0), (9.5, 10, 0)]
+    assert path(measured((7, 0, 10), (8, 9.5, 20))) == [(9.5, 10.5, 0)]
+
+
+def test_a_kernel_that_starts_where_another_ends_is_not_beside_it():
+    step = measured((7, 0, 10), (8, 9.999, 20))
+    assert not step.kernels.overlaps.any() and len(step.path) == 2
+
+
+@pytest.mark.parametrize("kernels", [[(7, 3, 9)], [(7, 0, 4), (7, 6, 9), (7, 9, 30), (7, 30.5, 31)]])
+def test_on_one_stream_every_kernel_is_on_the_path(kernels):
+    step = measured(*kernels)
+    assert step.kernels.on_path.all() and step.shared_us == 0
+    assert step.path.path_us.sum() + step.path.gap_us.sum() == pytest.approx(step.window_us) == kernels[-1][2] - kernels[0][1]
+    assert step.path.gap_us.sum() == pytest.approx(step.window_us - step.busy_us)
+
+
+def test_the_step_is_the_median_one(tmp_path):
+    profile = branched_traces.write(tmp_path, scales=(1.0, 4.0, 2.0))
+    assert critical_path.step(loaded(profile)[1]).window_us == pytest.approx(86)
+
+
+def test_rates_are_of_all_launches_of_a_kernel(profile):
+    content, trace = loaded(profile)
+    header, rows = critical_path.kernel_table(critical_path.step(trace), trace, content["run"], COSTS)
+    found = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert [row[0] for row in rows] == [
+        "nvjet_weight", branched_traces.PRODUCT, "_adamw", "_swiglu", "_rms_norm_forward", "Memcpy",
+    ]  # fmt: skip
+    swiglu, product, adamw = (found[name] for name in ("_swiglu", branched_traces.PRODUCT, "_adamw"))
+    assert (swiglu["span"], swiglu["phase"], swiglu["us"], swiglu["us on path"]) == ("mlp", "forward", 10, 0)
+    assert swiglu["GB/s"] == pytest.approx(500) and swiglu["% of copy"] == pytest.approx(50) and swiglu["TFLOP/s"] is None
+    assert product["TFLOP/s"] == pytest.approx(2 * 64 * 32 * 16 / 10e-6 / 1e12), "by the shapes of its operator"
+    assert product["% of GEMM"] == pytest.approx(product["TFLOP/s"])
+    assert product["GB/s"] == pytest.approx(2 * (64 * 32 + 32 * 16 + 64 * 16) / 10e-6 / 1e9)
+    assert (adamw["on path"], adamw["% of path"], adamw["GB/s"]) == (1, pytest.approx(100 * 10 / 39), None)
+
+
+def test_an_operator_of_two_kernels_counts_once(tmp_path):
+    """Its cost goes to the longer one; without ceilings there are rates, but no shares."""
+    path = branched_traces.write(tmp_path)
+    content, trace = loaded(path)
+    step = critical_path.step(trace)
+    step.kernels.at[1, "operators"] = step.kernels.operators[0]  # the 19 us kernel is launched by the first one's operator
+    found = critical_path.operator_costs(step.kernels, trace, 2)
+    assert list(found.index) == [1] and list(found.flops) == [2 * 64 * 32 * 16]
+    _, rows = critical_path.kernel_table(step, trace, content["run"] | {"ceilings": None}, {})
+    assert [row[0] for row in rows if row[8]] == ["nvjet_weight"] and all(row[9] is row[11] is None for row in rows)
+
+
+def test_spans_by_their_time_on_the_path(profile):
+    header, rows = critical_path.span_table(critical_path.step(loaded(profile)[1]))
+    assert header[:4] == ["span", "phase", "kernels", "on path"]
+    assert rows == [
+        ["other", "backward", 1, 1, 19, 19, 1], ["optimizer", "optimizer", 2, 1, 14, 10, 3],
+        ["attention", "forward", 1, 1, 10, 10, 0], ["mlp", "forward", 1, 0, 10, 0, 0], ["norm", "forward", 1, 0, 6, 0, 0],
+    ]  # fmt: skip
+
+
+def test_the_report_fits_a_terminal_and_its_files_hold_every_launch(profile, tmp_path):
+    report = critical_path.report(profile, step_profile.read(profile), COSTS)
+    assert max(map(len, report.terminal().splitlines())) <= 120
+    written = {path.name: path for path in report.write(tmp_path / "out", critical_path.STEM)}
+    assert set(written) == {"critical_path.csv", "critical_path.md", "timeline.csv"}
+    header, *launches = (line.split(",") for line in written["timeline.csv"].read_text().splitlines())
+    rows = [dict(zip(header, launch, strict=True)) for launch in launches]
+    assert [row["start_us"] for row in rows] == ["0.0", "11.0", "12.0", "22.0", "33.0", "36.0"]
+    assert rows[1] == {
+        "start_us": "11.0", "duration_us": "19.0", "stream": "8", "name": "nvjet_weight", "span": "other", "phase": "backward",
+        "on_path": "True", "gap_us": "1.0", "overlaps": "True",
+    }  # fmt: skip
+
+
+def test_a_profile_of_a_cpu_shows_its_operators(cpu_trace, tmp_path):
+    (tmp_path / cpu_trace.name).write_bytes(cpu_trace.read_bytes())
+    profile = write_profile(tmp_path / "profile_1.json", tmp_path / cpu_trace.name)
+    text = critical_path.report(tmp_path / "profile_1.json", profile, COSTS).terminal()
+    assert "No kernel of a GPU ran in this profile, so it has no critical path." in text and "aten::mm" in text
+    assert critical_path.step(chrome_trace.load(cpu_trace)) is None
+
+
+def test_a_profile_without_its_trace_is_refused(profile):
+    (profile.parent / "trace_1.json").unlink()
+    with pytest.raises(UsageError, match=r"cannot read .*trace_1\.json"):
+        critical_path.report(profile, step_profile.read(profile), COSTS)

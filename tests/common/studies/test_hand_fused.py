@@ -1,0 +1,104 @@
+"""The hand-fused LLaMA computes what Version 1 does, with working copies or without, and its AdamW is PyTorch's."""
+
+from argparse import Namespace
+
+from common.config import ModelConfig
+from common.precision import Precision
+from common.studies import accuracy, hand_fused
+from common.studies.external_baselines import HandFused
+from common.training import version_files
+from version1_pytorch_baseline import tiny_llama_v1
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
+)  # fmt: skip
+OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate=1e-2)
+BATCH = version_files.random_batch(OPTIONS, CPU)
+
+
+def built(dtype: torch.dtype) -> tuple[nn.Module, hand_fused.CompiledAdamW]:
+    """A model and its optimizer, without torch.compile, with working copies in `dtype`."""
+    torch.manual_seed(3)
+    model = hand_fused.TinyLlama(CONFIG)
+    return model, hand_fused.CompiledAdamW(model, dtype, OPTIONS.learning_rate, compiled=False)
+
+
+@pytest.mark.parametrize("working", [None, torch.float32], ids=["masters", "copies"])
+@pytest.mark.parametrize("fused_loss", [True, False], ids=["linear_cross_entropy", "cross_entropy"])
+def test_logits_loss_and_gradients_are_those_of_version_1(working, fused_loss, monkeypatch):
+    if not fused_loss:
+        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+    elif not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this PyTorch has no linear_cross_entropy")
+    torch.manual_seed(3)
+    peer, precision = HandFused("peer", {}, working=working), Precision(CPU, None)
+    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), peer.make_model(OPTIONS)
+    state = accuracy.weights(ours)  # with norms that are not 1
+    for model in (ours, theirs):
+        accuracy.exchange(model, state)  # also checks that they come back from baseline_state_dict
+    expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, BATCH, precision)
+    got = accuracy.outputs(peer, theirs, OPTIONS, BATCH, precision)
+    assert expected.keys() == got.keys()
+    assert {name: e for name in expected if not (e := accuracy.error(expected[name], got[name])) < 1e-5} == {}
+
+
+def test_it_starts_from_the_weights_of_version_1():
+    torch.manual_seed(3)
+    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), hand_fused.TinyLlama(CONFIG)
+    state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
+    assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+
+
+def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """The weight and the working copy of each matrix that a product reads."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, hand_fused.Linear)}
+    return {name: (module.weight, module.working) for name, module in found.items()}
+
+
+def test_products_read_the_copies_which_loading_renews():
+    model, _ = built(torch.bfloat16)
+    assert len(copies(model)) == 4 * CONFIG.num_layers + 1
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model.loss(*BATCH)
+        for weight, _ in copies(model).values():
+            if weight is not model.embed_tokens.weight:  # the masters of the embedding and the norms are read
+                weight.mul_(2)
+        assert model.loss(*BATCH) == before
+        model.load_state_dict(model.state_dict())
+        assert model.loss(*BATCH) != before
+    assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies(model).values())
+
+
+def test_the_optimizer_is_adamw_on_the_masters():
+    """Three steps with random gradients: of the copies in bf16, of the norms in fp32, and of the embedding in both."""
+    model, optimizer = built(torch.bfloat16)
+    masters = list(model.parameters())
+    theirs = [nn.Parameter(master.detach().clone()) for master in masters]
+    reference, generator = torch.optim.AdamW(theirs, lr=OPTIONS.learning_rate), torch.Generator().manual_seed(0)
+    working = {weight: copy for weight, copy in copies(model).values()}
+    for _ in range(3):
+        for master, parameter in zip(masters, theirs, strict=True):
+            leaves = [leaf for leaf in (working.get(master), master) if leaf is not None]
+            if len(leaves) == 2 and master is not model.embed_tokens.weight:
+                leaves.pop()
+            for leaf in leaves:
+                leaf.grad = torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+            parameter.grad = sum(leaf.grad.float() for leaf in leaves)
+        optimizer.step()
+        reference.step()
+        optimizer.zero_grad()
+        assert all(leaf.grad is None for leaf in (*masters, *working.values()))
+    for master, parameter in zip(masters, theirs, strict=True):
+        torch.testing.assert_close(master, parameter, rtol=0, atol=1e-4 * OPTIONS.learning_rate)
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(optimizer.state[master][name], reference.state[parameter][name])
+    assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies(model).values())
+    assert optimizer.steps == 3

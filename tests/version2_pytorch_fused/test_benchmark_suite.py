@@ -1,0 +1,144 @@
+"""The benchmark's script: what `available` and `preset` stand for, the page, and the guard on the ordering."""
+
+import importlib
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from common import device as devices
+from common.config import ModelConfig
+from common.errors import UsageError
+from common.files import read_json, write_json
+from common.studies import benchmark, external_baselines
+from tests.conftest import ROOT
+from tests.records import record
+
+import pytest
+
+SCRIPT = ROOT / "version2_pytorch_fused" / "benchmark_suite.py"
+CPU = Namespace(device="cpu", use_amp=False, amp_dtype=None)
+
+
+@pytest.fixture
+def peers(monkeypatch) -> None:
+    """Two external baselines, of which `absent` cannot run here; and torch.compile does not work."""
+
+    def check(name):
+        def checked(self, *_):
+            if name == "absent":
+                raise UsageError("absent needs what is not installed here: pip install absent")
+
+        return checked
+
+    found = {name: type(name, (), {"check": check(name), "packages": {}})() for name in ("absent", "present")}
+    monkeypatch.setattr(external_baselines, "PEERS", found)
+    monkeypatch.setattr(devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler")
+
+
+def test_available_is_all_that_can_run_but_what_is_captured_on_request(peers, capsys):
+    known = {
+        model.name: model
+        for model in (
+            benchmark.Model("v1", Path("v1.py")),
+            benchmark.Model("v1-compile", Path("v1.py")),
+            benchmark.Model("absent"),
+            benchmark.Model("present"),
+            benchmark.Model("v1-captured", Path("v1.py"), captured=True),
+        )
+    }
+    assert benchmark.available(CPU, known) == ["v1", "present"]
+    assert capsys.readouterr().out.splitlines() == [
+        "leaves out v1-compile: torch.compile does not work here: no compiler",
+        "leaves out absent: absent needs what is not installed here: pip install absent",
+    ]
+
+
+def measured(ms: dict[str, tuple[float | None, float | None]]) -> dict:
+    """benchmark.json of models with these medians at S 8 and S 16; None: out of memory."""
+    cells = []
+    for i, length in enumerate((8, 16)):
+        for model, times in ms.items():
+            step = {"median": times[i], "p20": 0.1, "p80": 9.0, "count": 5}
+            run = {"step_ms": step, "kind": "GPU allocator", "peak_mib": 5.0}
+            outcome = {"status": "ok", "reason": None, "runs": [run]}
+            if times[i] is None:
+                outcome = {"status": "out of memory", "reason": "CUDA", "runs": []}
+            cells.append({"model": model, "batch_size": 4, "sequence_length": length} | outcome)
+    return {
+        "schema": benchmark.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
+        "device": record()["device"], "environment": record()["environment"], "packages": {}, "model": ModelConfig().model_dump(),
+        "precision": {"compute": "fp32"}, "seed": 0, "models": list(ms), "metrics": ["throughput"], "batch_sizes": [4],
+        "sequence_lengths": [8, 16], "steps": 5, "repeats": 1, "accuracy_steps": 20, "cells": cells, "accuracy": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ms, expected",
+    [
+        ({"v1": (2.0, 4.0), "v4": (1.0, 2.0)}, []),
+        ({"v1": (1.0, 2.0), "v4": (1.0, 2.0)}, []),
+        ({"v1": (2.0, 1.5), "hf": (3.0, 1.0), "v4": (1.0, 2.0)}, ["hf, B 4, S 16 takes 1 ms, v4 2 ms"]),
+        ({"v1": (None, None), "v4": (1.0, 2.0)}, []),
+        ({"v1": (None, 1.0), "v4": (None, None)}, ["v4, B 4, S 8: out of memory", "v4, B 4, S 16: out of memory"]),
+    ],
+    ids=("fastest", "equal", "beaten once", "others out of memory", "itself out of memory"),
+)
+def test_who_is_ahead_of_a_model(ms, expected):
+    assert benchmark.ahead(measured(ms), "v4") == expected
+
+
+@pytest.fixture
+def suite(monkeypatch, tmp_path):
+    """suite(*flags, ms=..., code=0): the exit code of the script where `measure` writes these times and returns that code."""
+    script = importlib.import_module("version2_pytorch_fused.benchmark_suite")
+
+    def run(*flags: str, ms: dict, code: int = 0) -> int:
+        def measure(models, shapes, baseline, path):
+            shown = {"shapes": [[shape.batch_size, shape.seq_len] for shape in shapes]}
+            write_json(path, measured(ms) | shown | {"planned": [model.name for model in models]})
+            return code
+
+        monkeypatch.setattr(script.benchmark, "measure", measure)
+        monkeypatch.setattr(sys, "argv", ["benchmark_suite.py", "--device", "cpu", *flags])
+        return script.main()
+
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize("code", (0, 1, 130))
+def test_the_guard_passes_where_the_model_is_the_fastest(suite, capsys, code):
+    assert suite("--fastest", "v2", ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)}, code=code) == code
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, expected", ((0, 1), (1, 1), (130, 130)))
+def test_the_guard_names_the_faster_model_in_one_line(suite, capsys, code, expected):
+    assert suite("--fastest", "v2", ms={"v1": (0.5, 4.0), "v2": (1.0, 2.0)}, code=code) == expected
+    assert capsys.readouterr().err == "v2 is not the fastest: v1, B 4, S 8 takes 500 us, v2 1 ms\n"
+
+
+def test_without_the_guard_the_order_does_not_matter(suite):
+    assert suite(ms={"v1": (0.5, 4.0), "v2": (1.0, 2.0)}) == 0
+
+
+@pytest.mark.parametrize("flags", (["--fastest", "v9"], ["--fastest", "v2", "--metrics", "accuracy"]))
+def test_a_guard_that_could_not_fail_is_refused(refused, flags):
+    assert "needs it among --models, and throughput or memory among --metrics" in refused(SCRIPT, "--device", "cpu", *flags)
+
+
+def test_the_shape_of_the_preset(suite, tmp_path):
+    suite("--preset", "medium", "--batch-sizes", "preset", "--seq-lengths", "preset", ms={"v1": (2.0, 4.0)})
+    assert read_json(tmp_path / "benchmark_suite/benchmark.json")["shapes"] == [[16, 512]]
+
+
+def test_available_models_are_the_ones_that_are_measured(suite, monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark, "available", lambda options, known: ["v1", "v2-compile"])
+    suite("--models", "available", ms={"v1": (2.0, 4.0)})
+    assert read_json(tmp_path / "benchmark_suite/benchmark.json")["planned"] == ["v1", "v2-compile"]
+
+
+def test_the_page_holds_the_tables(suite, tmp_path):
+    suite(ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)})
+    page = (tmp_path / "benchmark_suite/benchmark.html").read_text()
+    assert "<h1>Benchmark</h1>" in page and "<svg" in page and "(2.00x)" in page

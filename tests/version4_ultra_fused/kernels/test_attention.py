@@ -1,0 +1,74 @@
+"""Attention on packed q, k and v: its result and its gradient before RoPE, by each of its kernels, against float64."""
+
+from common.rope import rope_tables
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from version3_triton import kernels as third_kernels
+from version4_ultra_fused.kernels import attention
+from version4_ultra_fused.kernels.attention import CausalAttention
+
+SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
+
+
+def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple[CausalAttention, torch.Tensor, torch.Tensor]:
+    """The attention, its result, and its gradient for the same numbers in any dtype."""
+    batch, length, heads, kv_heads, head_dim = shape
+    generator = torch.Generator().manual_seed(0)
+    sizes = (batch * length, (heads + 2 * kv_heads) * head_dim), (batch * length, heads * head_dim)
+    qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
+    tables = (table.to(DEVICE, torch.float64 if dtype == torch.float64 else None) for table in rope_tables(head_dim, length, 1e4))
+    found = CausalAttention(qkv, *tables, length, (heads, kv_heads, kv_heads), exact)
+    return found, found.out, found.gradient(dout)
+
+
+def check(got: tuple, exact: tuple, tolerance: float) -> None:
+    for ours, right in zip(got[1:], exact[1:], strict=True):
+        assert ours.shape == right.shape
+        assert (ours.double() - right).abs().max() <= tolerance * max(right.abs().max(), 1e-3)
+
+
+@runs_kernels
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_for_a_whole_head(shape):
+    found = attend(shape, torch.float16)
+    assert found[0].short
+    check(found, attend(shape, torch.float64), 2e-3)
+    assert all(torch.equal(a, b) for a, b in zip(found[1:], attend(shape, torch.float16)[1:], strict=True))
+
+
+@runs_kernels
+@pytest.mark.parametrize("shape", SHAPES[:3:2], ids=str)
+def test_version_3s_kernels(shape):
+    """In float32, and where the kernel for a whole head does not reach."""
+    found = attend(shape, torch.float32)
+    assert not found[0].short
+    check(found, attend(shape, torch.float64), 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:1], ids=str)
+def test_without_kernels_it_is_pytorchs(monkeypatch, shape):
+    monkeypatch.setattr(third_kernels, "INTERPRETED", False)
+    check(attend(shape, torch.float32), attend(shape, torch.float64), 1e-5)
+
+
+@pytest.mark.parametrize("exact, deterministic", [(True, True), (False, False)])
+def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, exact, deterministic):
+    seen = []
+
+    def note(q, k, v):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return q * k.sum() * v.sum()
+
+    monkeypatch.setattr(third_kernels.reference, "attention", note)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        attend((1, attention.OWN + 1, 1, 1, 16), torch.float64, exact)
+        assert seen == [deterministic] and torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)

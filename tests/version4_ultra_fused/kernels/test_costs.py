@@ -1,0 +1,195 @@
+"""Bytes and FLOPs of each kernel by formula: against its tensors, by hand, and in FLOP counts."""
+
+from argparse import Namespace
+from collections import Counter
+
+from common.analysis.formulas import flops
+from common.config import ModelConfig
+from common.training import flop_counters
+from tests.conftest import needs_interpreter, runs_kernels
+from tests.oracle import DEVICE
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from version3_triton import kernels as third_kernels
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import costs, matmul
+
+# Sizes of tensors are multiples of 64, the alignment of the optimizer's buffers.
+CONFIG = ModelConfig(
+    vocab_size=61, hidden_size=64, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=80
+)
+BATCH, LENGTH = 2, 17
+# Tensors that the formulas leave out, and those that are read and written.
+LEFT_OUT = {
+    "weight", "rstd", "by_part", "dweight", "cos", "sin", "lse", "d", "targets", "losses", "ids", "order", "step",
+}  # fmt: skip
+IN_PLACE = {("_cross_entropy", "z"), ("_adamw", "w"), ("_adamw", "m"), ("_adamw", "v"), ("_swiglu_backward", "gate_up")}
+# Kernels by what decides whether they run.
+EVERYWHERE = {
+    ("_rms_norm_forward", "forward"), ("_rms_norm_backward", "backward"), ("_rms_norm_dweight", "backward"),
+    ("_flash_attention_forward", "forward"), ("_cross_entropy", "forward"), ("_embedding_backward", "backward"),
+    ("_adamw", "optimizer"),
+}  # fmt: skip
+SEPARATE = {("_turn", "forward"), ("_swiglu", "forward"), ("_swiglu_backward", "backward")}
+EPILOGUES = {("_matmul", "forward"), ("_matmul", "backward")}
+THIRDS = {
+    ("_flash_attention_backward_queries", "backward"), ("_flash_attention_backward_keys", "backward"), ("_turn", "backward"),
+}  # fmt: skip
+SHORT = {("_short_attention_backward", "backward")}
+
+
+@pytest.fixture
+def all_in_epilogues(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: 1 << 30)
+
+
+@pytest.fixture
+def without_epilogues(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
+
+
+def moved(kernel: str, tensors: dict[str, torch.Tensor]) -> int:
+    """Bytes of the tensors of a launch; views of one tensor count once."""
+    tensors = {name: x for name, x in tensors.items() if name not in LEFT_OUT}
+    if kernel == "_turn" and tensors["q"].untyped_storage().data_ptr() == tensors["out"].untyped_storage().data_ptr():
+        return 2 * sum(tensors[name].numel() * tensors[name].element_size() for name in "qk")
+    twice = {x.data_ptr() for name, x in tensors.items() if (kernel, name) in IN_PLACE}
+    if kernel == "_matmul" and tensors["out"].shape[1] == 2 * CONFIG.intermediate_size:  # the gradient takes gate and up's place
+        twice = {tensors["out"].data_ptr()}
+    if kernel == "_embedding_backward":
+        tensors = {"dx": tensors["dx"]}
+    sizes = {x.data_ptr(): x.numel() * x.element_size() for x in tensors.values()}
+    return sum(size * (2 if place in twice else 1) for place, size in sizes.items())
+
+
+def step(dtype: torch.dtype, enter=lambda phase: None) -> None:
+    """Forward, backward and optimizer of a small model, as a training step takes them; `enter` is told each phase."""
+    model = tiny_llama_v4.TinyLlama(CONFIG)
+    optimizer = tiny_llama_v4.make_optimizer(model, Namespace(learning_rate=1e-3))
+    optimizer.work_in(dtype)
+    ids = torch.randint(61, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    enter("forward")
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        loss = model.loss(*ids)
+    enter("backward")
+    loss.backward(model.one)
+    enter("optimizer")
+    optimizer.step()
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="counts what the interpreter is given")
+@needs_interpreter
+@pytest.mark.parametrize(
+    "dtype, epilogues, expected",
+    [
+        (torch.float32, "without_epilogues", EVERYWHERE | SEPARATE | THIRDS),
+        (torch.float16, "without_epilogues", EVERYWHERE | SEPARATE | SHORT),
+        (torch.float16, "all_in_epilogues", EVERYWHERE | EPILOGUES | SHORT),
+    ],
+)
+def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(request, monkeypatch, dtype, epilogues, expected):
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    request.getfixturevalue(epilogues)
+    given: Counter = Counter()
+    phases = []
+
+    def note(self, *arguments, grid, warmup, **constants):
+        named = dict(zip((name.removesuffix("_ptr") for name in self.arg_names), arguments, strict=False))
+        named = {name: x.base if isinstance(x, TensorDescriptor) else x for name, x in named.items()}
+        tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+        given[self.fn.__name__, phases[-1]] += moved(self.fn.__name__, tensors)
+        return original(self, *arguments, grid=grid, warmup=warmup, **constants)
+
+    original = InterpretedFunction.run
+    monkeypatch.setattr(InterpretedFunction, "run", note)
+    step(dtype, phases.append)
+    found = costs.training_step(CONFIG, BATCH, LENGTH, dtype.itemsize, given.keys())
+    assert given.keys() == expected <= found.keys()
+    assert {key: found[key].bytes or 0 for key in expected} == given
+
+
+def test_costs_under_autocast_by_hand():
+    """Bytes by the table of the module at e = 2, FLOPs of the pairs that are not masked, for a step with all epilogues."""
+    config, e, tokens = ModelConfig(num_key_value_heads=4), 2, 8 * 128
+    layers, d, h, k, dh, f, v = 4, 256, 8, 4, 32, 512, 1000
+    c, pairs = (h + 2 * k) * dh, 2 * d * 8 * 128 * 129 // 2 * layers
+    launched = EVERYWHERE | EPILOGUES | SHORT | {("_adamw", "backward")}
+    found = costs.training_step(config, 8, 128, e, launched)
+    assert {key: (found[key].bytes, found[key].flops) for key in launched} == {
+        ("_rms_norm_forward", "forward"): (tokens * d * (4 + e + 2 * layers * (8 + 2 * e)), None),
+        ("_rms_norm_backward", "backward"): (tokens * d * (8 + 2 * e + 2 * layers * (12 + 2 * e)), None),
+        ("_rms_norm_dweight", "backward"): (None, None),
+        ("_matmul", "forward"): (
+            layers * e * (tokens * (d + c) + d * c + tokens * (d + 3 * f) + 2 * d * f), layers * 2 * tokens * d * (c + 2 * f)
+        ),
+        ("_matmul", "backward"): (layers * e * (tokens * (d + 4 * f) + d * f), layers * 2 * tokens * d * f),
+        ("_flash_attention_forward", "forward"): (tokens * layers * dh * (2 * h + 2 * k) * e, 2 * pairs),
+        ("_short_attention_backward", "backward"): (tokens * layers * dh * (4 * h + 4 * k) * e, 5 * pairs),
+        ("_cross_entropy", "forward"): (tokens * 2 * v * e, None),
+        ("_embedding_backward", "backward"): (tokens * 4 * d, None),
+        ("_adamw", "backward"): (28 * layers * d * (c + d + 3 * f), None),
+        ("_adamw", "optimizer"): (30 * d * (v + 2 * layers + 1), None),
+    }  # fmt: skip
+
+
+def test_an_epilogue_whose_kernel_ran_is_no_part_of_the_products():
+    config, tokens = ModelConfig(), 8 * 128
+    found = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"), ("_turn", "forward")})
+    assert found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 2 * 512
+    both = costs.training_step(config, 8, 128, 2, {("_matmul", "forward")})
+    assert both["_matmul", "forward"].flops - found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 3 * 256
+
+
+def counted(monkeypatch, dtype: torch.dtype, length: int = LENGTH, exact: bool = False) -> dict[str, int]:
+    """FLOPs by PyTorch's counter and by `kernel_flops`."""
+    monkeypatch.setattr(tiny_llama_v4.TinyLlama, "kernel_flops", costs.kernel_flops, raising=False)
+    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"exact-attention": exact}).to(DEVICE)
+    ids = torch.randint(61, (2, BATCH, length), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+        return flop_counters.counted_by_torch(model, (ids[0], ids[1]))
+
+
+def product(length: int) -> int:
+    return 2 * BATCH * length * length * CONFIG.hidden_size * CONFIG.num_layers
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "dtype, epilogues, repeated",
+    [(torch.float32, "all_in_epilogues", 3), (torch.float16, "without_epilogues", 1), (torch.float16, "all_in_epilogues", 1)],
+)
+def test_every_product_is_counted_once(request, monkeypatch, dtype, epilogues, repeated):
+    """The formula's count, and the products that attention's backward pass repeats: the scores, or Version 3's three."""
+    request.getfixturevalue(epilogues)
+    found, once = counted(monkeypatch, dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
+    assert found == {"forward": once, "backward": 2 * once + repeated * product(LENGTH)}
+
+
+def flops_of(length: int, exact: bool = False, dtype: torch.dtype = torch.float32) -> dict[str, int]:
+    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"exact-attention": exact}).to(DEVICE)
+    with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
+        return costs.kernel_flops(model, torch.zeros(BATCH, length, dtype=torch.long, device=DEVICE))
+
+
+def test_attention_counts_where_our_own_kernels_run(without_epilogues):
+    nothing = {"forward": 0, "backward": 0}
+    assert flops_of(256) == {"forward": 2 * product(256), "backward": 7 * product(256)}
+    assert flops_of(257) == nothing
+    assert flops_of(257, exact=True) == {"forward": 2 * product(257), "backward": 7 * product(257)}
+    assert flops_of(128, dtype=torch.float16) == {"forward": 2 * product(128), "backward": 5 * product(128)}
+    assert flops_of(129, dtype=torch.float16) == {"forward": 2 * product(129), "backward": 7 * product(129)}
+
+
+def test_without_kernels_there_is_nothing_to_add(monkeypatch, all_in_epilogues):
+    monkeypatch.setattr(third_kernels, "HAS_TRITON", False)
+    assert flops_of(17, dtype=torch.float16) == {"forward": 0, "backward": 0}
+
+
+def test_float64_has_no_kernels():
+    model = tiny_llama_v4.TinyLlama(CONFIG).to(DEVICE).double()
+    assert costs.kernel_flops(model, torch.zeros(1, 8, dtype=torch.long, device=DEVICE)) == {"forward": 0, "backward": 0}

@@ -1,0 +1,78 @@
+"""MasterAdamW beside torch.optim.AdamW, in PyTorch's form of the update."""
+
+from tests import models
+from version3_triton import kernels as third_kernels
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels.optimizer import MasterAdamW
+
+import pytest
+import torch
+
+RATE = dict(lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
+
+
+def pair() -> tuple[torch.nn.Module, MasterAdamW, list[torch.nn.Parameter], torch.optim.AdamW]:
+    """A model with its optimizer, and the same weights with PyTorch's."""
+    model = models.build(tiny_llama_v4)
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    optimizer = MasterAdamW(model, **RATE)
+    optimizer.work_in(torch.float32)
+    return model, optimizer, copies, torch.optim.AdamW(copies, **RATE)
+
+
+@pytest.mark.parametrize("early", [0, 1, 2], ids="{} blocks early".format)
+def test_three_steps_are_pytorchs(early):
+    """Whichever blocks are updated before the rest."""
+    model, ours, copies, theirs = pair()
+    for _ in range(3):
+        for parameter, copy in zip(model.parameters(), copies, strict=True):
+            copy.grad = torch.randn_like(copy)
+            parameter.gradient.copy_(copy.grad)
+        for _ in range(early):
+            ours.update_block()
+        ours.step()
+        theirs.step()
+    for parameter, copy in zip(model.parameters(), copies, strict=True):
+        torch.testing.assert_close(parameter, copy, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.state[parameter]["exp_avg"], theirs.state[copy]["exp_avg"])
+    assert ours.steps == 3
+
+
+def test_an_early_update_reaches_the_last_block_first():
+    model, optimizer, _, _ = pair()
+    before = [[weight.clone() for weight in block.parameters()] for block in model.layers]
+    for parameter in model.parameters():
+        parameter.gradient.fill_(1.0)
+    with torch.no_grad():
+        optimizer.update_block()
+    first, last = (
+        [torch.equal(weight, old) for weight, old in zip(block.parameters(), kept, strict=True) if weight.dim() == 2]
+        for block, kept in zip(model.layers, before, strict=True)
+    )
+    assert all(first) and not any(last)
+
+
+def test_the_working_weights_are_the_masters_rounded(monkeypatch):
+    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # Triton's interpreter computes bfloat16 wrong
+    model = models.build(tiny_llama_v4)
+    optimizer = MasterAdamW(model, lr=1e-2)
+    optimizer.work_in(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.gradient.normal_()
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.working, parameter.bfloat16()), name
+        inner = name.startswith("layers.") and parameter.dim() == 2
+        assert parameter.gradient.dtype == (torch.bfloat16 if inner else torch.float32), name
+
+
+def test_the_rate_is_read_at_each_step():
+    """A check of gradients runs steps at a rate of 0."""
+    model, optimizer, _, _ = pair()
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer.param_groups[0]["lr"] = 0.0
+    for parameter in model.parameters():
+        parameter.gradient.normal_()
+    optimizer.step()
+    assert all(torch.equal(parameter, old) for parameter, old in zip(model.parameters(), before, strict=True))
+    assert all(state["exp_avg"].any() for state in optimizer.state.values())

@@ -1,0 +1,181 @@
+"""The operations of Version 4: each kernel against PyTorch's form of it in float64, and which of the two runs.
+
+Without a GPU the kernels run in Triton's interpreter.
+"""
+
+from common.rope import rope_tables
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE, DTYPES
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels import matmul, reference, tiles
+
+WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest element: a few units of rounding
+
+
+@pytest.fixture
+def epilogues(monkeypatch) -> None:
+    """Products of any size have their epilogues, on any GPU."""
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: 1 << 40)
+
+
+def tensors(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Normally distributed numbers that float16 holds."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).half().to(DEVICE, dtype) for shape in shapes]
+
+
+def check(name: str, *arguments) -> None:
+    """The kernel's results against the same in float64, from the same arguments; a second call gives the same bits.
+
+    What an operation writes into its arguments counts as a result. An argument that is a dtype becomes float64 as well.
+    """
+
+    def wide(x):
+        if isinstance(x, torch.dtype):
+            return torch.float64
+        return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def run(operation, arguments) -> list[Tensor]:
+        arguments = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
+        returned = operation(*arguments)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        return [x for x in (*returned, *arguments) if isinstance(x, Tensor) and x.is_floating_point()]
+
+    exact, ours, again = (
+        run(operation, values)
+        for operation, values in (
+            (getattr(reference, name), list(map(wide, arguments))), (kernels.KERNELS[name], arguments),
+            (kernels.KERNELS[name], arguments),
+        )
+    )  # fmt: skip
+    for right, got, repeated in zip(exact, ours, again, strict=True):
+        assert torch.equal(got, repeated)
+        error = (got.double() - right).abs().max() / right.abs().max()
+        assert error <= WIDTH[min((got.dtype, ours[0].dtype), key=lambda dtype: dtype.itemsize)], (name, error)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("branch", [True, False])
+@pytest.mark.parametrize("shape", [(17, 48), (5, 130), (64, 256)])
+def test_add_norm(shape, branch, dtype):
+    (x,), (added,) = tensors(torch.float32, shape), tensors(dtype, shape)
+    (weight,) = tensors(torch.float32, shape[1:])
+    check("add_norm", x, added if branch else None, weight, 1e-6, dtype)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("shape", [(17, 48), (5, 130), (64, 256)])
+def test_add_norm_backward(shape, elsewhere, dtype):
+    x, dx, (dy,) = *tensors(torch.float32, shape, shape), tensors(dtype, shape)
+    (weight,) = tensors(torch.float32, shape[1:])
+    rstd = (x.square().mean(-1) + 1e-6).rsqrt()
+    arguments = (dy, dx if elsewhere else None, x, weight, rstd)
+    exact = reference.add_norm_backward(*(None if each is None else each.double() for each in arguments))
+    *ours, parts = kernels.add_norm_backward(*arguments)
+    for right, got in zip(exact, (*ours, parts.sum(0, keepdim=True)), strict=True):
+        assert (got.double() - right).abs().max() <= WIDTH[got.dtype] * right.abs().max()
+    total = torch.empty_like(weight)
+    kernels.sum_parts(parts, total)
+    torch.testing.assert_close(total, parts.sum(0), rtol=1e-5, atol=1e-5)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
+@pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+@pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 64, 56), (33, 16, 8)])
+def test_swiglu(request, tokens, hidden, size, fused, dtype):
+    if fused:
+        request.getfixturevalue("epilogues")
+    x, weight, dy, down = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, hidden), (hidden, size))
+    check("gate_up_swiglu", x, weight)
+    check("swiglu_backward", dy, down, kernels.gate_up_swiglu(x, weight)[0])
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
+@pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+@pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])
+def test_rope(request, length, heads, kv_heads, head_dim, fused, dtype):
+    if fused:
+        request.getfixturevalue("epilogues")
+    x, weight = tensors(dtype, (2 * length, 48), ((heads + 2 * kv_heads) * head_dim, 48))
+    cos, sin = (table.to(DEVICE) for table in rope_tables(head_dim, length + 3, 1e4))
+    check("qkv_rope", x, weight, cos, sin, length, (heads + kv_heads) * head_dim)
+    dq, dk, dv = (
+        each.transpose(1, 2) for each in tensors(dtype, *((2, length, n, head_dim) for n in (heads, kv_heads, kv_heads)))
+    )
+    check("turn_back", dq, dk, dv, cos, sin)
+
+
+@runs_kernels
+def test_products_that_descriptors_cannot_describe_are_computed_all_the_same(epilogues):
+    x, weight = tensors(torch.float16, (9, 36), (28, 36))  # rows of 72 bytes
+    assert not matmul.in_epilogue("swiglu", 9, 28, x, weight)
+    check("gate_up_swiglu", x, weight)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0, 1000])
+@pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (1, 4099)])
+def test_cross_entropy(tokens, vocabulary, offset, dtype):
+    (logits,) = tensors(dtype, (tokens, vocabulary))
+    targets = torch.arange(tokens, device=DEVICE) * 7 % vocabulary
+    logits = logits + offset
+    losses = kernels.KERNELS["cross_entropy"](logits.clone(), targets, False)
+    exact = reference.cross_entropy(logits.double(), targets, False)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-5, atol=1e-6)
+    check("cross_entropy", logits, targets, True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("ids", [[3, 1, 3, 3, 0], [2] * 40, list(range(7)) * 5], ids=["few", "one", "many"])
+def test_the_gradient_of_the_embedding(ids):
+    ids, order = torch.tensor(ids, device=DEVICE).sort(stable=True)
+    dx, dweight = tensors(torch.float32, (len(ids), 300), (9, 300))
+    check("add_embedding_gradient", ids, order, dx, dweight)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_adamw_is_pytorchs(dtype):
+    master, *gradients = tensors(torch.float32, *[(2, 777)] * 4)
+    parameter = torch.nn.Parameter(master.clone())
+    theirs = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.1)
+    exp_avg, exp_avg_sq = torch.zeros_like(master), torch.zeros_like(master)
+    working = None if dtype is None else torch.empty_like(master, dtype=dtype)
+    for step, gradient in enumerate(gradients, 1):
+        parameter.grad = gradient
+        theirs.step()
+        steps = torch.tensor(float(step), device=DEVICE)
+        kernels.KERNELS["adamw"](master, exp_avg, exp_avg_sq, gradient, working, steps, 1e-2, 0.9, 0.999, 1e-8, 0.1)
+    torch.testing.assert_close(master, parameter.data, rtol=1e-5, atol=1e-6)
+    assert working is None or torch.equal(working, master.to(dtype))
+
+
+def test_a_row_of_logits_that_registers_cannot_hold_is_pytorchs():
+    (logits,) = tensors(torch.float32, (2, 32769))
+    targets = torch.tensor([0, 32768], device=DEVICE)
+    exact = reference.cross_entropy(logits.double(), targets, False)
+    torch.testing.assert_close(kernels.cross_entropy(logits, targets, False).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, chosen",
+    [(8192, 8192, (128, 128)), (1024, 4096, (128, 128)), (1024, 1024, (128, 64)), (1024, 512, (64, 64)), (16, 16, (64, 64))],
+)
+def test_the_largest_tile_that_gives_two_thirds_of_the_multiprocessors_work(monkeypatch, rows, columns, chosen):
+    monkeypatch.setattr(tiles.blocks, "family", lambda: "sm_90")
+    monkeypatch.setattr(tiles, "multiprocessors", lambda: 132)
+    tiles.tile.cache_clear()
+    assert tiles.tile("swiglu", rows, columns)[:2] == chosen
+    tiles.tile.cache_clear()

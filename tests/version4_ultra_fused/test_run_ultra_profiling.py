@@ -1,0 +1,110 @@
+"""The critical path of Version 4 in a run or a file, several profiles beside each other, and the other profiling scripts."""
+
+import sys
+from types import SimpleNamespace
+
+from common.files import write_json
+from tests import branched_traces
+from tests.conftest import ROOT, TINY
+from tests.records import profile, record
+
+import pytest
+
+pytest.importorskip("triton")
+from version3_triton import kernels
+from version4_ultra_fused import run_ultra_profiling
+
+V4 = ROOT / "version4_ultra_fused"
+SCRIPT = V4 / "run_ultra_profiling.py"
+QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+
+
+def row(shown: str, name: str) -> list[str]:
+    [line] = [line for line in shown.splitlines() if line.startswith(name)]
+    return line.split()
+
+
+def test_a_profile_is_shown_by_the_costs_of_its_run(execute, tmp_path):
+    path = branched_traces.write(tmp_path / "profiles", captured=True, version="v4", precision__compute="bf16")
+    shown = execute(SCRIPT, "--analyze-existing", path).out
+    assert row(shown, "on the critical path")[-1] == "3" and row(shown, "gaps between them")[-1] == "4"
+    swiglu = 4 * 3 * 512 * 2 * 8 * 128  # layers, F three times, bytes, B, S
+    norm = 256 * 8 * 128 * (4 + 2 + 2 * 4 * (8 + 2 * 2))  # D, B, S, a norm alone and those with an addition
+    for name, moved, us in (("_swiglu", swiglu, 10), ("_rms_norm_forward", norm, 6)):
+        rate, share = (float(cell.replace(",", "")) for cell in row(shown, name)[-2:])
+        assert rate == pytest.approx(moved / us / 1e3, rel=0.01) and share == pytest.approx(100 * rate / 1e3, rel=0.01)
+
+
+def test_kernels_of_another_version_have_no_cost_by_these_formulas(execute, tmp_path):
+    path = branched_traces.write(tmp_path / "profiles", version="v3", precision__compute="bf16")
+    assert row(execute(SCRIPT, "--analyze-existing", path).out, "_swiglu")[-1] == "0"  # % of path is the last number
+
+
+def test_profiles_of_several_versions_are_one_table(execute, tmp_path):
+    folders = [tmp_path / f"v{n}" for n in (1, 4)]
+    for number, folder in zip((1, 4), folders, strict=True):
+        branched_traces.write(folder, scales=(5.0 - number,), version=f"v{number}")
+    shown = execute(SCRIPT, "--analyze-existing", *folders, "--output-dir", "out").out
+    assert row(shown, "quantity")[1:] == ["v1", "v4"] and row(shown, "from the first start")[-2:] == ["172", "43"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"critical_paths.md", "critical_paths.csv"}
+
+
+def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path):
+    shown = execute(SCRIPT, *QUICK, "--output-dir", "out").out
+    assert "No kernel of a GPU ran in this profile" in shown and "aten::mm" in shown
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["critical_path.md"]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [(None, "does not exist"), ("{", "cut off"), ('{"schema": "x"}', "found: x")],
+)
+def test_what_is_not_a_profile_is_refused(refused, tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "profile_1.json").write_text(content)
+    assert said in refused(SCRIPT, "--analyze-existing", "profile_1.json")
+
+
+def test_a_profile_needs_its_trace(refused, tmp_path):
+    write_json(tmp_path / "profile_1.json", profile(record(version="v4"), [{"name": "aten::mm"}]))
+    assert "cannot read trace_1.json" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
+
+
+def test_profiles_under_other_conditions_are_refused(refused, tmp_path):
+    paths = [branched_traces.write(tmp_path / str(size), training__batch_size=size) for size in (4, 8)]
+    assert "differ in more than the version: batch size (4 and 8)" in refused(SCRIPT, "--analyze-existing", *paths)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_run(refused, tmp_path):
+    (tmp_path / "file").touch()
+    assert "--output-dir: cannot write in file" in refused(SCRIPT, *QUICK, "--output-dir", "file")
+
+
+def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys):
+    """It ends with the run's exit code."""
+    asked = []
+    monkeypatch.setattr(
+        run_ultra_profiling.run,
+        "train",
+        lambda version, options: asked.append(options) or SimpleNamespace(profiles=[], exit_code=130),
+    )
+    monkeypatch.setattr(sys, "argv", ["run_ultra_profiling.py"])
+    assert run_ultra_profiling.main() == 130 and not capsys.readouterr().out
+    assert asked[0].enable_pytorch_profiler
+
+
+@pytest.mark.parametrize(
+    "script, written",
+    [
+        ("run_pytorch_profiler.py", "pytorch_profiles/profile_*.json"),
+        ("run_deepspeed_flops.py", "flops_analysis/flops_profile.json"),
+    ],
+)
+def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, script, written):
+    execute(V4 / script, *QUICK)
+    assert list(tmp_path.glob(written))

@@ -1,0 +1,1 @@
+../version1_pytorch_baseline/launch_performance_study.sh

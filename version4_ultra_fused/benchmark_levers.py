@@ -1,0 +1,181 @@
+"""Times work that Version 4 can do in more than one way, on a GPU in bf16.
+
+The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and for the update follow from these times.
+
+    python benchmark_levers.py --presets tiny small medium large --metrics-out ../results/h200/levers.json
+
+    rope, swiglu, swiglu_backward    a product with its epilogue, beside a library's product and a kernel after it
+    attention                        forward and backward: the kernel for a whole head, Version 3's kernels, PyTorch's (cuDNN)
+    norm_backward                    with Version 3's sizes, and with Version 4's
+    update                           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
+
+Times are microseconds of a replayed graph: the median of several, each of ten passes.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from common import cli
+from common import config as configs
+from common import device as devices
+from common.analysis.output import tables
+from common.errors import UsageError
+from common.files import writable_file, write_json
+from common.progress import progress
+from common.timing import benchmark, summarize
+from common.training import record
+
+cli.require("triton")
+
+from version3_triton.kernels import blocks
+from version4_ultra_fused.kernels import KERNELS, attention, matmul, norm
+from version4_ultra_fused.kernels.attention import CausalAttention
+
+import torch
+
+SCHEMA = "tiny-llama-levers/1"
+PASSES, REPLAYS = 10, 7
+Lever = tuple[str, dict[str, Callable[[], object]]]
+
+
+def levers(preset: str, device: torch.device) -> list[Lever]:
+    """Each lever at a preset's sizes: its name, and the ways to do the work by name."""
+    settings = configs.resolve(preset, None, model={}, training={})
+    config, training = settings.model, settings.training
+    length, tokens = training.sequence_length, training.batch_size * training.sequence_length
+    hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
+    width, turned = sum(heads) * head_dim, sum(heads[:2]) * head_dim
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    x, qkv, gate_up, down, out = (
+        half(tokens, hidden),
+        half(width, hidden),
+        half(2 * ffn, hidden),
+        half(hidden, ffn),
+        half(tokens, hidden),
+    )
+    packed, products, table = half(tokens, width), half(tokens, 2 * ffn), torch.randn(length, head_dim, device=device)
+    total, rstd, weight = (
+        torch.randn(tokens, hidden, device=device),
+        torch.ones(tokens, device=device),
+        torch.ones(hidden, device=device),
+    )
+
+    def sized(elements: int, work: Callable[[], object]) -> Callable[[], object]:
+        """The work with epilogues in products of at most so many elements."""
+
+        def run() -> object:
+            with mock.patch.object(matmul, "largest", lambda epilogue: elements):
+                return work()
+
+        return run
+
+    def both(work: Callable[[], object]) -> dict[str, Callable[[], object]]:
+        return {"epilogue": sized(1 << 40, work), "library and a kernel": sized(0, work)}
+
+    def attend(short: int, own: int) -> Callable[[], object]:
+        def run() -> object:
+            with mock.patch.multiple(attention, SHORT=short, OWN=own):
+                return CausalAttention(packed, table, table, length, heads, False).gradient(out)
+
+        return run
+
+    def with_tile(elements: int, per_thread: int, programs: int) -> Callable[[], object]:
+        def run() -> object:
+            with mock.patch.multiple(norm, TILE=elements, PER_THREAD=per_thread, PROGRAMS=programs):
+                return KERNELS["add_norm_backward"](x, total, total, weight, rstd)
+
+        return run
+
+    forms = {"Version 3's kernels": attend(0, length), "PyTorch's": attend(0, 0)}
+    if length <= attention.SHORT:
+        forms = {"whole head": attend(attention.SHORT, 0)} | forms
+    old = blocks.LAUNCH["norm_backward"][blocks.family()]
+    return [
+        ("rope", both(lambda: matmul.qkv_rope(x, qkv, table, table, length, turned))),
+        ("swiglu", both(lambda: matmul.gate_up_swiglu(x, gate_up))),
+        ("swiglu_backward", both(lambda: matmul.swiglu_backward(x, down, products))),
+        ("attention", forms),
+        ("norm_backward", {
+            "Version 3's sizes": with_tile(old.elements, old.per_thread, old.programs),
+            "Version 4's sizes": with_tile(norm.TILE, norm.PER_THREAD, norm.PROGRAMS),
+        }),
+    ]  # fmt: skip
+
+
+def update(device: torch.device) -> Lever:
+    """AdamW on 47 million parameters and eight products, one after the other or on two streams."""
+    buffers = [torch.zeros(47_000_000, device=device) for _ in range(3)]
+    gradient, steps = torch.zeros_like(buffers[0], dtype=torch.bfloat16), torch.ones((), device=device)
+    a, b = (torch.randn(8192, 1024, device=device, dtype=torch.bfloat16) for _ in range(2))
+    side = torch.cuda.Stream()
+
+    def adamw() -> None:
+        KERNELS["adamw"](*buffers, gradient, gradient, steps, 1e-3, 0.9, 0.999, 1e-8, 0.01)
+
+    def products() -> None:
+        for _ in range(8):
+            a @ b.T
+
+    def beside() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            adamw()
+        products()
+        torch.cuda.current_stream().wait_stream(side)
+
+    return "update", {"one after the other": lambda: (adamw(), products()), "beside": beside}
+
+
+def microseconds(work: Callable[[], object], device: torch.device) -> dict[str, float | int]:
+    times = benchmark(devices.capture_graph(work, PASSES), device, warmup=1, iterations=REPLAYS)
+    return summarize([1e3 * one / PASSES for one in times])
+
+
+def measure(presets: list[str], device: torch.device) -> list[dict[str, Any]]:
+    """A row for each way to do each lever's work."""
+    found = [(preset, functools.partial(levers, preset, device)) for preset in presets]
+    found.append(("", lambda: [update(device)]))
+    return [
+        {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
+        for preset, make in found
+        for lever, ways in make()
+        for way, work in ways.items()
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [row["preset"], row["lever"], row["way"], *(f"{row['us'][key]:.1f}" for key in ("median", "p20", "p80"))] for row in rows
+    ]
+    return tables.text(["preset", "lever", "way", "us", "p20", "p80"], lines)
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--presets", nargs="+", choices=configs.PRESETS, default=["tiny"], help="default: tiny")
+    cli.add_seed(parser)
+    cli.add_device(parser)
+    parser.add_argument("--metrics-out", type=Path, metavar="FILE.json", help="also write the rows")
+    options = parser.parse_args()
+    device = devices.select(options.device)
+    if not devices.is_gpu(device):
+        raise UsageError("the levers are timed as replayed graphs, which need a GPU")
+    if options.metrics_out:
+        writable_file(options.metrics_out, "--metrics-out")
+    torch.manual_seed(options.seed or 0)
+    with progress("timing the levers"):
+        rows = measure(options.presets, device)
+    if options.metrics_out:
+        write_json(options.metrics_out, record.header(SCHEMA, device, "bf16") | {"rows": rows})
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    cli.command(main)

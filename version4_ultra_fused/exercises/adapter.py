@@ -1,0 +1,110 @@
+"""Selects the file of the exercise to test, and launches its kernels.
+
+    pytest test_exercises.py                               # starter/, which you fill in
+    KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
+
+A launcher takes a kernel and its inputs, makes the outputs, and passes pointers, sizes and strides in the order of the kernel's
+arguments. Every output holds NaN, and so does the memory after it. So an element that no program wrote stays NaN, and a store
+after the end fails the test.
+"""
+
+import importlib
+import math
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from common.errors import UsageError
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime import KernelInterface
+
+FOLDER = Path(__file__).parent
+GUARD = 4096  # elements after an output
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a program's tile, and the depth of a step of the main loop; each a power of two, at least 16."""
+
+    BM: int = 16
+    BN: int = 32
+    BK: int = 16
+
+
+def load(exercise: str) -> ModuleType:
+    """The exercise's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
+    which = os.environ.get("KERNEL_EXERCISES", "starter")
+    if which not in ("starter", "solution"):
+        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
+    if str(FOLDER / which) not in sys.path:
+        sys.path.insert(0, str(FOLDER / which))
+    return importlib.import_module(exercise)
+
+
+def _output(like: Tensor, *shape: int) -> Tensor:
+    """A contiguous tensor of NaN, with GUARD more of them behind it."""
+    size = math.prod(shape)
+    return torch.full((size + GUARD,), math.nan, dtype=like.dtype, device=like.device)[:size].view(shape)
+
+
+def _launch(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile, outputs: tuple[Tensor, ...], *inputs: Tensor) -> None:
+    (M, K), N = x.shape, w.shape[0]
+    grid = triton.cdiv(M, tile.BM), triton.cdiv(N, tile.BN)
+    kernel[grid](x, w, *inputs, *outputs, M, N, K, *w.stride(), **tile._asdict())
+    for output in outputs:
+        after = output.as_strided((GUARD,), (1,), output.numel())
+        assert after.isnan().all(), f"{kernel.__name__} wrote after the end of an output: its store needs a mask"
+
+
+def launch_matmul(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> Tensor:
+    """x W^T [M, N].
+
+    Args:
+        x: [M, K], contiguous, as all tensors here; w may have any strides.
+        w: [N, K].
+    """
+    y = _output(x, len(x), len(w))
+    _launch(kernel, x, w, tile, (y,))
+    return y
+
+
+def launch_gate_up(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+    """Gate and up, whose columns take turns, [M, 2 F], and silu(gate) up [M, F].
+
+    Args:
+        x: [M, K].
+        w: [2 F, K], the rows of gate and up interleaved.
+    """
+    outputs = _output(x, len(x), len(w)), _output(x, len(x), len(w) // 2)
+    _launch(kernel, x, w, tile, outputs)
+    return outputs
+
+
+def launch_residual(kernel: KernelInterface, x: Tensor, w: Tensor, stream: Tensor, tile: Tile) -> Tensor:
+    """stream + x W^T [M, N] in float32.
+
+    Args:
+        x: [M, K].
+        w: [N, K].
+        stream: [M, N], float32.
+    """
+    out = _output(stream, *stream.shape)
+    _launch(kernel, x, w, tile, (out,), stream)
+    return out
+
+
+def launch_swiglu_gradient(kernel: KernelInterface, dy: Tensor, w_down: Tensor, gate_up: Tensor, tile: Tile) -> Tensor:
+    """The gradient of gate_up [M, 2 F].
+
+    Args:
+        dy: [M, D], the gradient of the down projection's result.
+        w_down: [D, F]; the product da = dy W_down is x W^T with x = dy and W = w_down.T.
+        gate_up: [M, 2 F], from `launch_gate_up`.
+    """
+    dgate_up = _output(gate_up, *gate_up.shape)
+    _launch(kernel, dy, w_down.T, tile, (dgate_up,), gate_up)
+    return dgate_up

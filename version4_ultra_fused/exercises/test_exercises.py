@@ -1,0 +1,126 @@
+"""Tests for the parts of the exercise, the same for starter/ and solution/ (adapter.py selects one).
+
+    pytest test_exercises.py -k exercise1_a       # one part
+
+On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
+wrong. The tests compare results with the same formulas in PyTorch, in float64. NaN follows every input, to detect loads after its
+end.
+"""
+
+import math
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton")
+
+import adapter  # noqa: E402
+import plain_matmul  # noqa: E402
+
+epilogues = adapter.load("exercise1_ultra_fusion")
+
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+ROUNDINGS = 16  # of float32: tolerance of the sums, in roundings of the largest number
+TILE = adapter.Tile()
+SHAPES = [(16, 16, 16), (1, 1, 1), (32, 64, 48), (17, 33, 20), (35, 19, 50)]  # M, and F or N, and K
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def random(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Normal numbers, contiguous, with NaN after the last."""
+    size = rows * columns
+    memory = torch.full((size + 4096,), math.nan, dtype=dtype, device=DEVICE)
+    return memory[:size].view(rows, columns).copy_(torch.randn(rows, columns))
+
+
+def check(got: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """Asserts the dtype of `got`, and that one rounding to it, after float32, explains the difference to the float64 result."""
+    assert got.dtype == dtype
+    allowed = ROUNDINGS * torch.finfo(torch.float32).eps * exact.abs().max().item()
+    torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps / 2, atol=allowed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_matmul(m, n, k, dtype):
+    """The kernel that is given: passes before anything is written."""
+    x, w = random(m, k, dtype), random(n, k, dtype)
+    check(adapter.launch_matmul(plain_matmul.matmul_kernel, x, w, TILE), x.double() @ w.double().T, dtype)
+
+
+# ---------------------------------------------------------------------------------------------- part a: SwiGLU
+
+
+def check_gate_up(m: int, f: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+    x, gate, up = random(m, k, dtype), random(f, k, dtype), random(f, k, dtype)
+    w = random(2 * f, k, dtype).copy_(torch.stack((gate, up), 1).flatten(0, 1))
+    gate_up, y = adapter.launch_gate_up(epilogues.gate_up_kernel, x, w, tile)
+    exact_gate, exact_up = x.double() @ gate.double().T, x.double() @ up.double().T
+    check(gate_up[:, 0::2], exact_gate, dtype)
+    check(gate_up[:, 1::2], exact_up, dtype)
+    check(y, F.silu(exact_gate) * exact_up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, f, k", SHAPES)
+def test_exercise1_a_gate_up(m, f, k, dtype):
+    check_gate_up(m, f, k, dtype)
+
+
+@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
+def test_exercise1_a_other_tiles(tile):
+    check_gate_up(35, 40, 50, torch.float32, adapter.Tile(*tile))
+
+
+# ---------------------------------------------------------------------------------------------- part b: the residual stream
+
+
+def check_residual(m: int, n: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+    x, w, stream = random(m, k, dtype), random(n, k, dtype), random(m, n, torch.float32)
+    out = adapter.launch_residual(epilogues.residual_kernel, x, w, stream, tile)
+    check(out, stream.double() + x.double() @ w.double().T, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_exercise1_b_residual(m, n, k, dtype):
+    """In float32 whatever the dtype of the factors: a product that is rounded to 16 bits before the addition fails."""
+    check_residual(m, n, k, dtype)
+
+
+@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
+def test_exercise1_b_other_tiles(tile):
+    check_residual(35, 40, 50, torch.float32, adapter.Tile(*tile))
+
+
+# ---------------------------------------------------------------------------------------------- part c: the gradient of SwiGLU
+
+
+def check_gradient(m: int, f: int, d: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+    """Against autograd, in float64, of y = (silu(gate) up) W_down^T."""
+    dy, w_down, gate_up = random(m, d, dtype), random(d, f, dtype), random(m, 2 * f, dtype)
+    got = adapter.launch_swiglu_gradient(epilogues.swiglu_gradient_kernel, dy, w_down, gate_up, tile)
+    exact = gate_up.double().requires_grad_()
+    y = (F.silu(exact[:, 0::2]) * exact[:, 1::2]) @ w_down.double().T
+    check(got, *torch.autograd.grad(y, exact, dy.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, f, d", SHAPES)
+def test_exercise1_c_gradient(m, f, d, dtype):
+    check_gradient(m, f, d, dtype)
+
+
+@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
+def test_exercise1_c_other_tiles(tile):
+    check_gradient(35, 40, 50, torch.float32, adapter.Tile(*tile))

@@ -1,0 +1,133 @@
+"""What each Triton kernel of a training step moves and computes at least, by formula: to hold against measured times.
+
+Bytes: every number read once and written once, and nothing kept in a cache from kernel to kernel. Left out: tables, the norms'
+weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where products are the
+work; in attention they are those of its S (S + 1) / 2 pairs of query and key. The residual stream and its gradient are float32;
+e is the size of a number in the products, C = (H + 2 K) Dh.
+
+    kernel                               bytes of a launch, for each of B S tokens             launches in a step
+    rms_norm               forward       D (4 + e)                                             1
+                           and addition  D (8 + 2 e)                                           2 L
+                           backward      D (8 + 2 e); in fp32 12 D, both gradients are one     1
+                           and addition  D (12 + 2 e); in fp32 16 D                            2 L
+                           dweight       no formula, because the GPU decides how many parts    2 L + 1
+    matmul                 rope          (D + C) e, and the weight D C e                       L
+                           swiglu        (D + 3 F) e, and the weight 2 D F e                   L
+                           its backward  (D + 4 F) e, and the weight D F e                     L
+    turn                   forward       2 Dh (H + K) e, without `rope` above                  L
+                           backward      2 C e, without short_attention                        L
+    swiglu                               3 F e, without `swiglu` above                         L
+    swiglu_backward                      5 F e, without its epilogue above                     L
+    flash_attention        forward       Dh (2 H + 2 K) e, 2 products                          L
+                           queries       Dh (4 H + 2 K) e, 3 products                          L
+                           keys          Dh (2 H + 4 K) e, 4 products                          L
+    short_attention        backward      Dh (4 H + 4 K) e, 5 products; in place of these two   L
+    cross_entropy                        2 V e, logits to their gradient in place              1
+    embedding_backward                   4 D; rows of the gradient, by the text, not counted   1
+    adamw                                28 a parameter; in 16 bits 30 outside of matrices     2, or L + 1
+
+The three kinds of `matmul` have one name, so their costs are added up. Which of them run depends on the GPU and the shape, and
+so does where `adamw` runs: the kernels that a profile holds show it.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from common.config import ModelConfig
+from version3_triton.kernels import HAS_TRITON, missing
+from version4_ultra_fused.kernels.attention import OWN, SHORT
+from version4_ultra_fused.kernels.gradients import products_dtype
+
+import torch
+from torch import Tensor, nn
+
+if HAS_TRITON:
+    from version3_triton.kernels.flash_attention import MAX_HEAD_DIM
+    from version4_ultra_fused.kernels.matmul import in_epilogue
+
+
+class Cost(NamedTuple):
+    """All launches of a kernel in one training step; `bytes` is None where no formula says, `flops` where it is memory-bound."""
+
+    operation: str
+    bytes: int | None
+    flops: int | None = None
+
+
+Kernel = tuple[str, str]  # its name in a profile, and the phase that it runs in
+
+
+def training_step(
+    config: ModelConfig, batch_size: int, length: int, size: int, launched: Collection[Kernel]
+) -> dict[Kernel, Cost]:
+    """The cost of each kernel that can run; those that did not run have one too.
+
+    Args:
+        size: bytes of a number in the matrix products, 4 or 2.
+        launched: the kernels of the profile.
+    """
+    tokens, layers = batch_size * length, config.num_layers
+    hidden, ffn, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    packed = (heads + 2 * kv_heads) * head_dim
+    pairs = layers * 2 * hidden * batch_size * length * (length + 1) // 2  # q k^T, or p v
+    head = tokens * layers * head_dim * size  # one head of q, k, v, ..., or of a gradient
+    column = tokens * layers * size  # one of F
+    norm, backward_norm = tokens * hidden, 12 if size == 4 else 8 + 2 * size
+    matrices, others = layers * hidden * (packed + hidden + 3 * ffn), hidden * (vocabulary + 2 * layers + 1)
+    early = ("_adamw", "backward") in launched  # the matrices, block by block, beside the backward pass
+    updates, others = matrices * 28, others * (28 if size == 4 else 30)
+
+    def products(*which: tuple[Kernel, int, int]) -> Cost:
+        """Those whose epilogue replaces a kernel: that kernel, columns of the product, and elements of a token that move."""
+        taken = [each[1:] for each in which if each[0] not in launched]
+        moved = sum(tokens * each + hidden * columns for columns, each in taken)
+        return Cost("matmul", layers * size * moved, layers * sum(2 * tokens * hidden * columns for columns, _ in taken))
+
+    return {
+        ("_rms_norm_forward", "forward"): Cost("norm", norm * (4 + size + 2 * layers * (8 + 2 * size))),
+        ("_rms_norm_backward", "backward"): Cost("norm", norm * (backward_norm + 2 * layers * (backward_norm + 4))),
+        ("_rms_norm_dweight", "backward"): Cost("norm", None),
+        ("_matmul", "forward"): products(
+            (("_turn", "forward"), packed, hidden + packed), (("_swiglu", "forward"), 2 * ffn, hidden + 3 * ffn)
+        ),
+        ("_matmul", "backward"): products((("_swiglu_backward", "backward"), ffn, hidden + 4 * ffn)),
+        ("_turn", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
+        ("_turn", "backward"): Cost("rope", head * 2 * (heads + 2 * kv_heads)),
+        ("_swiglu", "forward"): Cost("swiglu", column * 3 * ffn),
+        ("_swiglu_backward", "backward"): Cost("swiglu", column * 5 * ffn),
+        ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * pairs),
+        ("_flash_attention_backward_queries", "backward"): Cost("attention", head * (4 * heads + 2 * kv_heads), 3 * pairs),
+        ("_flash_attention_backward_keys", "backward"): Cost("attention", head * (2 * heads + 4 * kv_heads), 4 * pairs),
+        ("_short_attention_backward", "backward"): Cost("attention", head * 4 * (heads + kv_heads), 5 * pairs),
+        ("_cross_entropy", "forward"): Cost("loss", tokens * 2 * vocabulary * size),
+        ("_embedding_backward", "backward"): Cost("embed", norm * 4),
+        ("_adamw", "backward"): Cost("adamw", updates),
+        ("_adamw", "optimizer"): Cost("adamw", others + (0 if early else updates)),
+    }
+
+
+def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
+    """FLOPs that counters do not see: attention in our own kernels, and products with an epilogue.
+
+    As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.
+    """
+    counted, dtype = {"forward": 0, "backward": 0}, products_dtype(model.one)
+    if missing(input_ids.device) or dtype == torch.float64:
+        return counted
+    attn, mlp, layers = model.layers[0].self_attn, model.layers[0].mlp, len(model.layers)
+    tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
+    packed, ffn = attn.qkv_proj.out_features, mlp.down_proj.in_features
+    pairs = layers * 2 * tokens * length * hidden
+    short = dtype.itemsize == 2 and length <= SHORT and attn.head_dim <= 64
+    if short or (attn.head_dim <= MAX_HEAD_DIM and (length <= OWN or model.switches["exact-attention"])):
+        counted = {"forward": 2 * pairs, "backward": (5 if short else 7) * pairs}
+    products = (
+        ("forward", "rope", packed, (tokens, hidden), (packed, hidden)),
+        ("forward", "swiglu", 2 * ffn, (tokens, hidden), (2 * ffn, hidden)),
+        ("backward", "swiglu_backward", ffn, (tokens, hidden), (hidden, ffn), (tokens, 2 * ffn)),
+    )
+    for phase, epilogue, columns, *shapes in products:
+        if in_epilogue(epilogue, tokens, columns, *(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)):
+            counted[phase] += layers * 2 * tokens * hidden * columns
+    return counted

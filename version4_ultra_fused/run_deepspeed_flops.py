@@ -1,0 +1,12 @@
+"""Counts Version 4's FLOPs three ways and relates them to the measured step time, or shows an earlier result.
+
+python run_deepspeed_flops.py --batch-size 8 --seq-len 128 --num-steps 10     # every flag of tiny_llama_v4.py
+python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
+python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
+"""
+
+from common.training import commands
+from version4_ultra_fused import tiny_llama_v4
+
+if __name__ == "__main__":
+    commands.count_flops(tiny_llama_v4, __doc__)

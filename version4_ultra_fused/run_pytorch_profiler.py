@@ -1,0 +1,12 @@
+"""Profiles Version 4 with torch.profiler, or shows profiles that were taken before.
+
+python run_pytorch_profiler.py --batch-size 8 --num-steps 10              # every flag of tiny_llama_v4.py
+python run_pytorch_profiler.py --batch-size 8 --generate-report           # the same as Markdown: pytorch_profiles/report.md
+python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
+"""
+
+from common.training import commands
+from version4_ultra_fused import tiny_llama_v4
+
+if __name__ == "__main__":
+    commands.profile(tiny_llama_v4, __doc__)

@@ -1,0 +1,72 @@
+"""Profiles Version 4 and shows the critical path of a step: kernels with GB/s, TFLOP/s and shares of the ceilings, and gaps.
+
+python run_ultra_profiling.py --preset small --use-amp --num-steps 30          # every flag of tiny_llama_v4.py
+python run_ultra_profiling.py --analyze-existing pytorch_profiles/profile_*.json --output-dir critical_path
+
+Before and after: a profile of each version under the same flags, and one table of all.
+
+for n in 1 2 3 4; do
+    python ../version${n}_*/tiny_llama_v$n.py --use-amp --capture-step --num-steps 30 --profile-dir profiles/v$n
+done
+python run_ultra_profiling.py --analyze-existing profiles/*
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+from common import cli
+from common.analysis.comparisons import critical_paths
+from common.analysis.formulas import operators
+from common.analysis.output.report import Report
+from common.analysis.profiles import step_profile
+from common.analysis.reports import critical_path
+from common.config import ModelConfig
+from common.files import writable_folder
+from common.training import record, run
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import costs
+
+
+def of_one(path: Path, sort_by: str | None) -> Report:
+    profile = step_profile.read(path)
+    run, training = profile["run"], profile["run"]["training"]
+    if run["version"] != record.name(tiny_llama_v4):
+        return critical_path.report(path, profile, {}, sort_by)
+    launched = {(kernel["name"], kernel["phase"]) for kernel in profile["kernels"]}
+    shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
+    known = costs.training_step(*shape, operators.element_bytes(run), launched)
+    return critical_path.report(path, profile, known, sort_by)
+
+
+def show(paths: list[Path], options: Namespace) -> None:
+    """The critical path of one profile, or a table of several."""
+    report = of_one(paths[0], options.sort_by) if len(paths) == 1 else critical_paths.compare(paths)
+    stem = critical_path.STEM if len(paths) == 1 else "critical_paths"
+    print(report.publish(options.output_dir, stem) if options.output_dir else report.terminal())
+
+
+def profile_and_show(options: Namespace) -> int:
+    options.enable_pytorch_profiler = True
+    result = run.train(tiny_llama_v4, cli.parse(options))
+    if result.profiles:  # a run that was stopped may not have reached the steps that are profiled
+        show(result.profiles[:1], options)
+    return result.exit_code
+
+
+def main() -> int:
+    parser = run.parser(tiny_llama_v4, __doc__)
+    parser.add_argument(
+        "--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profiles, or folders of some, to show; runs nothing"
+    )
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
+    options = parser.parse_args()
+    if options.output_dir:
+        writable_folder(options.output_dir, "--output-dir")
+    if not options.analyze_existing:
+        return profile_and_show(options)
+    show([step_profile.find(path) for path in options.analyze_existing], options)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.command(main)
