@@ -5,6 +5,7 @@
 #     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
 #     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
 #     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (a GPU)
+#     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (a GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels beside their peers, bf16 (a GPU)
 #
@@ -59,6 +60,11 @@ for run in "$@"; do
                 --models v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured \
                 --metrics throughput,memory --repeats "${REPEATS:-3}" --output-dir "$work"
             mv "$work/benchmark.json" "$out/captured_${preset}_$precision.json"
+        fi
+        if [[ $parts = *,peers,* ]]; then
+            python benchmark_suite.py "${common[@]}" --models available --batch-sizes preset --seq-lengths preset \
+                --metrics throughput,memory --repeats "${REPEATS:-3}" --num-steps "${run#*:}" --fastest v4 --output-dir "$work" || [ $? -eq 1 ]
+            mv "$work/benchmark.json" "$out/peers_${preset}_$precision.json"
         fi
     done
 done

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common import cli
+from common import config as configs
 from common.progress import progress
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
@@ -24,7 +25,8 @@ cli.require("triton")
 from common.analysis.output import tables
 from common.files import writable_file, write_json
 from version3_triton.kernels.offline import TARGETS, compiling_for, resources
-from version4_ultra_fused.kernels import KERNELS, attention, matmul, short_attention, tiles
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import KERNELS, attention, block, matmul, short_attention, tiles
 
 import torch
 import triton
@@ -33,6 +35,11 @@ from triton.runtime.jit import JITFunction
 SCHEMA = "tiny-llama-ultra-fused-kernels/1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HOPPER_ONLY = ("_matmul", "_short_attention_backward")
+
+
+def fused_block(model: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        return block.block_forward(x, model.layers[0], model.cos, model.sin, 128)
 
 
 def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
@@ -63,6 +70,11 @@ def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
             1e-3, 0.9, 0.999, 1e-8, 0.01,
         ),
     ]  # fmt: skip
+    config = configs.resolve("tiny", None, model={}, training={}).model
+    model = tiny_llama_v4.TinyLlama(config)
+    for parameter in model.parameters():
+        parameter.working = parameter.detach().to(dtype)
+    found.append(lambda: fused_block(model, wide(256, config.hidden_size), dtype))
     if dtype.itemsize == 2:
         for head_dim in (32, 64):
             table, lse, size = wide(128, head_dim), wide(2, 4, 128), 256

@@ -24,13 +24,13 @@ from version3_triton.kernels import available
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
+from version4_ultra_fused.kernels.block_fusion import fused_blocks
 from version4_ultra_fused.kernels.gradients import Gradients, products_dtype, store, working
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -38,13 +38,6 @@ CAPTURED = True  # on a GPU, without --no-capture-step
 SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
 BRANCH_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -118,9 +111,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, branch: Tensor | None, model: "TinyLlama", length: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +130,7 @@ class EmbeddingFunction(torch.autograd.Function):
         ctx.sorted, ctx.model = [], model
         if ctx.needs_input_grad[0]:
             model.gradients.later(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
-        return F.embedding(ids, weight)
+        return weight.index_select(0, ids)
 
     @staticmethod
     @once_differentiable
@@ -153,7 +146,7 @@ class LossFunction(torch.autograd.Function):
     """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N] -> scalar."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, branch: Tensor, targets: Tensor, model: "TinyLlama"):
+    def forward(ctx, x: Tensor, branch: Tensor | None, targets: Tensor, model: "TinyLlama"):
         weight = working(model.lm_head.weight, products_dtype(x))
         total, y, rstd = kernels.add_norm(x, branch, model.norm.weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
@@ -169,7 +162,7 @@ class LossFunction(torch.autograd.Function):
             dlogits = dlogits * dloss
         model.gradients.matrix(model.lm_head.weight, dlogits, y)
         dy = dlogits @ working(model.lm_head.weight, dlogits.dtype)
-        return *model.gradients.norm(model.norm.weight, dy, None, total, rstd), None, None
+        return *model.gradients.norm(model.norm.weight, dy, None, total, rstd, ctx.needs_input_grad[1]), None, None
 
 
 class TinyLlama(nn.Module):
@@ -182,7 +175,7 @@ class TinyLlama(nn.Module):
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
@@ -193,10 +186,12 @@ class TinyLlama(nn.Module):
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
         self.gradients = Gradients()
 
-    def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, S] -> the residual stream and what the last layer adds to it, each [B S, D]."""
+    def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[B, S] -> the residual stream and, where it is not added yet, what the last layer adds to it, each [B S, D]."""
         with span("embed"):
             x, branch = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self), None
+        if self.switches.get("block-fusion"):
+            return fused_blocks(x, self, input_ids.shape[1]), None
         for layer in self.layers:
             x, branch = layer(x, branch, self, input_ids.shape[1])
         return x, branch
@@ -218,8 +213,13 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
+def add_arguments(parser) -> None:
+    parser.add_argument("--block-fusion", choices=("auto", "on", "off"), default="auto", help="a block in one kernel; auto: off")
+
+
 def make_model(options) -> nn.Module:
-    return TinyLlama(options.model, available(options, cli.switches(options, SWITCHES)))
+    switches = available(options, cli.switches(options, SWITCHES))
+    return TinyLlama(options.model, switches | ({"block-fusion": True} if options.block_fusion == "on" else {}))
 
 
 def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:

@@ -275,6 +275,30 @@ def _eager_to_captured(*pair: Record) -> str:
     return " -> ".join(shown) + (f" ({ms[0] / ms[1]:.2f}x)" if all(ms) else "")
 
 
+def versions_and_peers(folder: Path) -> str:
+    """A row per model, a column per preset, precision and shape: ms per step, their range over the processes, and memory.
+
+    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status.
+    """
+    studies, rows = [], {}
+    for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
+        studies.append(read_json(path, benchmark.SCHEMA))
+        for cell in studies[-1]["cells"]:
+            column = f"{preset}, {precision}, {cell['batch_size']} x {cell['sequence_length']}"
+            rows.setdefault(cell["model"], {})[column] = _time_and_memory(cell)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in rows.items()], *studies)
+
+
+def _time_and_memory(cell: Record) -> str:
+    if cell["status"] != "ok":
+        return cell["status"]
+    times = [run["step_ms"]["median"] for run in cell["runs"]]
+    held = median(run["reserved_mib"] for run in cell["runs"]) / 1024
+    middle, least, most = map(format_number, (median(times), min(times), max(times)))
+    return f"{middle} ms ({least} to {most}), {held:.2f} GiB"
+
+
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
     runs = sequence_memory.load(path)

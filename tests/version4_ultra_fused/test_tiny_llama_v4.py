@@ -127,6 +127,15 @@ def test_float16_is_refused():
         tiny_llama_v4.make_step(model, optimizer, Precision(torch.device("cpu"), torch.float16))
 
 
+@runs_kernels
+def test_losses_of_version_1_with_a_kernel_a_block():
+    first = models.build(tiny_llama_v1, device=DEVICE)
+    fourth = models.build(tiny_llama_v4, tiny_llama_v4.SWITCHES | {"block-fusion": True}, device=DEVICE)
+    batches = [models.batch(DEVICE)] * 2
+    expected = models.losses(tiny_llama_v1, first, batches, FP32)
+    assert models.losses(tiny_llama_v4, fourth, batches, FP32) == pytest.approx(expected, abs=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------ on the command line
 
 
@@ -140,6 +149,12 @@ def test_without_a_gpu_a_line_says_so_and_the_step_is_not_captured(execute, no_k
 
 def test_captured_where_there_is_no_gpu_is_refused(refused):
     assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step")
+
+
+def test_a_kernel_a_block_needs_a_gpu(no_kernels):
+    model = models.build(tiny_llama_v4, tiny_llama_v4.SWITCHES | {"block-fusion": True})
+    with pytest.raises(UsageError, match="--block-fusion on: the kernel needs a GPU"):
+        model.loss(*models.batch())
 
 
 @pytest.mark.parametrize("flags", [("--use-amp",), ("--no-capture-step", "--disable-all-fusion"), ("--time-phases",)])

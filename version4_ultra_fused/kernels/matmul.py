@@ -9,14 +9,14 @@ costs no memory traffic there. As kernels of their own, the same operations read
     da = dy W                 SwiGLU's backward: d gate and d up              2 F
 
 Both forward epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
-that these columns are neighbours (`interleave`). Then one thread holds both, and no data moves between threads.
+that these columns are neighbours (`interleaved.py`). Then one thread holds both, and no data moves between threads.
 
 The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
 come from the L2 cache. Blocks of the factors are loaded through tensor descriptors, which on Hopper is the Tensor Memory
-Accelerator. Products of float32 are as `blocks.dot_precision` of Version 3 says. Sums are in a fixed order.
+Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
 """
 
-from version3_triton.kernels.blocks import ceil_div, dot_precision
+from version3_triton.kernels.blocks import ceil_div
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile
@@ -45,7 +45,7 @@ def _turned(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.constexp
 def _matmul(
         x, w, out, gate_up, M, N, K, length, turned, cos_ptr, sin_ptr,
         EPILOGUE: tl.constexpr, HALF: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
-        PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """x [M, K] by w, which is [N, K] or, for the backward pass, [K, N].
 
@@ -63,9 +63,9 @@ def _matmul(
         acc = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             if EPILOGUE == "swiglu_backward":
-                acc = tl.dot(x.load([m, k]), w.load([k, n]), acc, input_precision=PRECISION)
+                acc = tl.dot(x.load([m, k]), w.load([k, n]), acc)
             else:
-                acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc, input_precision=PRECISION)
+                acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc)
         if EPILOGUE == "rope":
             acc = _turned(acc, m, n, M, length, turned, cos_ptr, sin_ptr, HALF, BM, BN)
             out.store([m, n], acc.to(out.dtype))
@@ -102,7 +102,7 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
         *(TensorDescriptor.from_tensor(*each) for each in ((x, [m, k]), *described)), M, N, K, *(rope or (1, 0, None, None)),
-        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, PRECISION=dot_precision(x.dtype), **blocks.arguments,
+        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, **blocks.arguments,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 A product [M, K] x [K, N] is cut into tiles of M and N, which a persistent kernel works through: as many programs as
 multiprocessors, each with several tiles. A large tile reads fewer bytes for each FLOP. A small product takes a smaller tile, so
-that every multiprocessor has one.
+that most multiprocessors have one.
 
 What stands under "sm_90" was measured on an H200 (LOG.md). No other GPU was there to measure. Elsewhere a library computes the
 products, and what stands under "sm_80" and "hip" only says that the kernel compiles there.

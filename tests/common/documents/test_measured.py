@@ -120,6 +120,17 @@ def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):
     ]
 
 
+def test_versions_and_peers_with_their_spread_and_memory(tmp_path):
+    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, captured_bf16=3.0)
+    suite(tmp_path / "peers_small_bf16.json", v4=4.0, liger="failed")
+    assert cells(measured.versions_and_peers(tmp_path)) == [
+        ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
+        ["v4", "2 ms (1.5 to 3), 0.01 GiB", "4 ms (3.5 to 5), 0.01 GiB"],
+        ["captured-bf16", "3 ms (2.5 to 4), 0.01 GiB", ""],
+        ["liger", "", "failed"],
+    ]
+
+
 def test_a_run_is_a_row(tmp_path):
     write(tmp_path / "v1_tiny.json", loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10, ms=12.5, parameters=2_500_000, mfu=None)
     header, row = cells(measured.training(tmp_path))
@@ -133,7 +144,14 @@ def test_a_run_is_a_row(tmp_path):
 
 @pytest.mark.parametrize(
     "table, script",
-    [("training", "v1"), ("phases", "v1"), ("spans", "v1"), ("comparison", "versions"), ("captured_steps", "versions")],
+    [
+        ("training", "v1"),
+        ("phases", "v1"),
+        ("spans", "v1"),
+        ("comparison", "versions"),
+        ("captured_steps", "versions"),
+        ("versions_and_peers", "versions"),
+    ],
 )
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, script):
     with pytest.raises(UsageError, match=f"measure with results/measure_{script}.sh {tmp_path.name}"):
