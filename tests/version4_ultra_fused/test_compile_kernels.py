@@ -25,7 +25,7 @@ def check(rows: list[dict]) -> None:
             assert row["spills"] == 0, row
 
 
-@pytest.mark.parametrize("target", ["gfx942", "sm_90"])
+@pytest.mark.parametrize("target", ["gfx942", pytest.param("sm_90", marks=pytest.mark.slow)])
 def test_all_kernels_in_16_bits(run_script, tmp_path, target):
     run_script(V4 / "compile_kernels.py", "--targets", target, "--dtypes", "bf16", "--output", "kernels.json", seconds=300)
     found = read_json(tmp_path / "kernels.json")["rows"]
