@@ -34,7 +34,6 @@ from triton.runtime.jit import JITFunction
 
 SCHEMA = "tiny-llama-ultra-fused-kernels/1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-HOPPER_ONLY = ("_matmul", "_short_attention_backward")
 
 
 def fused_block(model: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

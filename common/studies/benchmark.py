@@ -28,6 +28,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -144,14 +145,17 @@ def version_scripts(root: Path = ROOT) -> dict[str, Path]:
 
 def known_models(root: Path = ROOT) -> dict[str, Model]:
     """The models by name: the versions in the folders of `root`, their variants, and the external baselines."""
-    found = []
+    found, eager = [], []  # eager: those that are captured only when asked to be
     for name, path in version_scripts(root).items():
-        found.append(Model(name, path))
-        if "torch-compile" in getattr(version_files.load(path), "SWITCHES", {}):
-            found.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
-    found += map(Model, external_baselines.PEERS)
-    plain = [model for model in found if not getattr(model.load(), "CAPTURED", False)]
-    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in plain]
+        version, own = version_files.load(path), [Model(name, path)]
+        if "torch-compile" in getattr(version, "SWITCHES", {}):
+            own.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
+        found += own
+        eager += [] if getattr(version, "CAPTURED", False) else own
+    peers = external_baselines.PEERS
+    found += map(Model, peers)
+    eager += [Model(name) for name, peer in peers.items() if not peer.CAPTURED]
+    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in eager]
     return {model.name: model for model in found}
 
 
@@ -433,17 +437,14 @@ def ahead(measured: Measured, name: str) -> list[str]:
     found, phrases = results(measured), []
     for ours in (cell for cell in found.values() if cell["model"] == name):
         shape = ours["batch_size"], ours["sequence_length"]
-        fastest = min((cell for key, cell in found.items() if key[1:] == shape and cell["ms"]), key=_ms, default=ours)
+        measured_cells = (cell for key, cell in found.items() if key[1:] == shape and cell["ms"])
+        fastest = min(measured_cells, key=itemgetter("ms"), default=ours)
         if not ours["ms"]:
             phrases.append(f"{_place(ours)}: {ours['status']}")
-        elif _ms(fastest) < _ms(ours):
-            theirs, own = tables.format_time(_ms(fastest)), tables.format_time(_ms(ours))
+        elif fastest["ms"] < ours["ms"]:
+            theirs, own = tables.format_time(fastest["ms"]), tables.format_time(ours["ms"])
             phrases.append(f"{_place(fastest)} takes {theirs}, {name} {own}")
     return phrases
-
-
-def _ms(cell: dict[str, Any]) -> float:
-    return cell["ms"]
 
 
 def _by_shape(measured: Measured, value: str, ratio: str) -> Table:

@@ -21,15 +21,6 @@ from torch import Tensor, nn
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh]."""
-    grouped = q.shape[1] != k.shape[1]
-    if grouped and q.is_cuda and q.dtype == torch.float32:  # PyTorch's fused kernel for fp32 takes no groups
-        groups, grouped = q.shape[1] // k.shape[1], False
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-
-
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """As `operations.linear_cross_entropy`; under autocast both compute the loss in fp32."""
     if hasattr(F, "linear_cross_entropy"):
@@ -65,7 +56,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = ((t * cos + rotate_half(t) * sin).to(t.dtype) for t in (q, k))  # rounded once
-        return self.o_proj(attention(q, k, v).transpose(1, 2).flatten(2))  # [B, S, D]
+        return self.o_proj(operations.attention(q, k, v).transpose(1, 2).flatten(2))  # [B, S, D]
 
 
 class FeedForward(nn.Module):

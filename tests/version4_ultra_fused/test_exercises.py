@@ -4,40 +4,26 @@ On a GPU the exercise's kernels run there, without one in Triton's interpreter.
 """
 
 import ast
-import importlib.util
-import os
 import re
 import runpy
-import subprocess
-import sys
-import xml.etree.ElementTree
 from pathlib import Path
 
 from common.config import resolve
 from common.errors import UsageError
-from tests.conftest import PATHS, ROOT, cells, runs_kernels
+from tests.conftest import ROOT, cells, runs_kernels
+from tests.exercise_runs import needs_triton, run_tests
 
 import pytest
 
 FOLDER = ROOT / "version4_ultra_fused/exercises"
 NAME = "exercise1_ultra_fusion"
 MISSING = re.compile(rf"NotImplementedError\(['\"](\w+): part ([a-c]) of {NAME}\.md")  # what the starter says
-needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
-
-
-def run_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
-    """Exit code of `pytest test_exercises.py` in the exercise's folder, and the test cases of its JUnit file."""
-    command = [sys.executable, "-m", "pytest", "test_exercises.py", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "KERNEL_EXERCISES": which}
-    done = subprocess.run([*command, "--tb=line"], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300)
-    print(done.stdout)
-    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
 
 
 @needs_triton
 @runs_kernels
 def test_the_solution_passes(tmp_path):
-    code, cases = run_tests("solution", tmp_path / "results.xml")
+    code, cases = run_tests(FOLDER, "solution", tmp_path / "results.xml")
     assert code == 0 and len(cases) > 40 and not any(case.find("skipped") is not None for case in cases)
 
 
@@ -45,7 +31,7 @@ def test_the_solution_passes(tmp_path):
 @runs_kernels
 def test_the_starter_fails_and_names_what_is_to_be_written(tmp_path):
     """And the product that it starts from passes."""
-    code, cases = run_tests("starter", tmp_path / "results.xml")
+    code, cases = run_tests(FOLDER, "starter", tmp_path / "results.xml")
     failures = {case.get("name"): case.find("failure") for case in cases}
     given = [name for name in failures if name.startswith("test_matmul")]
     assert code == 1 and len(failures) > 40 and [name for name, failure in failures.items() if failure is None] == given != []

@@ -248,17 +248,27 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in float32.
+
+    Args:
+        q, k, v: as of `attention`, with Dh contiguous.
+    """
+    batch, heads, length, head_dim = q.shape
+    o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    blocks = attention_blocks("forward", head_dim, q.dtype)
+    _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
+        q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
+    )  # fmt: skip
+    return o, lse
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        batch, heads, length, head_dim = q.shape
-        o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-        blocks = attention_blocks("forward", head_dim, q.dtype)
-        _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
-            q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
-        )  # fmt: skip
+        o, lse = attend(q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 

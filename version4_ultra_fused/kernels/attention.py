@@ -31,9 +31,14 @@ if HAS_TRITON:
     from version4_ultra_fused.kernels import short_attention
 
 
-def measured() -> bool:
-    """Whether the kernel for a whole head was measured on this family of GPUs; elsewhere it spills registers."""
-    return INTERPRETED or blocks.family() == "sm_90"
+def form(length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
+    """Which form of attention runs: `whole head`, `own` (Version 3's kernels) or `library`."""
+    if missing(device) or dtype.itemsize > 4 or head_dim > flash_attention.MAX_HEAD_DIM:
+        return "library"
+    measured = INTERPRETED or blocks.family() == "sm_90"  # elsewhere the kernel for a whole head spills registers
+    if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
+        return "whole head"
+    return "own" if exact or length <= OWN else "library"
 
 
 @contextmanager
@@ -62,12 +67,12 @@ class CausalAttention:
         self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
         split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        own = missing(qkv.device) is None and qkv.dtype.itemsize <= 4 and cos.shape[1] <= flash_attention.MAX_HEAD_DIM
-        self.short = own and qkv.dtype.itemsize == 2 and length <= SHORT and cos.shape[1] <= 64 and measured()
+        chosen = form(length, cos.shape[1], qkv.dtype, qkv.device, exact)
+        self.short, own = chosen == "whole head", chosen == "own"
         if self.short:
-            self.out, self.lse = short_attention.attend(q, k, v)
+            out, self.lse = flash_attention.attend(q, k, v)
+            self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
-        own = own and (exact or length <= OWN)
         self.order = nullcontext if own or exact else any_order
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.enable_grad(), self.order():

@@ -35,6 +35,7 @@ from version3_triton.kernels import blocks, missing
 from version3_triton.kernels.blocks import dot_precision
 from version3_triton.kernels.flash_attention import LOG2_E
 from version4_ultra_fused.kernels.gradients import products_dtype, working
+from version4_ultra_fused.kernels.matmul import turned_tile
 from version4_ultra_fused.kernels.tiles import Tile
 
 import torch
@@ -101,13 +102,7 @@ def _product(
             w = tl.load(w_ptr + column[None, :] * K + depth[:, None])
             acc = tl.dot(a, w, acc, input_precision=PRECISION)
         if EPILOGUE == "rope":
-            pair = n // 2 + tl.arange(0, BN // 2)
-            table = row[:, None] * DIM + (pair % (DIM // 2))[None, :]
-            inside = (row < length)[:, None] & (2 * pair < turned)[None, :]
-            cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
-            sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
-            first, second = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
-            acc = tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (BM, BN))
+            acc = turned_tile(acc, m, n, length, length, turned, cos_ptr, sin_ptr, DIM // 2, BM, BN)
             tl.store(out_ptr + row[:, None] * N + column[None, :], acc.to(out_ptr.dtype.element_ty))
         elif EPILOGUE == "swiglu":
             gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))

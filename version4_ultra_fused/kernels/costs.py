@@ -31,27 +31,18 @@ so does where `adamw` runs: the kernels that a profile holds show it.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from common.config import ModelConfig
 from version3_triton.kernels import HAS_TRITON, missing
-from version4_ultra_fused.kernels.attention import OWN, SHORT
+from version3_triton.kernels.costs import Cost
+from version4_ultra_fused.kernels.attention import form
 from version4_ultra_fused.kernels.gradients import products_dtype
 
 import torch
 from torch import Tensor, nn
 
 if HAS_TRITON:
-    from version3_triton.kernels.flash_attention import MAX_HEAD_DIM
     from version4_ultra_fused.kernels.matmul import in_epilogue
-
-
-class Cost(NamedTuple):
-    """All launches of a kernel in one training step; `bytes` is None where no formula says, `flops` where it is memory-bound."""
-
-    operation: str
-    bytes: int | None
-    flops: int | None = None
 
 
 Kernel = tuple[str, str]  # its name in a profile, and the phase that it runs in
@@ -119,9 +110,9 @@ def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
     packed, ffn = attn.qkv_proj.out_features, mlp.down_proj.in_features
     pairs = layers * 2 * tokens * length * hidden
-    short = dtype.itemsize == 2 and length <= SHORT and attn.head_dim <= 64
-    if short or (attn.head_dim <= MAX_HEAD_DIM and (length <= OWN or model.switches["exact-attention"])):
-        counted = {"forward": 2 * pairs, "backward": (5 if short else 7) * pairs}
+    chosen = form(length, attn.head_dim, dtype, input_ids.device, model.switches["exact-attention"])
+    if chosen != "library":
+        counted = {"forward": 2 * pairs, "backward": (5 if chosen == "whole head" else 7) * pairs}
     products = (
         ("forward", "rope", packed, (tokens, hidden), (packed, hidden)),
         ("forward", "swiglu", 2 * ffn, (tokens, hidden), (2 * ffn, hidden)),

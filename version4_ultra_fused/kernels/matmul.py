@@ -30,7 +30,7 @@ GROUP = 8  # rows of tiles that are worked through together
 
 
 @triton.jit
-def _turned(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def turned_tile(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """RoPE on a tile of q, k and v at row m and column n; columns from `turned` on are v's, which stay."""
     row, pair = m + tl.arange(0, BM), n // 2 + tl.arange(0, BN // 2)
     table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
@@ -67,7 +67,7 @@ def _matmul(
             else:
                 acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc)
         if EPILOGUE == "rope":
-            acc = _turned(acc, m, n, M, length, turned, cos_ptr, sin_ptr, HALF, BM, BN)
+            acc = turned_tile(acc, m, n, M, length, turned, cos_ptr, sin_ptr, HALF, BM, BN)
             out.store([m, n], acc.to(out.dtype))
         elif EPILOGUE == "swiglu":
             gate_up.store([m, n], acc.to(gate_up.dtype))

@@ -11,8 +11,8 @@ the product gave them, and writes their gradients packed, turned back by RoPE, f
 
 import math
 
-from version3_triton.kernels.blocks import attention_blocks, ceil_div, dot_precision
-from version3_triton.kernels.flash_attention import LOG2_E, _flash_attention_forward
+from version3_triton.kernels.blocks import dot_precision
+from version3_triton.kernels.flash_attention import LOG2_E
 
 import torch
 import triton
@@ -66,24 +66,6 @@ def _short_attention_backward(
     tl.store(out_ptr + packed + (H + K + kv_head) * DIM, dv.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Version 3's forward kernel without autograd: o [B S, H Dh], and the log-sum-exp [B, H, S] to base 2.
-
-    Args:
-        q: [B, H, S, Dh].
-        k, v: [B, K, S, Dh]; any strides with Dh contiguous.
-    """
-    batch, heads, length, head_dim = q.shape
-    o, lse = q.new_empty(batch * length, heads * head_dim), q.new_empty(batch, heads, length, dtype=torch.float32)
-    blocks = attention_blocks("forward", head_dim, q.dtype)
-    _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
-        q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=heads, GROUPS=heads // k.shape[1], DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        PRECISION=dot_precision(q.dtype), **blocks.arguments,
-    )  # fmt: skip
-    return o, lse
-
-
 def attend_backward(
     qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int
 ) -> Tensor:
@@ -91,7 +73,7 @@ def attend_backward(
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
-        o, lse: from `attend`.
+        o, lse: from Version 3's `flash_attention.attend`; o [B S, H Dh].
         dout: [B S, H Dh].
         cos, sin: [S_max, Dh], float32.
         length: S, at most 128.

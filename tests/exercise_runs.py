@@ -1,0 +1,23 @@
+"""Runs an exercise's own tests on the starter or the solution, as an attendee does."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+from tests.conftest import PATHS
+
+import pytest
+
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+
+def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
+    """Exit code of `pytest test_exercises.py` in the exercises' folder, and the test cases of its JUnit file."""
+    command = [sys.executable, "-m", "pytest", "test_exercises.py", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "KERNEL_EXERCISES": which}
+    done = subprocess.run([*command, "--tb=line"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    print(done.stdout)
+    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
