@@ -56,6 +56,9 @@ def main() -> int:
     parser.add_argument(
         "--output-dir", type=Path, default=Path("benchmark_suite"), metavar="DIR", help="default: benchmark_suite"
     )
+    parser.add_argument(
+        "--gpus", type=cli.positive, default=1, metavar="N", help="processes at a time, one on each GPU (default: 1)"
+    )
     parser.add_argument("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = benchmark.known_models()
@@ -67,6 +70,7 @@ def main() -> int:
     models, shapes = benchmark.plan(options, known)
     if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
         raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
+    benchmark.visible_gpus(options.gpus)
     path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
     code = benchmark.measure(models, shapes, next(iter(known.values())), path)
     print(f"\n{benchmark.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")

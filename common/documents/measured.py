@@ -104,7 +104,9 @@ def table(columns: list[str], rows: Iterable[list[object]], *records: Record) ->
     facts = [device(record) for record in records]
     for record in records:
         facts += map(" ".join, ({"torch": record["environment"]["torch"]} | record.get("packages", {})).items())
-    configurations = {f"{record['precision']['compute']}, {tables.letters(record['model'])}" for record in records}
+    models = (tables.letters(record["model"]) if "model" in record else "" for record in records)
+    compute = (record["precision"]["compute"] for record in records)
+    configurations = {", ".join(filter(None, pair)) for pair in zip(compute, models, strict=True)}
     dates = sorted(record["date"][:10] for record in records)
     facts += [*configurations][: len(configurations) == 1] + [" to ".join(dict.fromkeys([dates[0], dates[-1]]))]
     if len(records) == 1:

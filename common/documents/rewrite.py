@@ -1,12 +1,14 @@
 """The tables in the documents: generated between markers, from formulas or from the files in results/.
 
 A marker names its table, `<!-- table: NAME -->`, or its table and files or folders of results, `<!-- table: NAME PATH... -->`.
-The table ends at `<!-- /table -->`. Everything between the two is overwritten:
+The table ends at `<!-- /table -->`. A picture's marker is `<!-- picture: NAME PATH... -->`, its end `<!-- /picture -->`, and its
+file is in pictures/. Everything between two markers is overwritten:
 
     python -m common.documents            # rewrites every document
     python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
 """
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +17,13 @@ from pathlib import Path
 from common import cli
 from common.analysis.comparisons import source_diff
 from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, lab_dashboard, measured
+from common.documents import appendix, architecture, compiled_kernels, lab_dashboard, measured, version4
+from common.documents.pictures import PICTURES, Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
-MARKED = re.compile(r"(<!-- table: ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /table -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (table|picture): ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
@@ -28,7 +31,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
     measured.spans, measured.ceilings, measured.comparison, measured.rates, measured.trials, measured.curves,
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers, measured.lengths,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff,
+    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
@@ -41,30 +44,50 @@ def documents() -> list[Path]:
     return sorted(ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
-def refreshed(text: str) -> str:
-    """The document with every marked table made anew.
+def refreshed(text: str, folder: Path = ROOT) -> str:
+    """The text of a document in `folder`, with every marked table made anew and a link to every marked picture.
 
     Raises:
-        UsageError: a marker names a table that does not exist.
+        UsageError: a marker names a table or a picture that does not exist.
     """
 
     def replace(match: re.Match) -> str:
-        opening, name, arguments, closing = match.groups()
-        if name not in TABLES:
-            raise UsageError(f"no table is called {name}; there are {', '.join(sorted(TABLES))}")
-        return f"{opening}\n{TABLES[name](*(ROOT / argument for argument in arguments.split()))}\n{closing}"
+        opening, kind, name, arguments, closing = match.groups()
+        known = TABLES if kind == "table" else PICTURES
+        if name not in known:
+            raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
+        content = known[name](*(ROOT / argument for argument in arguments.split()))
+        if kind == "picture":
+            content = f"![{content.description}]({Path(os.path.relpath(file_of(content), folder)).as_posix()})\n"
+        return f"{opening}\n{content}\n{closing}"
 
     return MARKED.sub(replace, text)
+
+
+def file_of(picture: Picture) -> Path:
+    return ROOT / "pictures" / f"{picture.name}.svg"
+
+
+def pictures(text: str) -> list[Picture]:
+    """The pictures that a document shows."""
+    found = (match.groups() for match in MARKED.finditer(text))
+    return [PICTURES[name](*(ROOT / path for path in paths.split())) for _, kind, name, paths, _ in found if kind == "picture"]
 
 
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
-    check = parser.parse_args().check
-    stale = [path for path in documents() if refreshed(path.read_text(encoding="utf-8")) != path.read_text(encoding="utf-8")]
-    for path in stale:
+    check, stale = parser.parse_args().check, {}
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if (new := refreshed(text, path.parent)) != text:
+            stale[path] = new
+        outdated = (picture for picture in pictures(text) if not picture.is_current(file_of(picture)))
+        stale |= {file_of(picture): picture.drawn() for picture in outdated}
+    for path, content in stale.items():
         if not check:
-            write_text(path, refreshed(path.read_text(encoding="utf-8")))
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, content)
         print(f"{'out of date' if check else 'rewritten'}: {path.relative_to(ROOT)}")
     if check and stale:
         raise RunError("run python -m common.documents")

@@ -2,7 +2,8 @@
 
 A cell is a model at a batch size and a sequence length. Its process builds the model from the seed's weights, checks that every
 parameter gets a gradient, takes a few training steps that do not count (they compile), and then times steps on one batch. The
-repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
+repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. On a machine with several GPUs
+`--gpus N` keeps N processes running, each on a GPU of its own. Peak memory is the maximum
 over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, and of the whole process on a
 CPU.
 
@@ -27,9 +28,11 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -124,6 +127,9 @@ class Benchmark(run_record.Header):
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
+
+
+Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # an entry, and what finds it in a process of its own
 
 
 class Model(NamedTuple):
@@ -226,14 +232,29 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
         measured["cells"] += [cell for cell, _ in row]
         jobs += row * options.repeats
 
-    with deferred_signals() as received:
-        for number, (entry, work) in enumerate(jobs, 1):
+    with deferred_signals() as received, ThreadPoolExecutor(options.gpus) as pool:
+
+        def run(job: Job) -> dict[str, Any] | None:
+            entry, work = job
             if received or entry["status"] not in ("ok", "not run"):
-                continue  # what has failed is not repeated
+                return None  # what has failed is not repeated
+            gpu = free.get()
+            try:
+                return run_process(work, options, gpu)
+            finally:
+                free.put(gpu)
+
+        free: SimpleQueue[str] = SimpleQueue()
+        for gpu in visible_gpus(options.gpus):
+            free.put(gpu)
+        outcomes = (pool.map if options.gpus > 1 else map)(run, jobs)  # one at a time in this thread, where signals arrive
+        for number, (entry, _) in enumerate(jobs, 1):
             with progress(f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"):
-                outcome = run_process(work, options)
-            if received and outcome["status"] != "ok":
+                outcome = next(outcomes)
+            if received and outcome and outcome["status"] != "ok":
                 break  # Ctrl-C reaches the process too
+            if not outcome or entry["status"] not in ("ok", "not run"):
+                continue
             entry |= {key: outcome[key] for key in ("status", "reason")}
             measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
             if entry["status"] == "ok":
@@ -264,15 +285,31 @@ def _line(entry: dict[str, Any]) -> str:
     return f"{entry['model']:<12} B {entry['batch_size']:<4} S {entry['sequence_length']:<5} {found}"
 
 
-def run_process(work: Callable[[], dict[str, Any]], options: Namespace) -> dict[str, Any]:
+def visible_gpus(count: int) -> list[str | None]:
+    """What CUDA_VISIBLE_DEVICES names each of `count` GPUs; None for one, which stays what it is.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if count == 1:
+        return [None]
+    present = torch.cuda.device_count()
+    if count > present:
+        raise UsageError(f"--gpus {count}: there are {present} GPUs")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (named.split(",") if named else [str(number) for number in range(present)])[:count]
+
+
+def run_process(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None = None) -> dict[str, Any]:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         try:
             done = subprocess.run(
                 [sys.executable, "-m", __name__], input=pickle.dumps((work, options.device, result)), timeout=options.timeout,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {"status": "timed out", "reason": f"not done after {options.timeout} s"}

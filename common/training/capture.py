@@ -25,7 +25,7 @@ from torch import Tensor
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
-TOLERANCE = 1e-2  # of a first moment, relative to its largest element: kernels that add in any order differ by far less
+TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less
 
 
 def wanted(version: ModuleType, options: Namespace, device: torch.device) -> bool:
@@ -110,7 +110,7 @@ def on_side_stream(step: Step, batch: Batch) -> None:
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest error of a tensor relative to its largest element; infinite where that is no number."""
+    """The largest relative error of a tensor, |a - b| / |a| in the Euclidean norm; infinite where that is no number."""
     pairs = ((a.to(b.device), b) for a, b in zip(ours, theirs, strict=True))
-    errors = [((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in pairs]
+    errors = [((a - b).norm() / a.norm().clamp_min(1e-30)).item() for a, b in pairs]
     return float("inf") if any(map(math.isnan, errors)) else max(errors)

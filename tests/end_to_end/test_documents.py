@@ -93,7 +93,7 @@ def flags(script: Path) -> frozenset[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
-    assert rewrite.refreshed(text) == text, "run python -m common.documents"
+    assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

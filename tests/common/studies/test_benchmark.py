@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
 def options(config: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1", "v2"], metrics=["throughput", "memory"], batch_sizes=[4, 2], seq_lengths=[8], num_steps=2, repeats=2,
-        accuracy_steps=2, timeout=100, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
+        gpus=1, accuracy_steps=2, timeout=100, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
     )  # fmt: skip
     return Namespace(**chosen | changes)
 
@@ -149,7 +150,7 @@ def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, lis
     """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
     calls = []
 
-    def answer(work, options):
+    def answer(work, options, gpu):
         model, shape = work.args[0], work.args[-1]
         calls.append((model.name, shape.batch_size if work.func is benchmark.speed else "accuracy"))
         machine = {key: record()[key] for key in ("device", "environment")}
@@ -167,6 +168,30 @@ def test_models_are_measured_in_turn(config, tmp_path):
     assert code == 0 and calls == [("v1", 2), ("v2", 2), ("v1", 2), ("v2", 2), ("v1", 4), ("v2", 4), ("v1", 4), ("v2", 4)]
     assert measured["status"] == "completed" and measured["device"] == record()["device"]
     assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured["accuracy"] == []
+
+
+def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
+    """Each process has a GPU of its own, both GPUs are used, and a cell that failed keeps that."""
+    both, used = threading.Barrier(2, timeout=30), []
+
+    def answer(work, options, gpu):
+        used.append(gpu)
+        both.wait()  # passes only while a second process runs
+        failed = work.args[0].name == "v2"
+        return {"status": "failed", "reason": "why"} if failed else {"status": "ok", "reason": None, "found": RUN}
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(benchmark, "run_process", answer)
+    models, shapes = benchmark.plan(options(config, gpus=2, repeats=1), KNOWN)
+    assert benchmark.measure(models, shapes, KNOWN["v1"], tmp_path / "b.json") == 1
+    cells = read_json(tmp_path / "b.json", benchmark.SCHEMA)["cells"]
+    assert set(used) == {"3", "5"} and [(cell["status"], len(cell["runs"])) for cell in cells] == [("ok", 1), ("failed", 0)] * 2
+
+
+def test_more_gpus_than_there_are_is_refused(refused, tmp_path):
+    said = refused(SCRIPT, "--gpus", 99, "--output-dir", tmp_path)
+    assert said.strip() == f"error: --gpus 99: there are {torch.cuda.device_count()} GPUs"
 
 
 def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):

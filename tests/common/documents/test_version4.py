@@ -1,0 +1,53 @@
+"""Tables of Version 4's comparisons."""
+
+import json
+
+from common.documents import version4
+from common.errors import UsageError
+from tests.records import record
+
+import pytest
+
+
+def summary(median: float) -> dict[str, float]:
+    return {"median": median, "p20": median, "p80": median, "count": 3}
+
+
+def write(path, schema: str, rows: list[dict], **more) -> None:
+    head = {key: value for key, value in record().items() if key != "model"}
+    path.write_text(json.dumps(head | {"schema": schema, "rows": rows} | more))
+
+
+def cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_ways_to_do_a_lever_stand_in_rows_and_presets_in_columns(tmp_path):
+    times = {
+        ("tiny", "rope", "epilogue"): 4.5,
+        ("tiny", "rope", "library"): 5.5,
+        ("small", "rope", "epilogue"): 6.5,
+        ("", "update", "beside"): 20.0,
+    }
+    rows = [{"preset": preset, "lever": lever, "way": way, "us": summary(us)} for (preset, lever, way), us in times.items()]
+    write(tmp_path / "levers.json", "tiny-llama-levers/1", rows)
+    assert cells(version4.levers(tmp_path / "levers.json")) == [
+        ["lever", "way", "tiny, us", "small, us", "own sizes, us"],
+        ["rope", "epilogue", "4.5", "6.5", ""],
+        ["rope", "library", "5.5", "", ""],
+        ["update", "beside", "", "", "20"],
+    ]
+
+
+def test_a_block_in_one_kernel_stands_beside_its_layers(tmp_path):
+    rows = [{"batch_size": 8, "single_ms": summary(0.1), "layered_ms": summary(0.025), "difference": 0.01}]
+    gpu = record()["device"] | {"multiprocessors": 132}
+    write(tmp_path / "block.json", "tiny-llama-block-fusion/1", rows, device=gpu, sequence_length=128)
+    assert cells(version4.block_fusion(tmp_path / "block.json"))[1] == ["8", "0.0606", "100", "25", "0.25"]
+
+
+def test_another_file_is_refused(tmp_path):
+    write(tmp_path / "levers.json", "tiny-llama-benchmark/1", [])
+    with pytest.raises(UsageError, match="levers.json"):
+        version4.levers(tmp_path / "levers.json")
