@@ -16,7 +16,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     Args:
         x: [B, S, D], the last hidden states.
         weight: [V, D].
-        targets: [B, S], the tokens that follow.
+        targets: [B, S], the tokens that follow; -100 for a token that does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())

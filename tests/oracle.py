@@ -51,6 +51,25 @@ def check(ours: Callable, plain: Callable, inputs: list[Tensor], dtype: torch.dt
         assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"
 
 
+def confident(tokens: int, size: int, vocabulary: int, offset: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states [1, N, D + 1], a head's weight [V, D + 1] and targets [1, N]: each token is all but sure of its target.
+
+    The last dimension adds `offset` to all logits, which changes no loss.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight, noise = (torch.randn(rows, size, generator=generator) for rows in (vocabulary, tokens))
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    x = torch.cat((0.3 * weight[targets] + 0.02 * noise, torch.full((tokens, 1), float(offset))), 1)
+    return x[None].to(DEVICE), torch.cat((weight, torch.ones(vocabulary, 1)), 1).to(DEVICE), targets[None].to(DEVICE)
+
+
+def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -> None:
+    """Each result's largest error against float64 is at most MARGIN times PyTorch's."""
+    for i, (mine, usual, right) in enumerate(zip(ours, theirs, exact, strict=True)):
+        error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
+        assert error <= MARGIN * allowed, f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}"
+
+
 def refuses_second_gradients(operation: Callable, x: Tensor) -> None:
     """A gradient of a gradient would miss what goes through a kernel's backward pass, so autograd refuses it."""
     leaf = x.to(DEVICE).requires_grad_()

@@ -150,9 +150,9 @@ class LossFunction(torch.autograd.Function):
         weight = working(model.lm_head.weight, products_dtype(x))
         total, y, rstd = kernels.add_norm(x, branch, model.norm.weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
-        losses = kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
+        loss = kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
         ctx.saved, ctx.model = (total, y, rstd, logits), model
-        return losses.mean()
+        return loss
 
     @staticmethod
     @once_differentiable

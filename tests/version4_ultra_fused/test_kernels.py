@@ -5,7 +5,7 @@ Without a GPU the kernels run in Triton's interpreter.
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, DTYPES
+from tests.oracle import DEVICE, DTYPES, as_accurate, confident
 
 import pytest
 import torch
@@ -131,10 +131,72 @@ def test_cross_entropy(tokens, vocabulary, offset, dtype):
     (logits,) = tensors(dtype, (tokens, vocabulary))
     targets = torch.arange(tokens, device=DEVICE) * 7 % vocabulary
     logits = logits + offset
-    losses = kernels.KERNELS["cross_entropy"](logits.clone(), targets, False)
+    loss = kernels.KERNELS["cross_entropy"](logits.clone(), targets, False)
     exact = reference.cross_entropy(logits.double(), targets, False)
-    torch.testing.assert_close(losses.double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-6)
     check("cross_entropy", logits, targets, True)
+
+
+def loss_and_gradient(operation, logits: Tensor, targets: Tensor) -> list[Tensor]:
+    logits = logits.clone()
+    return [operation(logits, targets, True), logits]
+
+
+@runs_kernels
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
+    x, weight, targets = confident(32, 64, 200, offset)
+    logits, targets = (x @ weight.T)[0], targets[0]
+    ours = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
+    exact = loss_and_gradient(reference.cross_entropy, logits.double(), targets)
+    leaf = logits.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, targets)
+    loss.backward()
+    as_accurate(ours, [loss.detach(), leaf.grad], exact)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ignored", [[0], [4, 8], range(1, 9)], ids=str)
+def test_ignored_tokens_do_not_count(ignored, dtype):
+    (logits,), targets = tensors(dtype, (9, 61)), torch.arange(9, device=DEVICE)
+    targets[list(ignored)] = -100
+    check("cross_entropy", logits, targets, True)
+    _, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
+    assert (gradient != 0).any(1).tolist() == (targets >= 0).tolist()
+
+
+@runs_kernels
+def test_pytorchs_form_ignores_the_same_tokens():
+    (logits,), targets = tensors(torch.float64, (9, 61)), torch.arange(9, device=DEVICE)
+    targets[3:5] = -100
+    leaf = logits.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, targets)
+    loss.backward()
+    for ours, theirs in zip(loss_and_gradient(reference.cross_entropy, logits, targets), (loss, leaf.grad), strict=True):
+        torch.testing.assert_close(ours, theirs.detach())
+
+
+@runs_kernels
+@pytest.mark.parametrize("operation", [reference.cross_entropy, kernels.KERNELS["cross_entropy"]])
+def test_without_a_token_that_counts_the_loss_is_nan_and_the_gradient_zero(operation):
+    (logits,) = tensors(torch.float32, (3, 61))
+    loss, gradient = loss_and_gradient(operation, logits, torch.full((3,), -100, device=DEVICE))
+    assert loss.isnan() and not gradient.any()
+
+
+@runs_kernels
+@pytest.mark.parametrize("target", [-1, -99, 61, 2**40])
+def test_other_targets_are_refused_on_a_cpu_and_make_the_loss_nan_on_a_gpu(target):
+    (logits,), targets = tensors(torch.float32, (3, 61)), torch.arange(3, device=DEVICE)
+    targets[1] = target
+    if DEVICE.type == "cuda":
+        loss, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
+        assert loss.isnan() and gradient.isnan().all(1).tolist() == [False, True, False]
+        return
+    for operation in (reference.cross_entropy, kernels.KERNELS["cross_entropy"]):
+        with pytest.raises(IndexError, match=f"Target {target} is out of bounds"):
+            operation(logits, targets, True)
 
 
 @runs_kernels

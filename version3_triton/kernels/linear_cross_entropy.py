@@ -1,8 +1,11 @@
 """The loss straight from hidden states and the head's weight, without all logits in memory at once.
 
-With z = x W^T for a token (x [D], W [V, D]), target t, N tokens, p = softmax(z):
+With z = x W^T for a token (x [D], W [V, D]), target t, m = max z and s = sum_v exp(z_v - m), for N tokens that count:
 
-    loss = mean (log sum_v exp z_v - z_t)        dz = (p - onehot(t)) / N        dx = dz W        dW = sum dz^T x
+    loss = mean (log s - (z_t - m))        dz = (exp(z - m) / s - onehot(t)) / N        dx = dz W        dW = sum dz^T x
+
+m and log s stay apart: their sum, rounded at the size of the logits, would lose the digits that a confident token's loss is made
+of. A token with target -100 does not count: its dz is 0.
 
 Tokens go in chunks. For a chunk the product gives its logits, one kernel turns each row into its loss and, in place, N dz
 (online softmax: one pass for maximum and sum, one to write), and two products give N dx and the chunk's part of N dW. So the
@@ -19,23 +22,30 @@ from common.errors import UsageError
 from version3_triton.kernels.blocks import autocast_dtype, ceil_div, tile
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
+IGNORE_INDEX = tl.constexpr(-100)  # the target of a token that does not count, as in F.cross_entropy
+COUNT = tl.constexpr(512)  # targets that are counted at a time: more would take registers from all programs
 
 
 @triton.jit
 def _linear_cross_entropy_loss_and_gradient(
-        logits_ptr, targets_ptr, losses_ptr, vocabulary, row_stride,
+        logits_ptr, targets_ptr, negative_losses_ptr, classes_ptr, scale_ptr, first, tokens, vocabulary, row_stride,
         GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program a row: its loss, and p - onehot in place of its logits."""
+    """A program a row: its loss, negated, and p - onehot in place of its logits. The first writes 1 / N too.
+
+    A token's class is 0 if it counts, and otherwise its target: -100, or one that is no token's id.
+    """
     row = tl.program_id(0).to(tl.int64)
+    token = first + row
     logits_ptr += row * row_stride
-    target = tl.load(targets_ptr + row)
+    target = tl.load(targets_ptr + token)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     total, chosen = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocabulary, BLOCK):
@@ -47,13 +57,23 @@ def _linear_cross_entropy_loss_and_gradient(
         total = total * tl.exp(highest - base) + tl.exp(z - base)
         highest = new
     maximum = tl.max(highest, axis=0)
-    lse = maximum + tl.log(tl.sum(total * tl.exp(highest - maximum), axis=0))
-    tl.store(losses_ptr + row, lse - tl.sum(chosen, axis=0))
+    normalizer = tl.sum(total * tl.exp(highest - maximum), axis=0)
+    known = (target >= 0) & (target < vocabulary)
+    tl.store(negative_losses_ptr + token, (tl.sum(chosen, axis=0) - maximum) - tl.log(normalizer))
+    tl.store(classes_ptr + token, tl.where(known, 0, target))
     if GRADIENT:
+        if token == 0:
+            counted = tl.zeros((COUNT,), tl.int32)
+            for start in range(0, tokens, COUNT):
+                place = start + tl.arange(0, COUNT)
+                each = tl.load(targets_ptr + place, mask=place < tokens, other=IGNORE_INDEX)
+                counted += (each != IGNORE_INDEX).to(tl.int32)
+            tl.store(scale_ptr, 1.0 / tl.maximum(tl.sum(counted, axis=0), 1))
+        inverse = tl.where(known, 1.0 / normalizer, tl.where(target == IGNORE_INDEX, 0.0, float("nan")))
         for start in range(0, vocabulary, BLOCK):
             column = start + tl.arange(0, BLOCK)
             z = tl.load(logits_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
-            dz = tl.exp(z - lse) - tl.where(column == target, 1.0, 0.0)
+            dz = tl.exp(z - maximum) * inverse - tl.where(column == target, 1.0, 0.0)
             tl.store(logits_ptr + column, dz.to(logits_ptr.dtype.element_ty), mask=column < vocabulary)
 
 
@@ -79,7 +99,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learn: bool) -> Tensor:
         tokens, (vocabulary, hidden) = targets.numel(), weight.shape
         rows, matrix, targets = x.reshape(tokens, hidden).to(dtype), weight.to(dtype), targets.reshape(tokens).contiguous()
-        losses = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        negative_losses, scale = (torch.empty(shape, dtype=torch.float32, device=x.device) for shape in ((tokens, 1), 1))
+        classes = torch.empty(tokens, dtype=torch.long, device=x.device)
         learn = learn and any(ctx.needs_input_grad)
         dx = torch.empty_like(rows) if learn else None
         dweight = None
@@ -91,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = slice(start, min(start + chunk, tokens))
             logits = torch.mm(rows[part], matrix.T, out=buffer[: part.stop - start])
             _linear_cross_entropy_loss_and_gradient[logits.shape[0],](
-                logits, targets[part], losses[part], vocabulary, logits.stride(0),
+                logits, targets, negative_losses, classes, scale, start, tokens, vocabulary, logits.stride(0),
                 GRADIENT=learn, BLOCK=blocks.columns, num_warps=blocks.warps,
             )  # fmt: skip
             if learn:
@@ -101,15 +122,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     dweight = _add_product(dweight, logits.T, rows[part])
         if learn:
-            ctx.save_for_backward(dx.view(x.shape), dweight)
-            ctx.dtypes, ctx.tokens = (x.dtype, weight.dtype), tokens
-        return losses.mean()
+            ctx.save_for_backward(dx.view(x.shape), dweight, scale)
+            ctx.dtypes = x.dtype, weight.dtype
+        return F.nll_loss(negative_losses, classes, ignore_index=IGNORE_INDEX.value)  # one kernel, which also refuses classes
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dloss: Tensor):
-        dx, dweight = ctx.saved_tensors
-        factor = (dloss / ctx.tokens).reshape(1)  # 1 / N comes last: it would underflow in float16; a 0-d factor would be rounded
+        dx, dweight, scale = ctx.saved_tensors
+        factor = dloss * scale  # [1]. 1 / N comes last: it would underflow in float16; a 0-d factor would be rounded
         x_dtype, weight_dtype = ctx.dtypes
         gradients = torch.empty_like(dx, dtype=x_dtype), torch.empty_like(dweight, dtype=weight_dtype)
         for sum_, gradient in zip((dx, dweight), gradients, strict=True):
@@ -118,15 +139,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32.
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32; nan where no token counts.
 
     Args:
         x: [B, S, D], the last hidden states.
         weight: [V, D].
-        targets: [B, S], the tokens that follow, each in 0 .. V - 1.
+        targets: [B, S], the tokens that follow, each in 0 .. V - 1, or -100 for a token that does not count.
 
     Raises:
         UsageError: there are no tokens.
+        IndexError: another target, on a CPU. On a GPU PyTorch's kernel, which takes the mean, asserts on the device; where
+            PyTorch is built without such assertions, as for ROCm, the gradient is nan.
     """
     if not targets.numel():
         raise UsageError("the loss is a mean over tokens, and there are none")

@@ -23,6 +23,7 @@ e is the size of a number in the products, C = (H + 2 K) Dh.
                            keys          Dh (2 H + 4 K) e, 4 products                          L
     short_attention        backward      Dh (4 H + 4 K) e, 5 products; in place of these two   L
     cross_entropy                        2 V e, logits to their gradient in place              1
+                           mean          no formula: a number of each token, where all count   1
     embedding_backward                   4 D; rows of the gradient, by the text, not counted   1
     adamw                                28 a parameter; in 16 bits 30 outside of matrices     2, or L + 1
 
@@ -92,6 +93,7 @@ def training_step(
         ("_flash_attention_backward_keys", "backward"): Cost("attention", head * (2 * heads + 4 * kv_heads), 4 * pairs),
         ("_short_attention_backward", "backward"): Cost("attention", head * 4 * (heads + kv_heads), 5 * pairs),
         ("_cross_entropy", "forward"): Cost("loss", tokens * 2 * vocabulary * size),
+        ("_cross_entropy_mean", "forward"): Cost("loss", None),
         ("_embedding_backward", "backward"): Cost("embed", norm * 4),
         ("_adamw", "backward"): Cost("adamw", updates),
         ("_adamw", "optimizer"): Cost("adamw", others + (0 if early else updates)),

@@ -1,12 +1,19 @@
-"""Cross-entropy of logits and its gradient, in one pass over the logits.
+"""Mean cross-entropy of logits and its gradient, in one pass over the logits.
 
-For a token with logits z [V], target t, m = max z and l = log sum_v exp(z_v - m), with N tokens:
+For a token with logits z [V], target t, m = max z and s = sum_v exp(z_v - m), for N tokens that count:
 
-    loss = l - (z_t - m)        dz = (exp(z - m - l) - onehot(t)) / N
+    loss = mean (log s - (z_t - m))        dz = (exp(z - m) / s - onehot(t)) / N
 
 A program holds a whole row of logits in registers, so it reads each logit once and writes its gradient in its place: 4 V bytes a
 token in 16 bits. Version 3's kernel reads the logits twice.
+
+A token with target -100 does not count, and its dz is 0. How many count is known only when all targets have been read. So the
+first kernel divides by the number of all tokens. The second kernel takes the mean, as PyTorch's would otherwise, and scales the
+gradient again where some tokens did not count: that second pass, and a second rounding, are what -100 costs.
 """
+
+from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
+from version4_ultra_fused.kernels.tiles import multiprocessors
 
 import torch
 import triton
@@ -27,22 +34,62 @@ def _cross_entropy(z_ptr, targets_ptr, losses_ptr, vocabulary, scale, GRADIENT: 
     target = tl.load(targets_ptr + row)
     z = tl.load(z_ptr, mask=inside, other=float("-inf")).to(tl.float32)
     z -= tl.max(z, axis=0)
-    log_sum = tl.log(tl.sum(tl.exp(z), axis=0))
-    tl.store(losses_ptr + row, log_sum - tl.sum(tl.where(column == target, z, 0.0), axis=0))
+    chosen = tl.sum(tl.where(column == target, z, 0.0), axis=0)
+    z = tl.exp(z)
+    normalizer = tl.sum(z, axis=0)
+    known = (target >= 0) & (target < vocabulary)
+    otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))  # of a token without a target: its loss and gradient
+    tl.store(losses_ptr + row, tl.where(known, tl.log(normalizer) - chosen, otherwise))
     if GRADIENT:
-        dz = (tl.exp(z - log_sum) - tl.where(column == target, 1.0, 0.0)) * scale
+        dz = z * tl.where(known, scale / normalizer, otherwise) - tl.where(column == target, scale, 0.0)
         tl.store(z_ptr, dz.to(z_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _cross_entropy_mean(
+        losses_ptr, targets_ptr, mean_ptr, dz_ptr, tokens, vocabulary, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each program counts; the first writes the mean, and all scale the gradient if there is one and tokens do not count."""
+    program = tl.program_id(0)
+    total, counted = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, tokens, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        target = tl.load(targets_ptr + token, mask=token < tokens, other=IGNORE_INDEX)
+        counted += (target != IGNORE_INDEX).to(tl.int32)
+        total += tl.load(losses_ptr + token, mask=token < tokens, other=0.0)
+    count = tl.sum(counted, axis=0)
+    if program == 0:
+        tl.store(mean_ptr, tl.sum(total, axis=0) / count)
+    if GRADIENT:
+        scale = tokens / tl.maximum(count, 1).to(tl.float32)
+        rows = tl.where(count < tokens, tokens, 0)  # none where all tokens count
+        for row in range(program.to(tl.int64), rows, tl.num_programs(0)):
+            for start in range(0, vocabulary, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                place = dz_ptr + row * vocabulary + column
+                dz = tl.load(place, mask=column < vocabulary, other=0.0).to(tl.float32) * scale
+                tl.store(place, dz.to(dz_ptr.dtype.element_ty), mask=column < vocabulary)
+
+
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
-    """The loss of each token [N], in nats; with `gradient` that of their mean is written over the logits.
+    """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over the logits.
+
+    Without any token that counts the loss is nan and the gradient 0. On a GPU a target that is neither a token's id nor -100
+    makes the loss and its token's gradient nan. This adds no kernel to a captured step, as an assertion by PyTorch would.
 
     Args:
         logits: [N, V], contiguous, V at most 32,768.
-        targets: [N], each in 0 .. V - 1.
+        targets: [N], each in 0 .. V - 1, or -100.
+
+    Raises:
+        IndexError: another target, on a CPU.
     """
     tokens, vocabulary = logits.shape
-    losses = logits.new_empty(tokens, dtype=torch.float32)
+    if not targets.is_cuda:
+        wrong = targets[(targets != IGNORE_INDEX.value) & ((targets < 0) | (targets >= vocabulary))]
+        if len(wrong):
+            raise IndexError(f"Target {wrong[0].item()} is out of bounds.")
+    losses, mean = logits.new_empty(tokens, dtype=torch.float32), logits.new_empty((), dtype=torch.float32)
     block = triton.next_power_of_2(vocabulary)
     _cross_entropy[tokens,](
         logits,
@@ -54,4 +101,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         BLOCK=block,
         num_warps=min(WARPS, max(1, block // 1024)),
     )
-    return losses
+    _cross_entropy_mean[multiprocessors() if gradient else 1,](
+        losses, targets, mean, logits, tokens, vocabulary, GRADIENT=gradient, BLOCK=2048, num_warps=8
+    )
+    return mean

@@ -59,10 +59,12 @@ def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    losses = F.cross_entropy(wide, targets, reduction="none")
+    loss = F.cross_entropy(wide, targets)
     if gradient:
-        logits.copy_((wide.softmax(-1) - F.one_hot(targets, logits.shape[1])) / len(targets))
-    return losses
+        counts = targets >= 0
+        onehot = torch.zeros_like(wide).scatter_(1, targets.clamp(min=0)[:, None], 1.0)
+        logits.copy_((wide.softmax(-1) - onehot) * (counts / counts.sum().clamp(min=1))[:, None])
+    return loss
 
 
 def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from common import operations
 from common.errors import UsageError
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, DTYPES, check, refuses_second_gradients
+from tests.oracle import DEVICE, DTYPES, as_accurate, check, confident, refuses_second_gradients, results
 
 import pytest
 import torch
@@ -90,6 +90,47 @@ def test_large_logits():
     x, weight, targets = (tensor.to(DEVICE) for tensor in (x, weight, targets))
     exact = operations.linear_cross_entropy(x.double(), weight.double(), targets)
     assert linear_cross_entropy(x, weight, targets).item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
+    x, weight, targets = confident(32, 64, 200, offset)
+    ours, theirs = losses(targets)
+    as_accurate(results(ours, [x, weight]), results(theirs, [x, weight]), results(theirs, [x.double(), weight.double()]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ignored", [[0], range(16, 20), range(1, 20)], ids=["the first", "a chunk", "all but the first"])
+def test_ignored_tokens_do_not_count(chunk_elements, ignored, dtype):
+    chunk_elements(31 * 16)  # chunks of 16 and 4 tokens
+    targets = torch.randint(31, (1, 20), device=DEVICE)
+    targets[0, list(ignored)] = -100
+    check(*losses(targets), [torch.randn(1, 20, 24), torch.randn(31, 24)], dtype)
+
+
+def test_an_ignored_token_has_no_gradient():
+    targets = zeros(1, 4)
+    targets[0, 1] = -100
+    x, weight = torch.randn(1, 4, 8, device=DEVICE, requires_grad=True), torch.randn(5, 8, device=DEVICE)
+    linear_cross_entropy(x, weight, targets).backward()
+    assert x.grad[0].any(1).tolist() == [True, False, True, True]
+
+
+def test_without_a_token_that_counts_the_loss_is_nan_and_the_gradient_zero():
+    targets = zeros(1, 4) - 100
+    for operation in losses(targets):
+        loss, *gradients = results(operation, [torch.randn(1, 4, 8, device=DEVICE), torch.randn(5, 8, device=DEVICE)])
+        assert loss.isnan() and not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="an assertion on the device ends the process")
+@pytest.mark.parametrize("target", [-1, -99, 5, 2**40])
+def test_other_targets_are_refused_as_by_pytorch(target):
+    x, weight, targets = torch.randn(1, 4, 8), torch.randn(5, 8), zeros(1, 4)
+    targets[0, 2] = target
+    for operation in losses(targets):
+        with pytest.raises(IndexError, match=f"Target {target} is out of bounds"):
+            operation(x, weight)
 
 
 def test_the_mean_comes_last_in_float16():

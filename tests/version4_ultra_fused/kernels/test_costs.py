@@ -24,14 +24,15 @@ CONFIG = ModelConfig(
 BATCH, LENGTH = 2, 17
 # Tensors that the formulas leave out, and those that are read and written.
 LEFT_OUT = {
-    "weight", "rstd", "by_part", "dweight", "cos", "sin", "lse", "d", "targets", "losses", "ids", "order", "step",
+    "weight", "rstd", "by_part", "dweight", "cos", "sin", "lse", "d", "targets", "losses", "mean", "dz", "ids", "order",
+    "step",
 }  # fmt: skip
 IN_PLACE = {("_cross_entropy", "z"), ("_adamw", "w"), ("_adamw", "m"), ("_adamw", "v"), ("_swiglu_backward", "gate_up")}
 # Kernels by what decides whether they run.
 EVERYWHERE = {
     ("_rms_norm_forward", "forward"), ("_rms_norm_backward", "backward"), ("_rms_norm_dweight", "backward"),
-    ("_flash_attention_forward", "forward"), ("_cross_entropy", "forward"), ("_embedding_backward", "backward"),
-    ("_adamw", "optimizer"),
+    ("_flash_attention_forward", "forward"), ("_cross_entropy", "forward"), ("_cross_entropy_mean", "forward"),
+    ("_embedding_backward", "backward"), ("_adamw", "optimizer"),
 }  # fmt: skip
 SEPARATE = {("_turn", "forward"), ("_swiglu", "forward"), ("_swiglu_backward", "backward")}
 EPILOGUES = {("_matmul", "forward"), ("_matmul", "backward")}
@@ -131,6 +132,7 @@ def test_costs_under_autocast_by_hand():
         ("_flash_attention_forward", "forward"): (tokens * layers * dh * (2 * h + 2 * k) * e, 2 * pairs),
         ("_short_attention_backward", "backward"): (tokens * layers * dh * (4 * h + 4 * k) * e, 5 * pairs),
         ("_cross_entropy", "forward"): (tokens * 2 * v * e, None),
+        ("_cross_entropy_mean", "forward"): (None, None),
         ("_embedding_backward", "backward"): (tokens * 4 * d, None),
         ("_adamw", "backward"): (28 * layers * d * (c + d + 3 * f), None),
         ("_adamw", "optimizer"): (30 * d * (v + 2 * layers + 1), None),
