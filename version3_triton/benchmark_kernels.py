@@ -219,7 +219,7 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
     if reason := kernels.missing(device):
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:
-        kernels.refuse_wrong(device, precision.dtype)
+        kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
     rows = []
     for shape in shapes:

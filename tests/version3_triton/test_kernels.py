@@ -127,10 +127,11 @@ def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch
 
 @pytest.mark.skipif(not kernels.INTERPRETED, reason="is about the interpreter")
 @pytest.mark.parametrize("amp_dtype", [None, "bfloat16"])
-def test_the_interpreter_is_not_trusted_with_bfloat16(amp_dtype):
-    options = Namespace(device="cpu", use_amp=True, amp_dtype=amp_dtype)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_interpreter_is_not_trusted_with_bfloat16_on_any_device(monkeypatch, device, amp_dtype):
+    monkeypatch.setattr(kernels.devices, "select", torch.device)
+    options = Namespace(device=device, use_amp=True, amp_dtype=amp_dtype)
     with pytest.raises(UsageError, match="computes bfloat16 wrong"):
         kernels.available(options, tiny_llama_v3.SWITCHES)
     options.amp_dtype = "float16"
     assert kernels.available(options, tiny_llama_v3.SWITCHES) == tiny_llama_v3.SWITCHES
-    kernels.refuse_wrong(torch.device("cuda"), torch.bfloat16)

@@ -5,7 +5,6 @@ A kernel runs on a GPU. With TRITON_INTERPRET=1 Triton's interpreter executes it
 
 import functools
 import importlib.util
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator
@@ -13,13 +12,12 @@ from contextlib import contextmanager
 
 from common import cli
 from common import device as devices
-from common.errors import UsageError
 from version3_triton.kernels import reference
+from version3_triton.kernels.checks import INTERPRETED, refuse_wrong
 
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-norm": ("rms_norm", "add_rms_norm"),
     "triton-rope": ("apply_rope",),
@@ -48,12 +46,6 @@ def missing(device: torch.device) -> str | None:
     return None
 
 
-def refuse_wrong(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises UsageError where the kernels would compute wrong numbers."""
-    if INTERPRETED and device.type == "cpu" and dtype == torch.bfloat16:
-        raise UsageError("Triton's interpreter computes bfloat16 wrong: take --amp-dtype float16, or float32")
-
-
 def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool | str]:
     """The switches as they can be here: all off, with the reason under "no-kernels", where no kernel can run.
 
@@ -66,7 +58,7 @@ def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool |
         print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
         return dict.fromkeys(switches, False) | {"no-kernels": reason}
     if vars(options).get("use_amp"):
-        refuse_wrong(device, cli.amp_dtype(options))
+        refuse_wrong(cli.amp_dtype(options))
     return switches
 
 

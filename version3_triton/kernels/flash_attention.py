@@ -25,6 +25,7 @@ import math
 
 from common.errors import UsageError
 from version3_triton.kernels.blocks import TileConfig, attention_blocks, ceil_div, dot_precision
+from version3_triton.kernels.checks import interpretable
 
 import torch
 import triton
@@ -248,6 +249,7 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
+@interpretable
 def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in float32.
 
@@ -293,6 +295,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv
 
 
+@interpretable
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention; query head h reads key/value head h // (H / K).
 
@@ -306,8 +309,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B H is at most 65,535, the extent of a grid's second dimension on NVIDIA, and a head's last offset below 2^31.
 
     Raises:
-        UsageError: Dh is larger, or k and v don't fit q in shape or type.
+        UsageError: Dh is larger or 0, or k and v don't fit q in shape or type.
     """
+    if not q.ndim == k.ndim == v.ndim == 4 or not k.shape[1] or not q.shape[3]:
+        shapes = [[*each.shape] for each in (q, k, v)]
+        raise UsageError(f"attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, not {shapes}")
     (batch, heads, length, head_dim), kv_heads = q.shape, k.shape[1]
     if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
         raise UsageError(f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}")

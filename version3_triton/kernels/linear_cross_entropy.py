@@ -20,6 +20,7 @@ and writes it once more: 8 V D bytes where the BLAS adds, 12 V D in bfloat16 on 
 
 from common.errors import UsageError
 from version3_triton.kernels.blocks import autocast_dtype, ceil_div, tile
+from version3_triton.kernels.checks import interpretable
 
 import torch
 import torch.nn.functional as F
@@ -138,6 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+@interpretable
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32; nan where no token counts.
 
@@ -147,10 +149,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         targets: [B, S], the tokens that follow, each in 0 .. V - 1, or -100 for a token that does not count.
 
     Raises:
-        UsageError: there are no tokens.
+        UsageError: there are no tokens, D or V is 0, or the shapes don't fit.
         IndexError: another target, on a CPU. On a GPU PyTorch's kernel, which takes the mean, asserts on the device; where
             PyTorch is built without such assertions, as for ROCm, the gradient is nan.
     """
+    if weight.ndim != 2 or not weight.numel() or x.shape != (*targets.shape, weight.shape[1]):
+        shapes = [[*each.shape] for each in (x, weight, targets)]
+        raise UsageError(f"the loss takes x [B, S, D], a weight [V, D] and targets [B, S], V and D at least 1, not {shapes}")
     if not targets.numel():
         raise UsageError("the loss is a mean over tokens, and there are none")
     dtype = autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype))

@@ -19,6 +19,7 @@ once; a second kernel adds the parts in a fixed order, so the same input gives t
 
 from common.errors import UsageError
 from version3_triton.kernels.blocks import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
+from version3_triton.kernels.checks import interpretable
 
 import torch
 import triton
@@ -96,12 +97,14 @@ class _AddRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, add: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
-        size = x.shape[-1]
+        size = x.shape[-1] if x.ndim else 0
         if size > MAX_SIZE:
             raise UsageError(f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off")
-        if weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
+        if not size or weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
             shapes = [[*each.shape] for each in (x, add, weight) if each is not None]
-            raise UsageError(f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], not {shapes}")
+            raise UsageError(
+                f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], D at least 1, not {shapes}"
+            )
         x, add, weight = x.contiguous(), None if add is None else add.contiguous(), weight.contiguous()
         rows = x.numel() // size
         total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
@@ -141,6 +144,7 @@ class _AddRMSNorm(torch.autograd.Function):
         return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
 
 
+@interpretable
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in float32.
 
@@ -153,12 +157,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., D] in the type of `weight * x`; under autocast in autocast's type, which the next product wants.
 
     Raises:
-        UsageError: D is larger, or the shapes differ.
+        UsageError: D is larger or 0, or the shapes differ.
     """
     (y,) = _AddRMSNorm.apply(x, None, weight, eps, autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
     return y
 
 
+@interpretable
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + residual, and `rms_norm` of that sum, in one pass; shapes, types and errors as there."""
     wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), weight.dtype)

@@ -13,6 +13,7 @@ want them.
 
 from common.errors import UsageError
 from version3_triton.kernels.blocks import ceil_div, tile
+from version3_triton.kernels.checks import interpretable, refuse_odd
 
 import torch
 import triton
@@ -84,6 +85,7 @@ class _Rope(torch.autograd.Function):
         return *_turn(dq, dk, *ctx.saved_tensors, -1), None, None
 
 
+@interpretable
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotates queries and keys by their positions, computed in float32.
 
@@ -96,11 +98,13 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
         Rotated q and k, shapes and types unchanged.
 
     Raises:
-        UsageError: S is longer than the tables, or shapes differ.
+        UsageError: S is longer than the tables, Dh is odd or 0, or shapes differ.
     """
-    if q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1] or cos.shape != sin.shape:
+    known = q.ndim == k.ndim == 4 and cos.ndim == 2 and cos.shape == sin.shape
+    if not known or q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1]:
         shapes = [[*each.shape] for each in (q, k, cos, sin)]
         raise UsageError(f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}")
+    refuse_odd(q.shape[3])
     if q.shape[2] > cos.shape[0]:
         raise UsageError(f"the rotary tables hold {cos.shape[0]} positions, not {q.shape[2]}")
     return _Rope.apply(q, k, cos, sin)

@@ -11,6 +11,7 @@ time read and write neighbouring memory.
 
 from common.errors import UsageError
 from version3_triton.kernels.blocks import ceil_div, tile
+from version3_triton.kernels.checks import interpretable
 
 import torch
 import triton
@@ -87,12 +88,15 @@ class _SwiGLU(torch.autograd.Function):
         return dgate, dup
 
 
+@interpretable
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, computed in float32; all [..., F] in one type.
 
     Raises:
-        UsageError: shapes or types differ.
+        UsageError: shapes or types differ, or F is 0.
     """
+    if not gate.ndim or not gate.shape[-1]:
+        raise UsageError(f"the SwiGLU kernel takes [..., F] with F at least 1, not {[*gate.shape]}")
     if gate.shape != up.shape or gate.dtype != up.dtype:
         what = [f"{[*each.shape]} {each.dtype}" for each in (gate, up)]
         raise UsageError(f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}")

@@ -12,6 +12,7 @@ and the copy (2).
 import math
 
 from version3_triton.kernels.blocks import ceil_div
+from version3_triton.kernels.checks import interpretable
 
 import triton
 import triton.language as tl
@@ -43,6 +44,7 @@ def _adamw(
         tl.store(copy_ptr + place, w.to(copy_ptr.dtype.element_ty), mask=inside)
 
 
+@interpretable
 def adamw(
     weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
     lr: float, beta1: float, beta2: float, eps: float, decay: float,

@@ -33,6 +33,7 @@ import math
 
 from version3_triton.kernels import blocks, missing
 from version3_triton.kernels.blocks import dot_precision
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.flash_attention import LOG2_E
 from version4_ultra_fused.kernels.gradients import products_dtype, working
 from version4_ultra_fused.kernels.matmul import turned_tile
@@ -192,6 +193,7 @@ def _side(*sizes: int) -> int:
     return math.gcd(*sizes) & -math.gcd(*sizes)
 
 
+@interpretable
 def block_forward(x: Tensor, layer: nn.Module, cos: Tensor, sin: Tensor, length: int) -> Tensor:
     """The residual stream [B S, D] float32 after the block, without autograd.
 

@@ -12,6 +12,7 @@ first kernel divides by the number of all tokens. The second kernel takes the me
 gradient again where some tokens did not count: that second pass, and a second rounding, are what -100 costs.
 """
 
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
 from version4_ultra_fused.kernels.tiles import multiprocessors
 
@@ -71,6 +72,7 @@ def _cross_entropy_mean(
                 tl.store(place, dz.to(dz_ptr.dtype.element_ty), mask=column < vocabulary)
 
 
+@interpretable
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over the logits.
 

@@ -10,6 +10,7 @@ For large products this is faster than an epilogue (`matmul.py` says which and w
 """
 
 from version3_triton.kernels.blocks import ceil_div
+from version3_triton.kernels.checks import interpretable, refuse_odd
 
 import triton
 import triton.language as tl
@@ -73,6 +74,7 @@ def _turn(
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@interpretable
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up [N, F] of gate_up [N, 2 F]."""
     y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -80,6 +82,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return y
 
 
+@interpretable
 def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F]."""
     _swiglu_backward[ceil_div(dy.numel(), BLOCK),](dy, gate_up, dy.numel(), BLOCK=BLOCK, num_warps=4)
@@ -96,6 +99,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tens
     )  # fmt: skip
 
 
+@interpretable
 def turn(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
     """Turns the first `turned` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
     x = qkv[:, :turned].view(-1, length, turned // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
@@ -105,6 +109,7 @@ def turn(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Ten
     return qkv
 
 
+@interpretable
 def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
@@ -112,7 +117,11 @@ def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> T
         dq: [B, H, S, Dh], any strides with Dh contiguous.
         dk, dv: [B, K, S, Dh].
         cos, sin: [S_max, Dh], float32.
+
+    Raises:
+        UsageError: Dh is odd or 0.
     """
+    refuse_odd(cos.shape[1])
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
     (batch, heads, length, head_dim), kv_heads = dq.shape, dk.shape[1]
     out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)

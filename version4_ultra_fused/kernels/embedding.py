@@ -6,6 +6,7 @@ needed, and each gradient is read once.
 """
 
 from version3_triton.kernels.blocks import ceil_div
+from version3_triton.kernels.checks import interpretable
 
 import triton
 import triton.language as tl
@@ -33,6 +34,7 @@ def _embedding_backward(ids_ptr, order_ptr, dx_ptr, dweight_ptr, tokens, size, R
     tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
 
 
+@interpretable
 def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:
     """dweight[ids[i]] += dx[order[i]] for all tokens i.
 

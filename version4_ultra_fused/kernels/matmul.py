@@ -17,6 +17,7 @@ Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
 """
 
 from version3_triton.kernels.blocks import ceil_div
+from version3_triton.kernels.checks import interpretable, refuse_odd
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile
@@ -106,6 +107,7 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
     )  # fmt: skip
 
 
+@interpretable
 def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
     """x W^T with RoPE on its first `turned` columns.
 
@@ -118,7 +120,11 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, t
 
     Returns:
         [B S, (H + 2 K) Dh].
+
+    Raises:
+        UsageError: Dh is odd or 0.
     """
+    refuse_odd(cos.shape[1])
     if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight):
         return elementwise.turn(x @ weight.T, cos, sin, length, turned)
     out = x.new_empty(x.shape[0], weight.shape[0])
@@ -126,6 +132,7 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, t
     return out
 
 
+@interpretable
 def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
@@ -141,6 +148,7 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, y
 
 
+@interpretable
 def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
     """The gradient of `gate_up` [B S, 2 F] in its place, from the gradient of the down projection's result.
 

@@ -5,6 +5,7 @@ gradient goes.
 """
 
 from version3_triton.kernels.blocks import NORM_DWEIGHT, ceil_div, tile
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.rms_norm import _rms_norm_backward, _rms_norm_dweight, _rms_norm_forward
 from version4_ultra_fused.kernels.tiles import multiprocessors
 
@@ -17,6 +18,7 @@ from torch import Tensor
 TILE, PER_THREAD, PROGRAMS = 1024, 16, 8
 
 
+@interpretable
 def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x + branch [N, D] in x's dtype, its norm [N, D] in `dtype`, and 1 / rms of each row [N].
 
@@ -36,6 +38,7 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
     return total, y, rstd
 
 
+@interpretable
 def add_norm_backward(
     dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,6 +67,7 @@ def add_norm_backward(
     return dx, dx if dbranch is None else dbranch, parts
 
 
+@interpretable
 def sum_parts(parts: Tensor, out: Tensor) -> None:
     """The sum of parts [parts, D] in a fixed order, into out [D]."""
     size = out.numel()

@@ -12,6 +12,7 @@ the product gave them, and writes their gradients packed, turned back by RoPE, f
 import math
 
 from version3_triton.kernels.blocks import dot_precision
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.flash_attention import LOG2_E
 
 import torch
@@ -66,6 +67,7 @@ def _short_attention_backward(
     tl.store(out_ptr + packed + (H + K + kv_head) * DIM, dv.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@interpretable
 def attend_backward(
     qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int
 ) -> Tensor:

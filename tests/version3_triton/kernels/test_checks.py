@@ -1,0 +1,90 @@
+"""What the kernels of Versions 3 and 4 refuse, called directly: bfloat16 in the interpreter, and shapes that no kernel takes."""
+
+from common.errors import UsageError
+from tests.oracle import DEVICE
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from version3_triton import kernels
+from version3_triton.kernels import checks
+from version4_ultra_fused.kernels import KERNELS as FUSED
+from version4_ultra_fused.kernels import block, short_attention
+
+only_interpreted = pytest.mark.skipif(not checks.INTERPRETED, reason="is about the interpreter")
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+@only_interpreted
+@pytest.mark.parametrize(
+    "kernel", [*kernels.KERNELS.values(), *FUSED.values(), block.block_forward, short_attention.attend_backward]
+)
+def test_the_interpreter_refuses_bfloat16_in_a_direct_call(kernel):
+    """Whichever argument has it; and whichever device: the check looks at none."""
+    for arguments in ([zeros(2, 4, dtype=torch.bfloat16)], [zeros(2, 4), torch.bfloat16], [zeros(2, 4), zeros(1).bfloat16()]):
+        with pytest.raises(UsageError, match="computes bfloat16 wrong"):
+            kernel(*arguments)
+
+
+@only_interpreted
+def test_the_interpreter_refuses_autocast_to_bfloat16():
+    x, weight = zeros(2, 4), zeros(4)
+    with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(UsageError, match="computes bfloat16 wrong"):
+        kernels.KERNELS["rms_norm"](x, weight, 1e-5)
+
+
+def test_elsewhere_a_kernel_is_called_without_a_check(monkeypatch):
+    monkeypatch.setattr(checks, "INTERPRETED", False)
+    assert checks.interpretable(zeros) is zeros
+    checks.refuse_wrong(torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 7])
+def test_rope_refuses_a_head_dimension_of_which_it_cannot_turn_all(size):
+    table, heads = zeros(5, size), zeros(1, 2, 5, size)
+    for name, arguments in (
+        ("qkv_rope", (zeros(5, 8), zeros(6 * size, 8), table, table, 5, 4 * size)), ("turn_back", (*[heads] * 3, table, table)),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"must be even and at least 2, not {size}"):
+            FUSED[name](*arguments)
+    with pytest.raises(UsageError, match=f"must be even and at least 2, not {size}"):
+        kernels.KERNELS["apply_rope"](heads, heads, table, table)
+
+
+NONE = ()  # of a tensor without dimensions
+
+
+@pytest.mark.parametrize(
+    "name, shapes, message",
+    [
+        ("rms_norm", [NONE, NONE], "a weight"),
+        ("rms_norm", [(3, 0), (0,)], "D at least 1"),
+        ("add_rms_norm", [NONE, NONE, NONE], "a weight"),
+        ("add_rms_norm", [(3, 0), (3, 0), (0,)], "D at least 1"),
+        ("swiglu", [NONE, NONE], "F at least 1"),
+        ("swiglu", [(3, 0), (3, 0)], "F at least 1"),
+        ("apply_rope", [NONE, NONE, NONE, NONE], "RoPE takes q and k alike"),
+        ("apply_rope", [(1, 2, 5, 8), (1, 2, 5, 8), NONE, NONE], "RoPE takes q and k alike"),
+        ("apply_rope", [(2, 5, 8), (2, 5, 8), (5, 8), (5, 8)], "RoPE takes q and k alike"),
+        ("attention", [NONE, NONE, NONE], "K and Dh at least 1"),
+        ("attention", [(1, 2, 5, 0)] * 3, "K and Dh at least 1"),
+        ("attention", [(1, 2, 5, 8), (1, 0, 5, 8), (1, 0, 5, 8)], "K and Dh at least 1"),
+        ("linear_cross_entropy", [NONE, NONE, NONE], "V and D at least 1"),
+        ("linear_cross_entropy", [(1, 4, 0), (5, 0), (1, 4)], "V and D at least 1"),
+        ("linear_cross_entropy", [(1, 4, 8), (0, 8), (1, 4)], "V and D at least 1"),
+        ("linear_cross_entropy", [(1, 4, 8), (5, 6), (1, 4)], r"not \[\[1, 4, 8\], \[5, 6\], \[1, 4\]\]"),
+        ("linear_cross_entropy", [(1, 4, 8), (5, 8), (1, 3)], r"not \[\[1, 4, 8\], \[5, 8\], \[1, 3\]\]"),
+    ],
+)
+def test_shapes_that_no_kernel_takes_are_refused_in_one_line(name, shapes, message):
+    tensors = [zeros(*shape) for shape in shapes]
+    if name == "linear_cross_entropy":
+        tensors[-1] = tensors[-1].long()
+    with pytest.raises(UsageError, match=message) as refusal:
+        kernels.KERNELS[name](*tensors, *([1e-5] if "norm" in name else []))
+    assert "\n" not in str(refusal.value)
