@@ -53,9 +53,13 @@ def test_losses_of_version_1(switches, steps, tolerance):
 
 
 @runs_kernels
-def test_every_parameter_gets_the_gradient_of_version_1():
+@pytest.mark.parametrize("switches, ignored", [(ALL_ON, 0), (ALL_ON, 5), (ALL_OFF, 5)], ids=["all", "ignored", "plain, ignored"])
+def test_every_parameter_gets_the_gradient_of_version_1(switches, ignored):
+    """Targets of -100 count neither with kernels nor without."""
     batch = models.batch(DEVICE)
-    first, third = (models.gradients(models.build(version, device=DEVICE), batch) for version in (tiny_llama_v1, tiny_llama_v3))
+    batch[1][:, :ignored] = -100
+    first = models.gradients(models.build(tiny_llama_v1, device=DEVICE), batch)
+    third = models.gradients(models.build(tiny_llama_v3, switches, device=DEVICE), batch)
     assert third.keys() == first.keys()
     for name, gradient in first.items():
         assert gradient.any()

@@ -48,11 +48,13 @@ def test_losses_of_version_1(request, kernels, kv_heads):
 
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
-def test_every_parameter_gets_the_gradient_of_version_1(request, kernels):
-    """Without Version 4's optimizer gradients stand in `.grad`."""
+@pytest.mark.parametrize("ignored", [0, 5])
+def test_every_parameter_gets_the_gradient_of_version_1(request, ignored, kernels):
+    """Without Version 4's optimizer gradients stand in `.grad`. Targets of -100 do not count in any version."""
     if not kernels:
         request.getfixturevalue("no_kernels")
     batch = models.batch(DEVICE)
+    batch[1][:, :ignored] = -100
     first, fourth = (models.gradients(models.build(version, device=DEVICE), batch) for version in (tiny_llama_v1, tiny_llama_v4))
     assert fourth.keys() == first.keys()
     for name, gradient in first.items():
