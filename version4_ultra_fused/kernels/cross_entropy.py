@@ -36,7 +36,7 @@ def _cross_entropy(z_ptr, targets_ptr, losses_ptr, vocabulary, scale, GRADIENT: 
     z = tl.load(z_ptr, mask=inside, other=float("-inf")).to(tl.float32)
     z -= tl.max(z, axis=0)
     chosen = tl.sum(tl.where(column == target, z, 0.0), axis=0)
-    z = tl.exp(z)
+    z = tl.exp(z)  # one row in registers: beside its exponentials it would spill, as would `* scale` at the end
     normalizer = tl.sum(z, axis=0)
     known = (target >= 0) & (target < vocabulary)
     otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))  # of a token without a target: its loss and gradient
