@@ -25,20 +25,13 @@ if HAS_TRITON:
     }  # fmt: skip
 
 
-def _takes(name: str, x: torch.Tensor, *arguments) -> bool:
-    """Whether a kernel takes these arguments."""
-    if missing(x.device) or x.dtype == torch.float64:
-        return False
-    return name != "cross_entropy" or x.shape[1] <= _loss.MAX_VOCABULARY
-
-
 def _operation(name: str) -> Callable:
     """The kernel where it can run, otherwise PyTorch's operation."""
     plain = getattr(reference, name)
 
     @functools.wraps(plain)
     def operation(x: torch.Tensor, *arguments):
-        return KERNELS[name](x, *arguments) if _takes(name, x, *arguments) else plain(x, *arguments)
+        return plain(x, *arguments) if missing(x.device) or x.dtype == torch.float64 else KERNELS[name](x, *arguments)
 
     return operation
 
