@@ -65,6 +65,8 @@ def ladder(folder: Path) -> Picture:
             bars = axes.barh(names, [times[name] for name in names], color=colours)
             axes.bar_label(bars, [tables.format_number(times[name]) for name in names], padding=3, fontsize=8)
             axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter("")
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.set_xlim(min(times.values()) / 2, 2.2 * max(times.values()))
             axes.set_title(title, fontsize=10)
             axes.tick_params(labelsize=8)
