@@ -7,6 +7,7 @@
 # Which torch:
 #   - One that PYTHON imports (a cluster's module, a ROCm container, an active environment) is kept. A .pth file shows it to
 #     .venv, with all that lies beside it; pip never touches it. The pins do not apply then: other packages fit themselves to it.
+#     One that is older than pyproject.toml asks for gets a warning.
 #   - Otherwise the version in constraints.txt is installed: on Linux without a GPU the CPU build of PyTorch's own index (PyPI's
 #     brings gigabytes of CUDA), or what pip finds if that index does not answer; elsewhere PyPI's. For an AMD GPU you choose.
 #     Builds for GPUs bring their own triton. Where the installed torch brought none, Linux gets the pinned one beside it: its
@@ -21,6 +22,7 @@ PYTHON=${PYTHON:-python3}
 TORCH_BUILD=${TORCH_BUILD:-}
 index=https://download.pytorch.org/whl
 pinned=$(sed -n 's/^torch==//p' constraints.txt)
+oldest=$(sed -n 's/^torch = \["torch>=\([0-9.]*\).*/\1/p' pyproject.toml)
 mode=${1:-}
 
 fail() {
@@ -46,6 +48,14 @@ if spec and spec.origin:
 
 answers() {
     "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' "$1" 2>/dev/null
+}
+
+older() { # whether version $1 is before version $2, by their first two numbers
+    "$PYTHON" -c '
+import re, sys
+one, other = ([int(number) for number in re.findall("[0-9]+", version)[:2]] for version in sys.argv[1:])
+sys.exit(one >= other)
+' "$1" "$2"
 }
 
 install() {
@@ -90,6 +100,9 @@ else
     set -- torch
 fi
 echo "set-up: Python $version, $plan"
+if [ -n "$kept" ] && older "${kept%% *}" "$oldest"; then
+    echo "warning: torch ${kept%% *} is kept, but torch $oldest or newer is needed: load or install a newer one before set-up" >&2
+fi
 [ "$mode" != --plan ] || exit 0
 
 # 3. The environment, always from nothing.

@@ -9,8 +9,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # for `version3_triton.kernels` and the like
+if sys.path[:1] != [str(ROOT)]:
+    sys.path.insert(0, str(ROOT))  # `version3_triton.kernels` and the like are those of this clone
+
+
+def _root_of(script: Path) -> Path:
+    """The clone that a script in a version's folder belongs to; ROOT for any other script."""
+    folders = (folder for folder in script.parents if folder.name.startswith("version"))
+    return next((folder.parent for folder in folders if (folder.parent / "common/__init__.py").is_file()), ROOT)
+
+
+_root = _root_of(Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve())
+if _root != ROOT:  # the link is lost, or PYTHONSAFEPATH is set, and the environment is that of another clone
+    print(
+        f"error: this script is part of {_root}, but `common` was found in {ROOT}: run `make setup` in {_root}, then "
+        f"`source {_root}/.venv/bin/activate`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 _missing = [name for name in ("torch", "numpy", "pydantic", "yaml") if importlib.util.find_spec(name) is None]
 if _missing:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -41,6 +42,17 @@ def positive(text: str) -> int:
 def positive_list(text: str) -> list[int]:
     """ "4,8,16" -> [4, 8, 16]."""
     return [positive(item.strip()) for item in text.split(",")]
+
+
+def amount(text: str) -> float:
+    """ "1e-3" -> 0.001."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return value
 
 
 # Flags that other scripts have too. Each function adds its own to a parser or to a group of one.

@@ -8,6 +8,7 @@ Shape letters, the same in every file of this repository:
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,7 @@ from pydantic import (
 
 
 class StrictModel(BaseModel):
-    """Unknown keys are errors, values do not change, and text is read as a number where one is asked for.
-
-    The last matters for YAML: PyYAML reads `1e-3` as the string "1e-3".
-    """
+    """Unknown keys are errors, values do not change, and text is read as a number where one is asked for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -123,17 +121,49 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+class YamlLoader(yaml.SafeLoader):
+    """PyYAML with the numbers of YAML 1.2, and with an error for a key that a mapping has twice.
+
+    By YAML 1.1, which PyYAML follows, 010 is 8, 1:30 is 90, and 1e-3 is text. Here they are 10, text and 0.001.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
+
+
+_DIGITS = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+for _tag, _form in (  # of several that fit, the first counts
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    ("float", rf"{_DIGITS}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+):
+    YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"({_form})$"), list("-+.0123456789"))
+YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_yaml_int)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a configuration file; `model:` and `training:` are its only sections.
 
     Raises:
-        UsageError: the file is missing, not YAML, or not a mapping of mappings.
+        UsageError: the file is missing, not YAML, has a key or a section twice, or is not a mapping of mappings.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and dates that do not exist
+    except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
         raise UsageError(f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines")

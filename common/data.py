@@ -63,6 +63,7 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
 
     Raises:
         UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a byte-level BPE.
+        RunError: the tokens could not be made.
     """
     if name == "synthetic":
         return markov(vocab_size, seed)
@@ -182,29 +183,18 @@ def _intact(folder: Path) -> bool:
 
 def _build(folder: Path, documents: list[str], vocab_size: int, digest: str) -> None:
     """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from common import bpe
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    encodings = tokenizer.encode_batch_fast(documents)
-    tokens = np.concatenate([np.array(encoding.ids, dtype=np.uint32) for encoding in encodings])
-
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    np.save(building / "tokens.npy", tokens)
-    tokenizer.save(str(building / "tokenizer.json"))
-    checksums = {file.name: _checksum(file) for file in sorted(building.iterdir())}
-    meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
-    write_json(building / "meta.json", meta)
-    if folder.exists() and not _intact(folder):
-        shutil.rmtree(folder)
-    try:
-        building.rename(folder)
-    except OSError:
-        shutil.rmtree(building)
-        if not _intact(folder):
-            raise
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
+        building = Path(name)
+        bpe.build(documents, documents, vocab_size, building)
+        checksums = {name: _checksum(building / name) for name in bpe.FILES}
+        meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
+        write_json(building / "meta.json", meta)
+        if folder.exists() and not _intact(folder):
+            shutil.rmtree(folder)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not _intact(folder):
+                raise

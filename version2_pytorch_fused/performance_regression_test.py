@@ -18,9 +18,9 @@ def main() -> int:
     parser = cli.Parser(__doc__)
     parser.add_argument("--baseline-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
     parser.add_argument("--current-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
-    parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="a smaller one fails (default: 1.0)")
+    parser.add_argument("--min-speedup", type=cli.amount, default=1.0, metavar="X", help="a smaller one fails (default: 1.0)")
     parser.add_argument(
-        "--loss-tolerance", type=float, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
+        "--loss-tolerance", type=cli.amount, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
     )
     options = parser.parse_args()
     verdict = regression.compare(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)

@@ -21,7 +21,7 @@ def main() -> int:
         "--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is assumed to be correct"
     )
     parser.add_argument("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest error that passes (default: 1e-4)")
+    parser.add_argument("--tolerance", type=cli.amount, default=1e-4, help="largest error that passes (default: 1e-4)")
     arguments, own_flags = parser.parse_known_args()
     options = version_files.resolve(arguments)
     comparison = accuracy.compare(version_files.load(options.baseline), version_files.load(options.optimized), options, own_flags)

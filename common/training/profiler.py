@@ -9,6 +9,7 @@ their spans and operators.
 """
 
 import os
+import shutil
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 from common import device as devices
 from common import spans
 from common.analysis.profiles import step_profile
+from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
 
 import torch
@@ -35,6 +37,7 @@ class Profiler:
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
         self.running = False
+        self.exported: list[Path] = []  # traces that PyTorch was told to write; it says nothing where it could not
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
         self.activities = [torch.profiler.ProfilerActivity.CPU]
         if devices.is_gpu(device):
@@ -44,7 +47,7 @@ class Profiler:
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
             ),
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.trace_path)),
+            on_trace_ready=lambda profile: self._export(profile, self.trace_path),
             record_shapes=True,
             profile_memory=options.profile_memory,
             acc_events=True,  # or torch 2.11 warns that one cycle forgets the one before; there is only one
@@ -62,7 +65,7 @@ class Profiler:
         with torch.profiler.profile(
             activities=self.activities, record_shapes=True, acc_events=True,
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.eager_path)),
+            on_trace_ready=lambda profile: self._export(profile, self.eager_path),
         ) as profile:  # fmt: skip
             for _ in range(2):
                 run()
@@ -85,30 +88,59 @@ class Profiler:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
 
+    def _export(self, profile: torch.profiler.profile, path: Path) -> None:
+        self.exported.append(path)
+        profile.export_chrome_trace(str(path))
+
     def write(self, record: dict[str, Any]) -> list[Path]:
         """Writes the profile, the event files and, where asked, the memory timeline; returns what was written.
 
         That is nothing where the run was stopped before its last steps, the ones that are profiled.
+
+        Raises:
+            RunError: a file could not be written, the traces that PyTorch writes included. No part of a file is left.
         """
+        if self.trace_path not in self.exported:
+            return []
+        try:
+            return self._write(record)
+        except OSError as error:
+            shutil.rmtree(self._events, ignore_errors=True)
+            raise RunError(f"the profile could not be written into {self.folder}: {error.strerror or error}") from error
+
+    def _load(self, path: Path) -> Any:
+        """Reads a trace that PyTorch was told to write; removes what it left where it could not write all of it."""
+        from common.analysis.profiles import chrome_trace
+
+        try:
+            return chrome_trace.load(path)
+        except UsageError as error:
+            for left in (path, path.with_name(f"{path.name}.tmp")):
+                left.unlink(missing_ok=True)
+            raise RunError(f"PyTorch wrote no whole trace (is the disk full?): {error}") from error
+
+    @property
+    def _events(self) -> Path:
+        return self.folder / f"run_{self.stamp}"
+
+    def _write(self, record: dict[str, Any]) -> list[Path]:
         # pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
-        if not self.trace_path.exists():
-            return []
-        trace = chrome_trace.load(self.trace_path)
-        if self.eager_path.exists():
-            trace = graph_replays.attribute(trace, chrome_trace.load(self.eager_path))
+        trace = self._load(self.trace_path)
+        if self.eager_path in self.exported:
+            trace = graph_replays.attribute(trace, self._load(self.eager_path))
         profile = {
             "schema": step_profile.SCHEMA, "run": record, "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
         }  # fmt: skip
         write_json(self.profile_path, profile)
-        written = [self.profile_path, self.trace_path, *([self.eager_path] if self.eager_path.exists() else [])]
+        written = [self.profile_path, *reversed(self.exported)]  # the eager trace was the first
         if self.options.profile_memory:
             written.append(memory_timeline.write(self.folder / "memory_timeline.html", trace, profile))
-        written.append(tensorboard.write(self.folder / f"run_{self.stamp}", profile, trace))
+        written.append(tensorboard.write(self._events, profile, trace))
         if self.options.profile_operators:
             print(profile_summary.operators(profile, self.options.sort_by).terminal())
         return written

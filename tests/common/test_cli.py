@@ -1,5 +1,7 @@
 """The shared command line: flags, switches, and how a command ends."""
 
+import argparse
+
 from common import cli
 from common.errors import RunError, UsageError
 
@@ -47,6 +49,17 @@ def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
     assert printed.out == ""
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert message in printed.err
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("1e-3", 1e-3), ("2.5", 2.5)])
+def test_an_amount_is_a_number_from_0_on(text, value):
+    assert cli.amount(text) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan", "inf", "-1", "-1e-9", "fast", ""])
+def test_other_text_is_no_amount(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not a number from 0 on"):
+        cli.amount(text)
 
 
 def test_flags_reach_the_configuration():

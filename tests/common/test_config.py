@@ -63,9 +63,25 @@ def test_rotary_tables_grow_with_the_sequence_length() -> None:
     assert config.resolve(training=dict(sequence_length=500)).model.max_sequence_length == 500
 
 
-def test_exponent_without_a_point_is_a_number(yaml) -> None:
-    """PyYAML reads 1e-3 as text."""
-    assert config.resolve(file=yaml("training:\n  learning_rate: 1e-3\n")).training.learning_rate == 0.001
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1e-3", 1e-3), ("1E+1", 10), ("2.5e-3", 2.5e-3), (".5", 0.5), ("5.", 5), ("+0.1", 0.1), ("1", 1), ("'0.5'", 0.5)],
+)
+def test_numbers_of_a_file(yaml, text: str, rate: float) -> None:
+    """By YAML 1.1, 1e-3 is text."""
+    assert config.resolve(file=yaml(f"training:\n  learning_rate: {text}\n")).training.learning_rate == rate
+
+
+@pytest.mark.parametrize(("text", "steps"), [("10", 10), ("010", 10), ("0o10", 8), ("0x10", 16), ("+10", 10), ("!!int 010", 10)])
+def test_whole_numbers_of_a_file(yaml, text: str, steps: int) -> None:
+    """By YAML 1.1, 010 is octal."""
+    assert config.resolve(file=yaml(f"training: {{num_steps: {text}}}")).training.num_steps == steps
+
+
+def test_a_key_that_a_merge_brings_may_be_given_again(yaml) -> None:
+    text = "model: &sizes {num_layers: 2, hidden_size: 64}\ntraining: {<<: {seed: 1, batch_size: 2}, seed: 3}\n"
+    resolved = config.resolve(file=yaml(text))
+    assert (resolved.training.seed, resolved.training.batch_size, resolved.model.num_layers) == (3, 2, 2)
 
 
 def test_either_section_may_be_missing(yaml) -> None:
@@ -86,6 +102,17 @@ BAD_FILES = {
     "infinite": ("training: {learning_rate: .inf}", "training.learning_rate = inf: "),
     "not a number": ("training: {learning_rate: .nan}", "training.learning_rate = nan: "),
     "null": ("training: {batch_size: null}", "training.batch_size = None: input should be a valid integer"),
+    "minutes for a number": ("training: {num_steps: 1:30}", "training.num_steps = '1:30': input should be a valid integer"),
+    "a date": ("training: {num_steps: 2024-01-31}", "training.num_steps = '2024-01-31': input should be a valid integer"),
+    "too many digits": (f"training: {{num_steps: {'9' * 6000}}}", "config.yaml is not valid YAML: "),
+    "a key twice": (
+        "model: {num_layers: 2, hidden_size: 64, num_layers: 3}",
+        "config.yaml is not valid YAML: num_layers is there twice in .*, line 1, column",
+    ),
+    "a section twice": (
+        "model: {}\ntraining: {}\nmodel: {}",
+        "config.yaml is not valid YAML: model is there twice in .*, line 3,",
+    ),
     "a list": ("- 1\n- 2\n", "must hold the sections `model:` and `training:`"),
     "text": ("hello", "must hold the sections `model:` and `training:`"),
     "nothing": ("", "must hold the sections `model:` and `training:`"),

@@ -10,6 +10,7 @@ from common.analysis.output.report import Report
 from common.documents import fusion_report
 from common.precision import Precision
 from common.training import run
+from tests.conftest import ROOT
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
@@ -53,6 +54,22 @@ def test_the_regression_test(started):
     flags = "--baseline-results a --current-results b --min-speedup 1.5 --loss-tolerance 0.5"
     called = f"{V2}.performance_regression_test", "regression.compare"
     assert started(*called, flags) == (Path("a"), Path("b"), 1.5, 0.5)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        (f"{V2}/performance_regression_test.py", "--baseline-results a --current-results b --min-speedup"),
+        (f"{V2}/performance_regression_test.py", "--baseline-results a --current-results b --loss-tolerance"),
+        (f"{V2}/validate_numerical_accuracy.py", "--baseline a --optimized b --tolerance"),
+        (f"{V2}/optimize_batch_size.py", "--target-memory-usage"),
+        (f"{V1}/tiny_llama_v1.py", "--learning-rate"),
+    ],
+)
+def test_what_is_not_a_finite_number_from_0_on_is_refused(refused, script, flags, value):
+    *_, flag = flags.split()
+    assert flag.lstrip("-") in refused(ROOT / script, *flags.split(), value).replace("_", "-")
 
 
 @pytest.mark.parametrize(("failures", "code"), [([], 0), (["slower"], 1)])

@@ -134,6 +134,19 @@ def test_importable_torch_is_kept(clone, registered):
     assert clone.plan(TORCH_BUILD="cu126") == f"keeps torch 2.12.0+rocm7.1 of {clone.path}"
 
 
+@pytest.mark.parametrize(
+    "version, warned",
+    [("2.1.0+cu118", True), ("2.10.0", True), ("2.11.0a0+git1234567", False), ("2.12.0+rocm7.1", False), ("3.0", False)],
+)
+def test_an_old_torch_is_kept_with_a_warning(clone, version, warned):
+    """Of the oldest that pyproject.toml allows."""
+    clone.python("torch/__init__.py", f"__version__ = '{version}'")
+    done = clone.run("sh", "setup.sh", "--plan")
+    assert f"keeps torch {version} of " in done.stdout
+    expected = f"warning: torch {version} is kept, but torch 2.11 or newer is needed: load or install a newer one before set-up\n"
+    assert done.stderr == expected * warned
+
+
 def test_torch_that_fails_to_import_is_refused(clone):
     clone.python("torch/__init__.py", "raise ImportError('libamdhip64.so.7: cannot open shared object file')")
     message = clone.refusal()

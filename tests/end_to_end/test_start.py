@@ -19,11 +19,12 @@ SCRIPTS = sorted(
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def start(folder: Path, *arguments: object) -> subprocess.CompletedProcess:
+def start(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
     """Python with these arguments, in a folder, where PYTHONPATH names nothing."""
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, *map(str, arguments)], cwd=folder, env=ENVIRONMENT | environment, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,27 @@ def test_it_uses_the_code_that_it_came_with(copy, tmp_path, script, used):
     assert done.returncode == 0 and "--num-steps" in done.stdout
     assert str(copy / used) in done.stderr
     assert not any(f"{ROOT / name}/" in done.stderr for name in ("common", "version3_triton"))
+
+
+def test_it_uses_its_own_code_though_another_clone_is_on_the_path(copy, tmp_path):
+    done = start(tmp_path, "-v", copy / "version1_pytorch_baseline/run_pytorch_profiler.py", "--help", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0 and str(copy / "version1_pytorch_baseline/tiny_llama_v1.py") in done.stderr
+    assert not any(f"{ROOT / name}/" in done.stderr for name in ("common", "version1_pytorch_baseline"))
+
+
+@pytest.mark.parametrize("lost", ["link", "folder"])
+def test_the_code_of_another_clone_is_refused(copy, tmp_path, lost):
+    """The other one is found as an environment of its own would find it: last on the path."""
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone/common").symlink_to(copy / "common")
+    folder = tmp_path / "clone/version1_pytorch_baseline"
+    shutil.copytree(copy / folder.name, folder, symlinks=True)
+    if lost == "link":
+        (folder / "common").unlink()
+        (folder / "common").write_text("../common")  # as git writes it where it makes no links
+    else:
+        (folder / "common").unlink()
+        (folder / "common").symlink_to(ROOT / "common")
+    done = start(tmp_path, folder / "tiny_llama_v1.py", "--help", PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: this script is part of {tmp_path / 'clone'}, but `common` was found in {ROOT}: ")

@@ -4,6 +4,8 @@ The files hold scalars (loss, step time and tokens/s by step; memory and MFU), t
 memory over time as figures, and the configuration with the results of the run under HPARAMS, so that runs can be compared.
 """
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +26,33 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
     """
     run = profile["run"]
     tokens = run["training"]["batch_size"] * run["training"]["sequence_length"]
-    with SummaryWriter(str(folder)) as writer:
-        for step, (loss, milliseconds) in enumerate(zip(run["loss"]["all"], run["step_ms"]["all"], strict=True), start=1):
-            writer.add_scalar("train/loss", loss, step)
-            writer.add_scalar("train/step_ms", milliseconds, step)
-            writer.add_scalar("train/tokens_per_second", tokens / milliseconds * 1e3, step)
-        last = len(run["loss"]["all"])
-        results = {
-            "result/step_ms_median": run["step_ms"]["median"],
-            "result/tokens_per_second": run["tokens_per_second"],
-            "result/peak_memory_mib": run["memory"]["peak_mib"],
-            "result/loss_last": run["loss"]["all"][-1],
-        }
-        if run["mfu"]:
-            results["result/mfu"] = run["mfu"]["utilization"]
-        for tag, value in results.items():
-            writer.add_scalar(tag, value, last)
-        settings = {**run["training"], **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
-        for summary in hparams({key: str(value) for key, value in settings.items()}, results):
-            writer.file_writer.add_summary(summary)
-        header, body, column = profile_summary.operator_rows(profile)
-        table = tables.markdown(header, body[: profile_summary.ROWS])
-        writer.add_text("profile/top operators", f"Per step, sorted by {profile_summary.LABELS[column]}.\n\n{table}", last)
-        writer.add_figure("profile/time by span", profile_summary.span_figure(profile), last)
-        if profile["memory_peak_bytes"] is not None:
-            writer.add_figure("profile/memory", memory_timeline.figure(trace), last)
+    with tempfile.TemporaryDirectory() as made:  # the writer's thread would print a traceback where `folder` is full
+        with SummaryWriter(made) as writer:
+            for step, (loss, milliseconds) in enumerate(zip(run["loss"]["all"], run["step_ms"]["all"], strict=True), start=1):
+                writer.add_scalar("train/loss", loss, step)
+                writer.add_scalar("train/step_ms", milliseconds, step)
+                writer.add_scalar("train/tokens_per_second", tokens / milliseconds * 1e3, step)
+            last = len(run["loss"]["all"])
+            results = {
+                "result/step_ms_median": run["step_ms"]["median"],
+                "result/tokens_per_second": run["tokens_per_second"],
+                "result/peak_memory_mib": run["memory"]["peak_mib"],
+                "result/loss_last": run["loss"]["all"][-1],
+            }
+            if run["mfu"]:
+                results["result/mfu"] = run["mfu"]["utilization"]
+            for tag, value in results.items():
+                writer.add_scalar(tag, value, last)
+            settings = {**run["training"], **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
+            for summary in hparams({key: str(value) for key, value in settings.items()}, results):
+                writer.file_writer.add_summary(summary)
+            header, body, column = profile_summary.operator_rows(profile)
+            table = tables.markdown(header, body[: profile_summary.ROWS])
+            writer.add_text("profile/top operators", f"Per step, sorted by {profile_summary.LABELS[column]}.\n\n{table}", last)
+            writer.add_figure("profile/time by span", profile_summary.span_figure(profile), last)
+            if profile["memory_peak_bytes"] is not None:
+                writer.add_figure("profile/memory", memory_timeline.figure(trace), last)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in Path(made).iterdir():
+            shutil.copy(file, folder)
     return folder

@@ -1,7 +1,11 @@
 """The profiler of a run: the steps that it watches, the files that it writes, and a run that is stopped before its end."""
 
+import contextlib
+import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +96,62 @@ def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(at_step, mon
     monkeypatch.chdir(tmp_path)
     assert stopped(at_step, 5, "--profile-memory").profiles == []  # in the profiler's warm-up
     assert not list((tmp_path / "profiles").iterdir())
+
+
+def full(*_) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_trace_that_cannot_be_written_fails_the_run(run_script, tmp_path):
+    """The report is not made of an earlier run's profile instead."""
+
+    def no_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as if so many bytes were left; a trace has a million
+
+    (tmp_path / "pytorch_profiles").mkdir()
+    (tmp_path / "pytorch_profiles/profile_20200101T000000_1.json").write_text("an earlier run's")
+    flags = ("--device", "cpu", "--validate-setup", "--generate-report")
+    done = run_script(V1 / "run_pytorch_profiler.py", *QUICK, *flags, check=1, preexec_fn=no_room)
+    assert done.stderr.startswith("error: PyTorch wrote no whole trace (is the disk full?): ") and done.stderr.count("\n") == 1
+    assert "setup ok" not in done.stdout and "report " not in done.stdout
+    assert [path.name for path in (tmp_path / "pytorch_profiles").iterdir()] == ["profile_20200101T000000_1.json"]
+    assert json.loads((tmp_path / "metrics_v1.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize("failing", [(profiler, "write_json"), (shutil, "copy")], ids=["profile", "TensorBoard"])
+def test_a_profile_that_cannot_be_written_fails_the_run(execute, monkeypatch, tmp_path, failing):
+    monkeypatch.setattr(*failing, full)
+    printed = execute(SCRIPT, *QUICK, "--profile-dir", "profiles", "--validate-setup", check=1)
+    assert printed.err == "error: the profile could not be written into profiles: No space left on device\n"
+    assert "setup ok" not in printed.out
+    assert not [path for path in (tmp_path / "profiles").iterdir() if path.is_dir() or path.suffix != ".json"]
+
+
+def test_the_report_of_a_run_is_of_its_own_profile(execute, tmp_path):
+    (tmp_path / "pytorch_profiles").mkdir()
+    (tmp_path / "pytorch_profiles/profile_20200101T000000_1.json").write_text("an earlier run's")
+    execute(V1 / "run_pytorch_profiler.py", *QUICK, "--generate-report")
+    report = (tmp_path / "pytorch_profiles/report.md").read_text()
+    (own,) = (tmp_path / "pytorch_profiles").glob(f"profile_*_{os.getpid()}.json")
+    assert own.name in report and "20200101" not in report
+
+
+def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypatch, tmp_path):
+    """All steps are done by then."""
+
+    def export(profile, path: str) -> None:
+        real(profile, path)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    real = torch.profiler.profile.export_chrome_trace
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
+    monkeypatch.chdir(tmp_path)
+    flags = [*QUICK, "--device", "cpu", "--enable-pytorch-profiler"]
+    with contextlib.suppress(KeyboardInterrupt):  # of an export that comes after the record
+        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert (record["status"], len(record["step_ms"]["all"])) == ("completed", 4)
 
 
 def test_a_run_without_a_profile_imports_neither_pandas_nor_matplotlib():

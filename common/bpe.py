@@ -1,0 +1,106 @@
+"""A byte-level BPE and the tokens of a text, made in a process of its own.
+
+On a CPU the peak memory of a training run is that of its process. The memory that this work takes, about 100 bytes for each
+character that is encoded at once, would be part of it in the one run that finds no tokens in the cache. The process imports no
+PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see it.
+
+Standard input holds two sequences of texts, the ones to train on and the ones to encode. A text is its number of bytes, 8 bytes
+long, and its UTF-8; the number -1 ends a sequence.
+"""
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from common import ROOT
+from common.errors import RunError
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+FILES = ("tokenizer.json", "tokens.npy")
+SIZE = struct.Struct("<q")
+ENCODED_AT_ONCE = 2**21  # characters
+
+
+def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
+    """Writes FILES into `folder`: a BPE of V tokens trained on `training`, and the tokens of `texts`, [N] uint32.
+
+    Each text is encoded by itself, and none is held once it has been passed on.
+
+    Raises:
+        RunError: the process has failed; gives its last line.
+    """
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"PYTHONPATH": paths}
+    command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            for sequence in (training, texts):
+                for text in sequence:
+                    content = text.encode()
+                    process.stdin.write(SIZE.pack(len(content)) + content)
+                process.stdin.write(SIZE.pack(-1))
+        except BrokenPipeError:  # it has ended, and says why
+            pass
+        except BaseException:
+            process.kill()
+            raise
+        _, said = process.communicate()
+    if process.returncode:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RunError(f"the text could not be cut into tokens: {last or f'exit code {process.returncode}'}")
+
+
+def main() -> None:
+    """Does the work, in a process that `build` has started."""
+    vocab_size, folder, stream = int(sys.argv[1]), Path(sys.argv[2]), sys.stdin.buffer
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(_sequence(stream), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _encode(tokenizer, _sequence(stream), folder / "tokens.npy")
+
+
+def _sequence(stream: BinaryIO) -> Iterator[str]:
+    while (size := SIZE.unpack(stream.read(SIZE.size))[0]) >= 0:
+        yield stream.read(size).decode()
+
+
+def _encode(tokenizer: Tokenizer, texts: Iterable[str], path: Path) -> None:
+    """Writes the tokens of the texts as an array of uint32, [N]."""
+    count = 0
+    with path.open("wb") as file:
+        header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in _batches(texts):
+            for encoding in tokenizer.encode_batch_fast(batch):
+                count += len(encoding.ids)
+                file.write(np.array(encoding.ids, dtype="<u4").tobytes())
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (count,)})  # as long as the first: NumPy leaves room
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts in lists of ENCODED_AT_ONCE characters or more."""
+    batch, characters = [], 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= ENCODED_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+if __name__ == "__main__":
+    main()
