@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UsageError
+from common.files import opened
 
 import yaml
 from pydantic import (
@@ -130,7 +131,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: the file is missing, not YAML, or not a mapping of mappings.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with opened(path, "--config") as file:
+            content = yaml.safe_load(file.read().decode("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and dates that do not exist

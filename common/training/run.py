@@ -96,7 +96,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
     devices.prepare(device, options.seed, options.allow_tf32)
     precision = Precision(device, cli.amp_dtype(options))
     options.capture_step = capture.wanted(version, options, device)
-    with out_of_memory_explained(options), progress(f"preparing the data {options.data}"):
+    with out_of_memory_explained(options):
         dataset = data.load(options.data, options.model.vocab_size, options.seed)
         batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
     profiler = Profiler(options, device) if options.enable_pytorch_profiler else None
