@@ -258,7 +258,10 @@ def test_interrupted_preparation_leaves_nothing_behind(cache, text_file, monkeyp
 
 # ------------------------------------------------------------------------------------------------------------ pieces
 
-MIXED = "\ufeffIt's  42\u00a0m\u00b2.\r\n\r\n\t\u4e2d\u6587 \u3000\u4f60\u597d\uff01 \n x\x1c y\n\n\n  we'll   go \U0001f600\U0001f600 ...!?  \n"
+MIXED = (
+    "\ufeffIt's  42\u00a0m\u00b2.\r\n\r\n\t\u4e2d\u6587 \u3000\u4f60\u597d\uff01"
+    " \n x\x1c y\n\n\n  we'll   go \U0001f600\U0001f600 ...!?  \n"
+)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64])
