@@ -89,6 +89,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
         RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
     """
     device = devices.select(options.device)
+    setup_check.memory(options, device)
     metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
     writable_file(metrics_path, "--metrics-out")
     if options.save_model:
