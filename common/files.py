@@ -64,13 +64,15 @@ def opened(path: Path, flag: str = "") -> Iterator[BinaryIO]:
         flag: that named the file, for the message.
 
     Raises:
-        UsageError: it is a pipe that no process writes to, which would never end.
+        UsageError: it is a pipe that no process writes to, or a device, which need never end.
         OSError: it cannot be opened.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if path.is_file():
             yield file
             return
+        if path.is_char_device() and not file.isatty():
+            raise UsageError(f"{flag} {path} is a device: give a file".lstrip())
         with tempfile.TemporaryFile() as copy:
             try:
                 start = os.read(file.fileno(), 1)
