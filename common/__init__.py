@@ -7,6 +7,7 @@ with. What they need from other packages is asked for here, before anything else
 import importlib.util
 import sys
 from pathlib import Path
+from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[1]
 if sys.path[:1] != [str(ROOT)]:
@@ -27,6 +28,16 @@ if _root != ROOT:  # the link is lost, or PYTHONSAFEPATH is set, and the environ
         file=sys.stderr,
     )
     sys.exit(2)
+
+
+def _say_no_more_than_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _say_no_more_than_interrupted  # Ctrl-C while the imports take their seconds; later `cli.command` sees to it
 
 _missing = [name for name in ("torch", "numpy", "pydantic", "yaml") if importlib.util.find_spec(name) is None]
 if _missing:

@@ -5,7 +5,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common import config as configs
@@ -19,6 +19,7 @@ SORT_KEYS = (
     "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
     "self_device_time_total", "cpu_memory_usage", "cuda_memory_usage", "device_memory_usage", "count",
 )  # fmt: skip
+LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what was given
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,12 +31,16 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> None:
-        self.exit(2, f"error: {message} (--help lists the flags)\n")
+        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
+        self.exit(2, f"error: {shown} (--help lists the flags)\n")
 
 
 def positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    """A whole number from 1 to the largest that the configuration takes."""
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    if len(text.lstrip("0")) > len(str(configs.LARGEST)) or int(text) > configs.LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is above {configs.LARGEST:,}")
     return int(text)
 
 
@@ -268,6 +273,20 @@ def require(module: str) -> None:
         sys.exit(2)
 
 
+def flag_of(path: object, arguments: Sequence[str]) -> str | None:
+    """The flag among the arguments whose value is the path or a folder around it; the longest value if several are."""
+    flag, found = None, {}
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, _, value = argument.partition("=")
+        else:
+            value = argument
+        around = os.path.abspath(value)
+        if flag and value and isinstance(path, str) and f"{os.path.abspath(path)}/".startswith(f"{around.rstrip('/')}/"):
+            found[len(around)] = flag
+    return found[max(found)] if found else None
+
+
 def command(main: Callable[[], int | None]) -> None:
     """Runs a script's main function and exits: 0, 1 the run failed, 2 the input is wrong, 130 interrupted by Ctrl-C."""
     try:
@@ -284,6 +303,10 @@ def command(main: Callable[[], int | None]) -> None:
     except BrokenPipeError:  # the reader of our output (head, less) has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except PermissionError as error:
+        flag = flag_of(error.filename, sys.argv[1:])
+        print(f"error: {f'{flag}: ' * bool(flag)}{error.filename}: {error.strerror}", file=sys.stderr)
+        code = 2
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1

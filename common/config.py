@@ -10,9 +10,10 @@ Shape letters, the same in every file of this repository:
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from common.errors import UsageError
+from common.files import opened
 
 import yaml
 from pydantic import (
@@ -20,11 +21,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
 )
+
+LARGEST = 10**9  # of every size and count; of less, the memory decides
+Count = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 class StrictModel(BaseModel):
@@ -43,13 +46,13 @@ class StrictModel(BaseModel):
 class ModelConfig(StrictModel):
     """Shape of a LLaMA (Touvron et al. 2023, arXiv:2302.13971) with tied embeddings."""
 
-    vocab_size: PositiveInt = 1000  # V
-    hidden_size: PositiveInt = 256  # D
-    num_layers: PositiveInt = 4  # L
-    num_attention_heads: PositiveInt = 8  # H
-    num_key_value_heads: PositiveInt = 8  # K; as many as there are attention heads unless given
-    intermediate_size: PositiveInt = 512  # F
-    max_sequence_length: PositiveInt = 128  # longest S that the rotary tables cover
+    vocab_size: Count = 1000  # V
+    hidden_size: Count = 256  # D
+    num_layers: Count = 4  # L
+    num_attention_heads: Count = 8  # H
+    num_key_value_heads: Count = 8  # K; as many as there are attention heads unless given
+    intermediate_size: Count = 512  # F
+    max_sequence_length: Count = 128  # longest S that the rotary tables cover
     rope_theta: PositiveFloat = 10000.0
     rms_norm_eps: PositiveFloat = 1e-5
     initializer_range: PositiveFloat | None = None  # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
@@ -88,9 +91,9 @@ class ModelConfig(StrictModel):
 class TrainingConfig(StrictModel):
     """What one training run does with the model."""
 
-    batch_size: PositiveInt = 8  # B
-    sequence_length: int = Field(128, ge=2)  # S; a single token attends to itself alone, and q and k learn nothing
-    num_steps: PositiveInt = 300
+    batch_size: Count = 8  # B
+    sequence_length: int = Field(128, ge=2, le=LARGEST)  # S; a single token attends to itself alone, and q and k learn nothing
+    num_steps: Count = 300
     learning_rate: PositiveFloat = 1.5e-3
     seed: int = Field(0, ge=0, lt=2**63)
 
@@ -160,9 +163,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: the file is missing, not YAML, has a key or a section twice, or is not a mapping of mappings.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
+        with opened(path, "--config") as file:
+            content = yaml.load(file.read().decode("utf-8"), YamlLoader)
     except OSError as error:
-        raise UsageError(f"cannot read config {path}: {error.strerror}") from error
+        raise UsageError(f"--config: cannot read config {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
@@ -182,14 +186,24 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         UsageError: a key is unknown, or a value is of the wrong type, out of range or at odds with another.
     """
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
-    for name, values in (read_yaml(file) if file else {}).items():
-        sections.setdefault(name, {}).update(values)
-    for name, values in overrides.items():
-        sections[name].update({key: value for key, value in values.items() if value is not None})
+    read = read_yaml(file) if file else {}
+    given = {name: {key: value for key, value in values.items() if value is not None} for name, values in overrides.items()}
+    for source in (read, given):
+        for name, values in source.items():
+            sections.setdefault(name, {}).update(values)
+
+    def origin(place: tuple) -> str:
+        """The file, where a value or an unknown section comes from it."""
+        section, *key = place
+        of_file = (
+            key[0] in read.get(section, {}) and key[0] not in given.get(section, {}) if key else section not in PRESETS[preset]
+        )
+        return f"config {file}: " if of_file else ""
+
     try:
         config = Config.model_validate(sections)
     except ValidationError as error:
-        raise UsageError("; ".join(_describe(item) for item in error.errors())) from error
+        raise UsageError("; ".join(f"{origin(item['loc'])}{_describe(item)}" for item in error.errors())) from error
     length, longest = config.training.sequence_length, config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
         raise UsageError(
@@ -204,7 +218,9 @@ def _describe(item: Any) -> str:
     where = ".".join(str(part) for part in item["loc"])
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"unknown key {where}"
+        *section, _ = item["loc"]
+        known = Config.model_fields[section[0]].annotation if section else Config
+        return f"unknown key {where} (known: {', '.join(known.model_fields)})"
     if item["type"] == "value_error" and len(item["loc"]) == 1:
         return message
     return f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"

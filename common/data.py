@@ -9,19 +9,33 @@
 
 Tokens and tokenizer are cached under a name that holds the text's sha256, so a cache is never stale; several processes
 may start at once, and a read-only home folder sends the cache to the temporary folder.
+
+Text is read and encoded in pieces, and the tokens are a file that is mapped into memory, so the memory that the preparation takes
+does not grow with the text. The BPE of a longer text than TRAINING_TEXT is trained on pieces spread over it.
 """
 
+import codecs
 import hashlib
+import io
+import itertools
+import math
 import os
 import platform
+import re
 import shutil
+import stat
 import sysconfig
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from common.device import is_gpu
 from common.errors import UsageError
-from common.files import read_json, write_json
+from common.files import opened, read_json, write_json
+from common.progress import progress
 
 import numpy as np
 import torch
@@ -30,7 +44,12 @@ from torch import Tensor
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
 CACHE_SCHEMA = "tiny-llama-tokens/1"
+CACHED = ("tokenizer.json", "tokens.npy")  # and meta.json, with their checksums
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
+PIECE = 2**18  # bytes of a file that are read at once; the trainer holds up to 256 pieces
+LONGEST_WORD = 2**22  # characters without white space, which are encoded as one
+TRAINING_TEXT = 2**26  # characters of text that a BPE is trained on at most; the standard library has about 10 million
+BEFORE_WHITE_SPACE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -63,7 +82,6 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
 
     Raises:
         UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a byte-level BPE.
-        RunError: the tokens could not be made.
     """
     if name == "synthetic":
         return markov(vocab_size, seed)
@@ -71,23 +89,52 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
         raise UsageError(
             f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic"
         )
-    if name == "stdlib":
-        return _tokenized(name, [path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_modules()], vocab_size)
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--data {name}: {error.strerror}; give a text file, `stdlib` or `synthetic`") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--data {name} is not UTF-8 text (byte {error.start}); convert it first") from error
-    if not text:
-        raise UsageError(f"--data {name} is empty")
-    return _tokenized(name, [text], vocab_size)
+    with progress(f"preparing the data {name}") as note, ExitStack() as stack:
+        if name == "stdlib":
+            return _tokenized(name, _stdlib_modules, "\0", vocab_size, note)
+        try:
+            file = stack.enter_context(opened(Path(name), "--data"))
+        except OSError as error:
+            raise UsageError(f"--data {name}: {error.strerror}; give a text file, `stdlib` or `synthetic`") from error
+        return _tokenized(name, lambda: _pieces(file, name), "", vocab_size, note)
 
 
-def _stdlib_modules() -> list[Path]:
+def _stdlib_modules() -> Iterator[str]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    return sorted(path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts))
+    for path in sorted(path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)):
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def _pieces(file: BinaryIO, name: str) -> Iterator[str]:
+    """The text of a file in pieces, with the tokens of the whole: they are cut before white space, where a byte-level BPE cuts.
+
+    Its expression for a word (Radford et al. 2019, GPT-2) takes white space only at the beginning of a word, or by itself.
+
+    Raises:
+        UsageError: the text is not UTF-8, or LONGEST_WORD characters hold no white space.
+    """
+    decoder, text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True), ""
+    file.seek(0)
+    while block := file.read(PIECE):
+        text += _decoded(decoder, file, block, name)
+        if cut := BEFORE_WHITE_SPACE.match(text):
+            yield cut[0]
+            text = text[cut.end() :]
+        elif len(text) > LONGEST_WORD:
+            raise UsageError(f"--data {name} has {LONGEST_WORD:,} characters without white space: give text, in lines")
+    text += _decoded(decoder, file, block, name)
+    if text:
+        yield text
+
+
+def _decoded(decoder: io.IncrementalNewlineDecoder, file: BinaryIO, block: bytes, name: str) -> str:
+    """The text of a block that was read from a file last; an empty block ends the file."""
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:  # its object is the block and what was left of the one before
+        position = file.tell() - len(error.object) + error.start
+        raise UsageError(f"--data {name} is not UTF-8 text (byte {position}); convert it first") from error
 
 
 def markov(vocab_size: int, seed: int) -> Dataset:
@@ -130,11 +177,12 @@ class Batches:
             )
         generator = torch.Generator().manual_seed(seed)
         self.starts = torch.randint(available, (count, batch_size, 1), generator=generator).to(device)  # [count, B, 1]
-        self.tokens = torch.from_numpy(dataset.tokens.astype(np.int64)).to(device)  # [N]
+        tokens = torch.from_numpy(dataset.tokens.view(np.int32))  # [N]; on a CPU not a copy, but the file itself
+        self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        ids = self.tokens[self.starts[index % len(self.starts)] + self.window]  # [B, S + 1]
+        ids = self.tokens[self.starts[index % len(self.starts)] + self.window].long()  # [B, S + 1]
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
@@ -142,53 +190,91 @@ class Batches:
 
 
 def cache_folder() -> Path:
-    """A folder of ours that can be written to: in the user's cache, else in the temporary folder."""
+    """A folder of ours that can be written to: in the user's cache, else in the temporary folder, where no one else may write."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tiny_llama"  # "~" stays without a home
     shared = Path(tempfile.gettempdir()) / f"tiny_llama-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
     for folder in (shared,) if user.parts[0] == "~" else (user, shared):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700 if folder == shared else 0o777, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
-                return folder
+                if folder == user or _is_private(folder):
+                    return folder
         except OSError:
             continue
-    raise UsageError(f"neither {user} nor {shared} can be written to: set XDG_CACHE_HOME to a folder that can")
+    raise UsageError(
+        f"neither {user} nor {shared} can be written to by this user, and in the latter by this user alone: "
+        "set XDG_CACHE_HOME to a folder that can"
+    )
 
 
-def _tokenized(name: str, documents: list[str], vocab_size: int) -> Dataset:
+def _is_private(folder: Path) -> bool:
+    """Whether a folder, which is no link, belongs to this user, and only this user can write in it."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 and status.st_uid == os.getuid()
+
+
+Pieces = Callable[[], Iterable[str]]  # of a text, anew at each call; each is encoded by itself
+
+
+def _tokenized(name: str, pieces: Pieces, between: str, vocab_size: int, note: Callable[[str], None]) -> Dataset:
+    """The cached tokens of the pieces, whose sha256 is that of the text with `between` between them."""
     import tokenizers
 
-    digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
-    key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
+    digest, characters = hashlib.sha256(), 0
+    for piece in pieces():
+        digest.update((between * bool(characters) + piece).encode())
+        characters += len(between) + len(piece)
+    if not characters:
+        raise UsageError(f"--data {name} is empty")
+    key = f"{digest.hexdigest()[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
     folder = cache_folder() / key
     if not _intact(folder):
-        _build(folder, documents, vocab_size, digest)
-    return Dataset(name, np.load(folder / "tokens.npy"), digest, tokenizer=folder / "tokenizer.json")
+        _build(folder, pieces, characters, vocab_size, digest.hexdigest(), note)
+    # Mapped, as copies of what is written to, because PyTorch takes no array that cannot be.
+    tokens = np.load(folder / "tokens.npy", mmap_mode="c")
+    return Dataset(name, tokens, digest.hexdigest(), tokenizer=folder / "tokenizer.json")
 
 
 def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _intact(folder: Path) -> bool:
     """Whether the files are the ones that the cache's own record, written last, speaks of."""
-    record = folder / "meta.json"
-    if not record.exists():
+    if not (folder / "meta.json").exists():
         return False
     try:
-        return all(_checksum(folder / file) == sha256 for file, sha256 in read_json(record, CACHE_SCHEMA)["files"].items())
+        recorded = read_json(folder / "meta.json", CACHE_SCHEMA).get("files")
+        return recorded == {name: _checksum(folder / name) for name in CACHED}
     except (UsageError, OSError):
         return False
 
 
-def _build(folder: Path, documents: list[str], vocab_size: int, digest: str) -> None:
-    """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
+def _build(folder: Path, pieces: Pieces, characters: int, vocab_size: int, digest: str, note: Callable[[str], None]) -> None:
+    """Builds beside `folder` and moves into place; where another process was faster, its result stays.
+
+    The BPE is trained on all pieces, or on every n-th if there is more text than TRAINING_TEXT.
+    """
     from common import bpe
 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         building = Path(name)
-        bpe.build(documents, documents, vocab_size, building)
-        checksums = {name: _checksum(building / name) for name in bpe.FILES}
+        every = math.ceil(characters / TRAINING_TEXT)
+
+        def noted() -> Iterator[str]:
+            done = 0
+            for piece in pieces():
+                yield piece
+                done += len(piece)
+                note(f"{done / characters:.0%} encoded")
+
+        note("training the tokenizer")
+        bpe.build(itertools.islice(pieces(), 0, None, every), noted(), vocab_size, building)
+        checksums = {name: _checksum(building / name) for name in CACHED}
         meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
         write_json(building / "meta.json", meta)
         if folder.exists() and not _intact(folder):

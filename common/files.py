@@ -7,9 +7,14 @@ import functools
 import gzip
 import json
 import os
+import secrets
+import shutil
+import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, BinaryIO, TypeVar, get_args
 
 from common.errors import UsageError
 
@@ -31,9 +36,8 @@ def writable_folder(folder: Path, flag: str) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise UsageError(f"{flag}: cannot write in {folder}: {error.strerror}; name a folder that you can write to") from error
     return folder
@@ -52,16 +56,57 @@ def writable_file(path: Path, flag: str) -> Path:
     return path
 
 
+@contextmanager
+def opened(path: Path, flag: str = "") -> Iterator[BinaryIO]:
+    """Opens a file for reading. A pipe is read to its end into a temporary file first, so that each file can be read twice.
+
+    Args:
+        flag: that named the file, for the message.
+
+    Raises:
+        UsageError: it is a pipe that no process writes to, or a device, which need never end.
+        OSError: it cannot be opened.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if path.is_file():
+            yield file
+            return
+        if path.is_char_device() and not file.isatty():
+            raise UsageError(f"{flag} {path} is a device: give a file".lstrip())
+        with tempfile.TemporaryFile() as copy:
+            try:
+                start = os.read(file.fileno(), 1)
+            except BlockingIOError:  # there is a writer, which has written nothing so far
+                start = None
+            if start == b"" and path.is_fifo():
+                raise UsageError(f"{flag} {path} is a pipe that no process writes to: give a file".lstrip())
+            os.set_blocking(file.fileno(), True)
+            copy.write(start or b"")
+            shutil.copyfileobj(file, copy)
+            copy.seek(0)
+            yield copy
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one."""
     _write_bytes(path, text.encode("utf-8"))
 
 
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no one can foresee, so that nobody can have put a link there."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
 def _write_bytes(path: Path, content: bytes) -> None:
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_name(path)
     try:
-        temporary.write_bytes(content)
+        with temporary.open("xb") as file:  # a file that was not there before, and no link
+            file.write(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -100,7 +145,8 @@ def read_json(path: Path, schema: str | None = None) -> Any:
         UsageError: the file is missing, empty, cut off, not JSON, or of another schema.
     """
     try:
-        raw = path.read_bytes()
+        with opened(path) as file:
+            raw = file.read()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", errors="replace")
     except (EOFError, zlib.error) as error:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error

@@ -89,6 +89,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
         RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
     """
     device = devices.select(options.device)
+    setup_check.memory(options, device)
     metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
     writable_file(metrics_path, "--metrics-out")
     if options.save_model:
@@ -96,7 +97,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
     devices.prepare(device, options.seed, options.allow_tf32)
     precision = Precision(device, cli.amp_dtype(options))
     options.capture_step = capture.wanted(version, options, device)
-    with out_of_memory_explained(options), progress(f"preparing the data {options.data}"):
+    with out_of_memory_explained(options):
         dataset = data.load(options.data, options.model.vocab_size, options.seed)
         batches = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)
     profiler = Profiler(options, device) if options.enable_pytorch_profiler else None

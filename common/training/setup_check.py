@@ -1,16 +1,50 @@
-"""--validate-setup: what this machine has, and after the run whether every file that should be there can be read."""
+"""Whether a run can fit into the memory; and --validate-setup: what this machine has, and after the run whether every file that
+should be there can be read.
+"""
 
 import importlib.metadata
 import importlib.util
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from common import device as devices
+from common.analysis.formulas import footprint
 from common.analysis.profiles import run_record
+from common.config import ModelConfig, TrainingConfig
 from common.data import Dataset
-from common.errors import RunError
+from common.errors import RunError, UsageError
 
 import torch
+
+# The sizes that memory grows with, and the flag of each; where there is none, the key of --config.
+SIZES = {
+    "vocab_size": "--vocab-size", "hidden_size": "--hidden-dim", "num_layers": "--num-layers",
+    "intermediate_size": "--intermediate-dim", "max_sequence_length": "max_sequence_length in --config",
+    "batch_size": "--batch-size", "sequence_length": "--seq-len", "num_steps": "--num-steps",
+}  # fmt: skip
+
+
+def memory(options: Namespace, device: torch.device) -> None:
+    """Refuses a run whose weights, optimizer state and batch can't fit, by formula, before anything is allocated.
+
+    Raises:
+        UsageError: names the size without which the run would need least, were it that of the preset tiny.
+    """
+    described = devices.describe(device)
+    training = dict(batch_size=options.batch_size, sequence_length=options.seq_len, num_steps=options.num_steps)
+    given, tiny = options.model.model_dump() | training, ModelConfig().model_dump() | TrainingConfig().model_dump()
+
+    def needed(sizes: dict[str, Any]) -> int:
+        model = ModelConfig.model_construct(**{name: sizes[name] for name in ModelConfig.model_fields})
+        return footprint.least_run(model, *(sizes[name] for name in training), half=options.use_amp)
+
+    if needed(given) > described["memory_mib"] * 2**20:
+        name = min(SIZES, key=lambda name: needed(given | {name: tiny[name]}))
+        raise UsageError(
+            f"this run needs at least {needed(given) / 2**30:,.1f} GiB of memory, and {described['name']} has "
+            f"{described['memory_mib'] / 2**10:,.1f}: lower {SIZES[name]} (now {given[name]:,}), which takes most of it"
+        )
 
 
 def before(device: torch.device, dataset: Dataset) -> None:

@@ -1,6 +1,7 @@
 """The shared command line: flags, switches, and how a command ends."""
 
 import argparse
+import sys
 
 from common import cli
 from common.errors import RunError, UsageError
@@ -29,6 +30,19 @@ BAD_FLAGS = {
     "no sequence": (["--seq-len", "0"], "training.sequence_length = 0: input should be greater than or equal to 2"),
     "no steps": (["--num-steps", "-3"], "training.num_steps = -3: input should be greater than 0"),
     "no learning": (["--learning-rate", "0"], "training.learning_rate = 0.0: input should be greater than 0"),
+    "a huge batch": (
+        ["--batch-size", "9" * 20],
+        "training.batch_size = 99999999999999999999: input should be less than",
+    ),
+    "a huge vocabulary": (
+        ["--vocab-size", "100000000000"],
+        "model.vocab_size = 100000000000: input should be less than",
+    ),
+    "a huge number of steps": (["--num-steps", "1" + "0" * 12], "training.num_steps = 1000000000000: input should be less than"),
+    "a huge sequence": (["--seq-len", "1" + "0" * 12], "training.sequence_length = 1000000000000: input should be less than"),
+    "huge warm-up": (["--warmup-steps", "9" * 20], "--warmup-steps: '99999999999999999999' is above 1,000,000,000"),
+    "thousands of digits": (["--batch-size", "9" * 10_000], "invalid int value: '999"),
+    "thousands of digits of warm-up": (["--warmup-steps", "9" * 10_000], "--warmup-steps: '999"),
     "negative seed": (["--seed", "-1"], "training.seed = -1: input should be greater than or equal to 0"),
     "not a number": (["--batch-size", "big"], "--batch-size: invalid int value: 'big'"),
     "unknown preset": (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
@@ -48,7 +62,15 @@ def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert message in printed.err
+    assert message in printed.err and len(printed.err) < 400
+
+
+def test_positive_numbers():
+    assert [cli.positive(text) for text in ("1", "0007", "1000000000")] == [1, 7, 10**9]
+    assert cli.positive_list("1, 2,3") == [1, 2, 3]
+    for text in ("0", "00", "", "-1", "1.5", "\u0661", "1000000001", "9" * 10_000):
+        with pytest.raises(argparse.ArgumentTypeError):
+            cli.positive(text)
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("1e-3", 1e-3), ("2.5", 2.5)])
@@ -129,3 +151,23 @@ def test_exit_codes(error, code):
     with pytest.raises(SystemExit) as ended:
         cli.command(main)
     assert ended.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--output", "{0}/file"], "--output: {0}/file/x.json: Permission denied"),
+        (["--device=cpu", "--output={0}", "--top", "3"], "--output: {0}/file/x.json: Permission denied"),
+        (["--dir", "{0}", "--output", "{0}/file/x.json"], "--output: {0}/file/x.json: Permission denied"),
+        (["{0}/file"], "{0}/file/x.json: Permission denied"),
+        (["--dir", "{0}/fil", "{0}"], "--dir: {0}/file/x.json: Permission denied"),
+    ],
+)
+def test_a_file_that_may_not_be_used_is_wrong_input_of_its_flag(monkeypatch, tmp_path, capsys, arguments, named):
+    def main() -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "file/x.json"))
+
+    monkeypatch.setattr(sys, "argv", ["script", *(each.format(tmp_path) for each in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.command(main)
+    assert ended.value.code == 2 and capsys.readouterr().err == f"error: {named.format(tmp_path)}\n"

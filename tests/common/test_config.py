@@ -1,5 +1,6 @@
 """Configuration: the order of precedence, and one clear line for every value that is refused."""
 
+import os
 from pathlib import Path
 
 from common import config
@@ -150,3 +151,46 @@ def test_all_mistakes_are_named_at_once(yaml) -> None:
         config.resolve(file=yaml("model: {layers: 2, vocab_size: 0}\ntraining: {batch_size: -1}\n"))
     for key in ("model.layers", "model.vocab_size = 0", "training.batch_size = -1"):
         assert key in str(error.value)
+
+
+def test_an_unknown_key_names_the_file_and_what_is_known(yaml) -> None:
+    file = yaml("model: {hidden_dim: 64}\ntraining: {lr: 1}\noptimizer: {beta: 2}\n")
+    with pytest.raises(UsageError) as error:
+        config.resolve(file=file)
+    for said in (
+        "unknown key model.hidden_dim (known: vocab_size, hidden_size, num_layers, ",
+        "unknown key training.lr (known: batch_size, sequence_length, num_steps, learning_rate, seed)",
+        "unknown key optimizer (known: model, training)",
+    ):
+        assert f"config {file}: {said}" in str(error.value)
+
+
+def test_a_wrong_value_names_the_file_only_if_it_stands_there(yaml) -> None:
+    file = yaml("model: {num_layers: 0}\ntraining: {batch_size: 0}\n")
+    with pytest.raises(UsageError) as error:
+        config.resolve(file=file, training=dict(batch_size=-1))
+    assert str(error.value).startswith(f"config {file}: model.num_layers = 0: ") and "; training.batch_size = -1: " in str(
+        error.value
+    )
+
+
+def test_sizes_have_an_upper_bound(yaml) -> None:
+    assert config.resolve(training=dict(num_steps=10**9)).training.num_steps == 10**9
+    for key in ("vocab_size", "hidden_size", "num_layers", "intermediate_size", "max_sequence_length"):
+        with pytest.raises(UsageError, match=f"model.{key} = 1000000001: input should be less than or equal to 1000000000"):
+            config.resolve(file=yaml(f"model: {{{key}: 1000000001}}"))
+
+
+def test_a_pipe_that_no_one_writes_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="--config .*pipe is a pipe that no process writes to"):
+        config.resolve(file=tmp_path / "pipe")
+
+
+def test_a_file_that_may_not_be_read_names_the_flag(yaml, monkeypatch) -> None:
+    def refuse(*_) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(config, "opened", refuse)
+    with pytest.raises(UsageError, match="--config: cannot read config .*config.yaml: Permission denied"):
+        config.resolve(file=yaml("model: {num_layers: 2}"))

@@ -1,5 +1,7 @@
 """Training data is the same for the same seed, is cached safely, and is refused in one line if it cannot be used."""
 
+import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -167,18 +169,21 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "record empty": lambda entry: (entry / "meta.json").write_text(""),
     "record of something else": lambda entry: (entry / "meta.json").write_text('{"hello": 1}'),
     "record not an object": lambda entry: (entry / "meta.json").write_text("[]"),
+    "record of no files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": {}}'),
+    "record without its files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1"}'),
+    "record of a list": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": [1]}'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_damaged_cache_is_built_again(damage: Callable[[Path], None], cache: Path, text_file: Path) -> None:
-    before = data.load(str(text_file), 300, seed=0)
+    before = data.load(str(text_file), 300, seed=0).tokens.copy()  # they are a map of the file
     (entry,) = entries(cache)
     damage(entry)
     after = data.load(str(text_file), 300, seed=0)
-    assert np.array_equal(before.tokens, after.tokens)
+    assert np.array_equal(before, after.tokens)
     assert entries(cache) == [entry]  # and nothing half-built beside it
-    assert np.array_equal(np.load(entry / "tokens.npy"), before.tokens)
+    assert np.array_equal(np.load(entry / "tokens.npy"), before)
 
 
 def test_processes_that_start_at_once_on_an_empty_cache(cache: Path, text_file: Path) -> None:
@@ -215,7 +220,144 @@ def test_no_folder_for_the_cache(tmp_path: Path, text_file: Path, monkeypatch: p
         data.load(str(text_file), 300, seed=0)
 
 
+def test_a_cache_in_the_temporary_folder_is_this_users_alone(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = tmp_path / f"tiny_llama-{os.getuid()}"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(UsageError, match="by this user alone: set XDG_CACHE_HOME"):
+        data.load(str(text_file), 300, seed=0)
+    cache.rmdir()
+    data.load(str(text_file), 300, seed=0)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="by this user alone"):
+        data.load(str(text_file), 300, seed=0)
+    (tmp_path / f"tiny_llama-{os.getuid() + 1}").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
+    with pytest.raises(UsageError, match="by this user alone"):
+        data.load(str(text_file), 300, seed=0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_interrupted_preparation_leaves_nothing_behind(cache, text_file, monkeypatch, error) -> None:
+    def fail(*_) -> None:
+        assert len(entries(cache)) == 1
+        raise error
+
+    monkeypatch.setattr(data, "write_json", fail)
+    with pytest.raises(error):
+        data.load(str(text_file), 300, seed=0)
+    assert entries(cache) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ pieces
+
+MIXED = (
+    "\ufeffIt's  42\u00a0m\u00b2.\r\n\r\n\t\u4e2d\u6587 \u3000\u4f60\u597d\uff01"
+    " \n x\x1c y\n\n\n  we'll   go \U0001f600\U0001f600 ...!?  \n"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece: int) -> None:
+    """Words, numbers, signs, several kinds of white space in a row, and characters of several bytes, cut wherever it may be."""
+    (tmp_path / "mixed.txt").write_bytes((MIXED * 40 + "end").encode())
+    monkeypatch.setattr(data, "PIECE", piece)
+    dataset = data.load(str(tmp_path / "mixed.txt"), 400, seed=0)
+    text = (MIXED * 40 + "end").replace("\r\n", "\n")
+    with (tmp_path / "mixed.txt").open("rb") as file:
+        assert len(list(data._pieces(file, "mixed.txt"))) > 50
+    tokenizer = Tokenizer.from_file(str(dataset.tokenizer))
+    assert dataset.tokens.tolist() == tokenizer.encode(text).ids
+    assert dataset.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    whole = data.load(str(tmp_path / "mixed.txt"), 400, seed=0)  # one piece, for the trainer too
+    assert np.array_equal(whole.tokens, dataset.tokens) and whole.sha256 == dataset.sha256
+
+
+def test_only_a_part_of_a_long_text_trains_the_tokenizer(cache, text_file, monkeypatch) -> None:
+    whole = data.load(str(text_file), 300, seed=0)
+    monkeypatch.setattr(data, "PIECE", 500)
+    monkeypatch.setattr(data, "TRAINING_TEXT", len(TEXT) // 4)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    part = data.load(str(text_file), 300, seed=0)
+    assert Tokenizer.from_file(str(part.tokenizer)).decode(part.tokens.tolist()) == TEXT
+    assert part.tokenizer.read_text() != whole.tokenizer.read_text()
+
+
+MEMORY = """
+import resource, sys
+from common import data
+def peak():
+    bytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return bytes / (2**20 if sys.platform == "darwin" else 2**10)
+data.load(sys.argv[1], 300, 0)
+before = peak()
+dataset = data.load(sys.argv[2], 300, 0)
+print(peak() - before, len(dataset.tokens))
+"""
+
+
+def test_the_memory_does_not_grow_with_the_text(cache, tmp_path, text_file) -> None:
+    """Of text that was encoded as a whole, 12 MB took 1.4 GiB."""
+    (tmp_path / "long.txt").write_text(TEXT * 300)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(text_file), str(tmp_path / "long.txt")],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    grown, tokens = map(float, done.stdout.split())
+    assert tokens > 1_500_000 and grown < 300, "MiB"
+
+
+def test_long_work_says_how_far_it_has_come(cache, text_file, monkeypatch) -> None:
+    notes = []
+
+    @contextlib.contextmanager
+    def noted(what: str):
+        yield notes.append
+
+    monkeypatch.setattr(data, "progress", noted)
+    monkeypatch.setattr(data, "PIECE", 1000)
+    data.load(str(text_file), 300, seed=0)
+    assert notes[0] == "training the tokenizer" and notes[-1] == "100% encoded" and len(notes) > 5
+
+
+def test_a_word_without_end_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(data, "PIECE", 100)
+    monkeypatch.setattr(data, "LONGEST_WORD", 1000)
+    (tmp_path / "word.txt").write_text("a b" + 1200 * "x")
+    with pytest.raises(UsageError, match="word.txt has 1,000 characters without white space: give text, in lines"):
+        data.load(str(tmp_path / "word.txt"), 300, seed=0)
+
+
+def test_text_from_a_pipe(cache, text_file, tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["cat", str(text_file)], stdout=(descriptor := os.open(tmp_path / "pipe", os.O_RDWR)))
+    try:
+        os.set_blocking(reader := os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), True)
+        os.close(descriptor)
+        dataset = data.load(f"/dev/fd/{reader}", 300, seed=0)
+    finally:
+        writer.wait()
+        os.close(reader)
+    assert np.array_equal(dataset.tokens, data.load(str(text_file), 300, seed=0).tokens)
+
+
 # --------------------------------------------------------------------------------------------------------- bad files
+
+
+def test_a_pipe_that_no_one_writes_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="--data .*pipe is a pipe that no process writes to: give a file"):
+        data.load(str(tmp_path / "pipe"), 300, seed=0)
 
 
 def test_missing_file(tmp_path: Path) -> None:

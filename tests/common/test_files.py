@@ -1,7 +1,14 @@
 """Result files: their form on disk, and what they hold when they are read again."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+from common import files
+from common.analysis.profiles import kernel_table, load_kernels
+from common.errors import UsageError
 from common.files import read_json, write_json
 
 import pytest
@@ -44,3 +51,50 @@ def test_a_link_to_a_file_stays_one(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "record.json")
     write_json(tmp_path / "link.json", {"a": 1})
     assert (tmp_path / "link.json").is_symlink() and read_json(tmp_path / "record.json") == {"a": 1}
+
+
+def test_a_temporary_file_has_a_name_that_no_one_can_foresee(tmp_path, monkeypatch):
+    """Else a link of that name, which another user put there, would send what is written elsewhere."""
+    names = {files.temporary_name(tmp_path / "result.json") for _ in range(100)}
+    assert len(names) == 100 and all(name.parent == tmp_path for name in names)
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(files, "temporary_name", lambda _: tmp_path / "link")
+    with pytest.raises(FileExistsError):
+        write_json(tmp_path / "result.json", CONTENT)
+    assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "result.json").exists()
+
+
+def test_a_file_has_the_mode_that_the_user_wants(tmp_path):
+    write_json(tmp_path / "result.json", CONTENT)
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "result.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+# ------------------------------------------------------------------------------------------------------------- pipes
+
+
+@pytest.mark.parametrize("read", [read_json, kernel_table.read_text, load_kernels.load])
+def test_a_pipe_that_no_process_writes_to_is_refused(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UsageError, match="pipe.json is a pipe that no process writes to: give a file"):
+        read(tmp_path / "pipe.json")
+
+
+def test_a_pipe_is_read_to_its_end_even_if_its_writer_is_slow(tmp_path):
+    """It is longer than a pipe holds, and the writer waits before the first byte, as unzip or a download does."""
+    reader, writer = os.pipe()
+    program = "import sys, time; time.sleep(0.2); sys.stdout.write('[' + '1, ' * 50_000 + '1]')"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=writer)
+    os.close(writer)
+    try:
+        assert read_json(Path(f"/dev/fd/{reader}")) == [1] * 50_001
+    finally:
+        os.close(reader)
+        process.wait()
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_is_refused(device):
+    with pytest.raises(UsageError, match=f"{device} is a device: give a file"):
+        read_json(Path(device))

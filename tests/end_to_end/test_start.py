@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,16 @@ def test_without_torch_it_ends_in_one_line(copy, tmp_path, script):
     done = start(tmp_path, "-S", copy / script, "--help")
     assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: torch, ") and f"`make setup` in {copy}, " in done.stderr
+
+
+def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
+    """A module that is imported early interrupts the process, as Ctrl-C would."""
+    (tmp_path / "yaml.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, str(copy / "version1_pytorch_baseline/tiny_llama_v1.py"), "--help"],
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
 
 
 def test_a_run_from_another_directory(copy, tmp_path):

@@ -8,8 +8,10 @@ report names what differs between the nearest two.
 Code: the definitions of the two tiny_llama_vN.py, by `common.analysis.comparisons.source_diff`.
 """
 
+import itertools
+import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from common.analysis.comparisons import kernel_reduction, regression, source_dif
 from common.analysis.output.report import Report
 from common.analysis.profiles import run_record, step_profile
 from common.errors import UsageError
+from common.progress import progress
 
 
 class Version(NamedTuple):
@@ -29,15 +32,27 @@ class Version(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A run record, and the file that holds it; `profile` where that is one with profiled steps."""
+    """What the choice needs of a run, so that the files of many runs need not be held.
+
+    Attributes:
+        path: the run's record, or a profile, which holds one.
+        date: when the run began.
+        conditions: of `run_record.conditions`.
+        unusable: why its step times say nothing.
+        attention_only: whether the profile is of the attention alone; None if there is none, or it has no profiled step.
+    """
 
     path: Path
-    run: dict[str, Any]
-    profile: dict[str, Any] | None
+    date: str
+    conditions: dict[str, Any]
+    unusable: list[str]
+    attention_only: bool | None
 
     @property
-    def conditions(self) -> dict[str, Any]:
-        return run_record.conditions(self.run)
+    def run(self) -> dict[str, Any]:
+        """The record, read again."""
+        content = files.read_json(self.path)
+        return content["run"] if content["schema"] == step_profile.SCHEMA else content
 
 
 Pair = tuple[Measured, Measured]
@@ -89,22 +104,22 @@ def compare(before: Version, after: Version) -> Report:
     Raises:
         UsageError: a file in their folders is damaged.
     """
-    ours, theirs = measured(before), measured(after)
+    ours, theirs = newest(before), newest(after)
     runs = choose(ours, theirs, run_differences)
     shown = runs.pair[0].conditions if runs and not runs.differences else None
 
     def profile_differences(pair: Pair) -> list[str]:
-        first, second = (one.conditions | {"attention only": one.profile["attention_only"]} for one in pair)
+        first, second = (one.conditions | {"attention only": one.attention_only} for one in pair)
         return run_record.differences(first, second) or run_record.differences(shown or first, first)
 
-    profiles = choose(*([one for one in each if one.profile] for each in (ours, theirs)), profile_differences)
+    profiles = choose(*([one for one in each if one.attention_only is not None] for each in (ours, theirs)), profile_differences)
     report = Report(f"{before.name} and {after.name}")
     report.section("What was measured")
     if _comparable(report, before, after, runs, "run records"):
         _add_runs(report, runs.pair)
     report.section("Where a profiled step spends its time")
     if _comparable(report, before, after, profiles, "profiles" + " of the shape above" * bool(shown)):
-        _add_spans(report, profiles.pair)
+        _add_spans(report, profiles.pair, [before.name, after.name])
     report.section("What changed in the code")
     _add_code(report, before, after)
     return report
@@ -113,18 +128,29 @@ def compare(before: Version, after: Version) -> Report:
 # ------------------------------------------------------------------------------------------------------- what was measured
 
 
-def measured(version: Version) -> list[Measured]:
+def newest(version: Version) -> list[Measured]:
+    """The newest run of each kind. Runs of one kind differ from any run of another version in the same."""
+    found: dict[str, Measured] = {}
+    with progress(f"reading the runs in {version.folder}") as note:
+        for number, one in enumerate(measured(version), 1):
+            note(f"{number:,} runs")
+            kind = json.dumps([one.conditions, len(one.unusable), one.attention_only])
+            if kind not in found or one.date > found[kind].date:
+                found[kind] = one
+    return list(found.values())
+
+
+def measured(version: Version) -> Iterator[Measured]:
     """The version's run records with a finished step: of *metrics*.json in its folder, and of profiles there or below."""
-    found = []
-    for path in (*version.folder.glob("*metrics*.json"), *version.folder.rglob("profile_*.json")):
+    for path in itertools.chain(version.folder.glob("*metrics*.json"), version.folder.rglob("profile_*.json")):
         content = files.read_json(path)
         schema = content.get("schema") if isinstance(content, dict) else None
         if schema in (run_record.SCHEMA, step_profile.SCHEMA):
             is_profile = schema == step_profile.SCHEMA
             run = files.check(path, content["run"] if is_profile else content, run_record.RunRecord)
             if run["version"] == version.name and "median" in run["step_ms"]:
-                found.append(Measured(path, run, content if is_profile and content["profiled_steps"] else None))
-    return found
+                attention_only = content["attention_only"] if is_profile and content["profiled_steps"] else None
+                yield Measured(path, run["date"], run_record.conditions(run), run_record.unusable(path, run), attention_only)
 
 
 def choose(ours: list[Measured], theirs: list[Measured], differences: Callable[[Pair], list[str]]) -> Choice | None:
@@ -135,22 +161,25 @@ def choose(ours: list[Measured], theirs: list[Measured], differences: Callable[[
     choices = [Choice((one, other), differences((one, other))) for one in ours for other in theirs]
 
     def fitness(choice: Choice) -> tuple:
-        return -len(choice.differences), *sorted(one.run["date"] for one in choice.pair)
+        return -len(choice.differences), *sorted(one.date for one in choice.pair)
 
     return max(choices, key=fitness, default=None)
 
 
 def run_differences(pair: Pair) -> list[str]:
     """Why the step times of the two cannot be compared."""
-    unusable = [reason for path, run, _ in pair for reason in run_record.unusable(path, run)]
+    unusable = [reason for one in pair for reason in one.unusable]
     return unusable + run_record.differences(*(one.conditions for one in pair))
 
 
 def _comparable(report: Report, before: Version, after: Version, choice: Choice | None, what: str) -> bool:
     """Adds on what the two ran and their files; or, where they cannot be compared, why, and what to run."""
     if choice and not choice.differences:
-        report.text(run_record.describe(choice.pair[0].run))
-        report.facts([(one.run["version"], f"{one.path}, from {run_record.origin(one.run)}") for one in choice.pair])
+        runs = [one.run for one in choice.pair]
+        report.text(run_record.describe(runs[0]))
+        report.facts([
+            (run["version"], f"{one.path}, from {run_record.origin(run)}") for one, run in zip(choice.pair, runs, strict=True)
+        ])  # fmt: skip
         return True
     reason = f"There are no {what} of {before.name} in {before.folder}, or none of {after.name} in {after.folder}."
     if choice:
@@ -174,7 +203,7 @@ def _add_runs(report: Report, pair: Pair) -> None:
     report.text(*run_record.doubts(dict(zip(names, (ours, theirs), strict=True))))
 
 
-def _add_spans(report: Report, pair: Pair) -> None:
+def _add_spans(report: Report, pair: Pair, names: list[str]) -> None:
     reduction = kernel_reduction.compare(*(one.path for one in pair))
     spans = kernel_reduction.grouped(reduction.by_span, lambda row: (row.name, ""))
     rows = [
@@ -182,7 +211,6 @@ def _add_spans(report: Report, pair: Pair) -> None:
          row.calls_before, row.calls_after]
         for row in [*sorted(spans, key=lambda row: -row.us_before), reduction.total]
     ]  # fmt: skip
-    names = [one.run["version"] for one in pair]
     report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
     counts = [f"{name} {reduction.counted}" for name in names]
     report.table(["span", *(f"{name} ms" for name in names), " / ".join(names), *counts], rows)

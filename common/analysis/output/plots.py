@@ -2,10 +2,11 @@
 
 import html
 import io
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from common.files import temporary_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ def save(figure: "Figure", path: Path) -> None:
     """Draws the PNG with Agg under a temporary name and renames it, so that `path` never holds half a picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_name(path)
     try:
         FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=140)
         temporary.replace(path)

@@ -22,12 +22,15 @@ Times are microseconds as the profiler wrote them, with their fractions.
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from common.analysis.profiles.json_elements import elements
 from common.errors import UsageError
-from common.files import Amount, read_json
+from common.files import Amount
+from common.progress import progress
 from common.spans import FORWARD_SPANS
 
 import pandas
@@ -135,16 +138,24 @@ class Trace:
         return walls
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Event:
-    """One event of the host: an operator, an annotation, a call of the GPU's runtime, or an allocation."""
+    """One event of the host: an operator, an annotation, a call of the GPU's runtime, or an allocation.
+
+    It keeps what is needed of the event's arguments: the number of an operator and its inputs as JSON, or the `correlation` of a
+    call, or the size, address, total and device of an allocation.
+    """
 
     kind: str
     name: str
     thread: tuple
     start: float
     duration: float
-    args: dict[str, Any]
+    number: int | None = None
+    shapes: str | None = None
+    types: str | None = None
+    correlation: int | str | None = None
+    memory: tuple | None = None
     operator: "_Event | None" = None  # innermost enclosing operator
     span: str | None = None
     phase: str | None = None
@@ -160,6 +171,17 @@ class _Event:
         return self.start + self.duration
 
 
+class _Kernel(NamedTuple):
+    """Work of a GPU: a kernel, a copy or a fill."""
+
+    name: str
+    category: str
+    start: float
+    duration: float
+    stream: int | str | None
+    correlation: int | str | None
+
+
 def load(path: Path) -> Trace:
     """Reads a .json or .json.gz file.
 
@@ -167,42 +189,73 @@ def load(path: Path) -> Trace:
         UsageError: the file cannot be read, is damaged, or is not a trace of torch.profiler, or one of its events lacks a field
             or holds a value of the wrong type.
     """
-    content = read_json(path)
-    events = content.get("traceEvents") if isinstance(content, dict) else None
-    if not isinstance(events, list):
-        raise UsageError(f"{path} is not a trace of torch.profiler (it has no traceEvents): give a trace_*.json")
-    memory = [event for event in events if isinstance(event, dict) and event.get("name") == "[memory]"]
-    host, device = (
-        [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") in categories]
-        for categories in (tuple(KINDS), DEVICE_CATEGORIES)
-    )
-    for adapter, checked in ((TIMED_EVENT, host), (TIMED_EVENT, device), (MEMORY_EVENT, memory)):
-        _check(path, adapter, checked, events)
-    host = [_event(KINDS[event["cat"]], event) for event in host] + [_event("memory", event) for event in memory]
-    host.sort(key=lambda event: (event.start, -event.duration))
-    if not any(event.kind == "operator" for event in host):
-        raise UsageError(f"{path} is not a trace of torch.profiler (it has no PyTorch operators): give a trace_*.json")
-    _attribute(host)
-    steps = _mark_steps(host)
-    return _frames(host, _join_kernels(device, host), steps)
+    with progress(f"reading {path}") as note:
+        host, device = _read(path, note)
+        note("attributing events")
+        host.sort(key=lambda event: (event.start, -event.duration))
+        if not any(event.kind == "operator" for event in host):
+            raise UsageError(f"{path} is not a trace of torch.profiler (it has no PyTorch operators): give a trace_*.json")
+        _attribute(host)
+        steps = _mark_steps(host)
+        return _frames(host, _join_kernels(device, host), steps)
 
 
-def _check(path: Path, adapter: TypeAdapter, checked: list[dict], events: list) -> None:
-    """Names the first of the events that does not fit its model, by its position among all events."""
-    validate = adapter.validator.validate_python  # one by one, because a list of all results keeps the garbage collector busy
-    for event in checked:
-        try:
-            validate(event, strict=True)
-        except ValidationError as error:
-            number = next(i for i, each in enumerate(events) if each is event)
-            first = error.errors()[0]
-            where = f"event {number} of traceEvents ({event.get('name', 'without a name')}): {'.'.join(map(str, first['loc']))}"
-            raise UsageError(" ".join(f"{path}: {where}: {first['msg']}".split())) from error
+def _read(path: Path, note: Callable[[str], None]) -> tuple[list[_Event], list[_Kernel]]:
+    """The events of the host and of the device, each checked and reduced to what is needed as soon as it is read.
+
+    Args:
+        note: is told from time to time how many events were read.
+    """
+    host: list[_Event] = []
+    device: list[_Kernel] = []
+    shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
+    otherwise = "is not a trace of torch.profiler (it has no traceEvents): give a trace_*.json"
+    for number, event in enumerate(elements(path, "traceEvents", otherwise)):
+        if number % 10_000 == 0:
+            note(f"{number:,} events")
+        if not isinstance(event, dict):
+            continue
+        category = event.get("cat") if event.get("ph") == "X" else None
+        if event.get("name") == "[memory]":
+            _check(path, MEMORY_EVENT, event, number)
+            host.append(_event("memory", event, shared))
+        elif category in KINDS:
+            _check(path, TIMED_EVENT, event, number)
+            host.append(_event(KINDS[category], event, shared))
+        elif category in DEVICE_CATEGORIES:
+            _check(path, TIMED_EVENT, event, number)
+            device.append(_kernel(event, shared))
+    return host, device
 
 
-def _event(kind: str, event: dict) -> _Event:
-    thread = (event["pid"], event["tid"])
-    return _Event(kind, event["name"], thread, event["ts"], event.get("dur", 0.0), event.get("args", {}))
+def _check(path: Path, adapter: TypeAdapter, event: dict, number: int) -> None:
+    """Names the event by its position among all events if it does not fit its model."""
+    try:
+        adapter.validator.validate_python(event, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"event {number} of traceEvents ({event.get('name', 'without a name')}): {'.'.join(map(str, first['loc']))}"
+        raise UsageError(" ".join(f"{path}: {where}: {first['msg']}".split())) from error
+
+
+def _event(kind: str, event: dict, shared: dict) -> _Event:
+    name, thread = (shared.setdefault(each, each) for each in (event["name"], (event["pid"], event["tid"])))
+    result, arguments = _Event(kind, name, thread, event["ts"], event.get("dur", 0.0)), event.get("args", {})
+    if kind == "memory":
+        result.memory = tuple(arguments[key] for key in ("Bytes", "Addr", "Total Allocated", "Device Type"))
+    elif kind == "launch":
+        result.correlation = arguments.get("correlation")
+    elif kind == "operator":
+        result.number = arguments.get("Sequence number")
+        inputs = (json.dumps(arguments[key]) if key in arguments else None for key in ("Input Dims", "Input type"))
+        result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
+    return result
+
+
+def _kernel(event: dict, shared: dict) -> _Kernel:
+    name, arguments = shared.setdefault(event["name"], event["name"]), event.get("args", {})
+    category = shared.setdefault(event["cat"], event["cat"])
+    return _Kernel(name, category, event["ts"], event["dur"], arguments.get("stream"), arguments.get("correlation"))
 
 
 def _encloses(outer: _Event, inner: _Event) -> bool:
@@ -232,7 +285,7 @@ def _attribute(host: list[_Event]) -> None:
                 event.span = event.phase = "optimizer"
             stack.append(event)
         elif event.kind == "operator":
-            number = event.args.get("Sequence number")
+            number = event.number
             if event.name.startswith(AUTOGRAD_NODE):
                 event.span, event.phase = span_of_node.get(number), "backward"
             elif event.span is None and event.phase is None and _is_residual(event):
@@ -244,16 +297,18 @@ def _attribute(host: list[_Event]) -> None:
                 event.operator.repeated = event.operator.repeated or _is_same_call(event.operator, event)
             stack.append(event)
         elif event.kind == "memory" and event.operator:
-            event.operator.allocated_bytes += event.args["Bytes"]
+            event.operator.allocated_bytes += event.memory[0]
 
 
 def _is_same_call(outer: _Event, inner: _Event) -> bool:
-    return outer.name == inner.name and outer.args.get("Input Dims") == inner.args.get("Input Dims")
+    return outer.name == inner.name and outer.shapes == inner.shapes
 
 
 def _is_residual(event: _Event) -> bool:
-    shapes = event.args.get("Input Dims", [])
-    return event.name == "aten::add" and event.operator is None and len(shapes) > 1 and bool(shapes[0]) and shapes[0] == shapes[1]
+    if event.name != "aten::add" or event.operator is not None:
+        return False
+    shapes = json.loads(event.shapes or "[]")
+    return len(shapes) > 1 and bool(shapes[0]) and shapes[0] == shapes[1]
 
 
 def _mark_steps(host: list[_Event]) -> list[_Event]:
@@ -274,25 +329,23 @@ def _mark_steps(host: list[_Event]) -> list[_Event]:
     return steps
 
 
-def _join_kernels(device: list[dict], host: list[_Event]) -> list[tuple]:
+def _join_kernels(device: list[_Kernel], host: list[_Event]) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to those around it."""
-    launches = {event.args.get("correlation"): event for event in host if event.kind == "launch"}
+    launches = {event.correlation: event for event in host if event.kind == "launch"}
     rows = []
-    for event in sorted(device, key=lambda event: event["ts"]):
-        arguments = event.get("args", {})
-        launch = launches.get(arguments.get("correlation"))
+    for kernel in sorted(device, key=lambda kernel: kernel.start):
+        launch = launches.get(kernel.correlation)
         where = (launch.span, launch.phase, launch.step) if launch else ("other", "other", -1)
-        delay = event["ts"] - launch.start if launch else float("nan")
+        delay = kernel.start - launch.start if launch else float("nan")
         graph = launch.start if launch and launch.name in GRAPH_LAUNCHES else float("nan")
         operator, chain = launch.operator if launch else None, []
         if operator:
-            operator.self_device_us += event["dur"]
+            operator.self_device_us += kernel.duration
         while operator:
-            operator.device_us += event["dur"]
+            operator.device_us += kernel.duration
             chain.append(operator)
             operator = operator.operator
-        described = event["name"], event["cat"], event["ts"], event["dur"], arguments.get("stream")
-        rows.append((*described, *where, delay, chain, graph))
+        rows.append((*kernel[:5], *where, delay, chain, graph))
     return rows
 
 
@@ -306,14 +359,14 @@ def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Tr
                 name, cpu_us, device_us = AUTOGRAD_ENGINE, self_cpu_us, event.self_device_us
             elif event.repeated:
                 name, cpu_us, device_us = REDISPATCH, self_cpu_us, event.self_device_us
-            shapes, types = (json.dumps(event.args.get(key, [])) for key in ("Input Dims", "Input type"))
+            shapes, types = event.shapes or "[]", event.types or "[]"
             operators.append(
                 (name, event.span, event.phase, event.step, event.start, cpu_us, self_cpu_us, device_us,
                  event.self_device_us, shapes, types, event.allocated_bytes)
             )  # fmt: skip
         elif event.kind == "memory":
-            size, address, total = (event.args[key] for key in ("Bytes", "Addr", "Total Allocated"))
-            device = "cpu" if event.args["Device Type"] == 0 else "gpu"
+            size, address, total, device_type = event.memory
+            device = "cpu" if device_type == 0 else "gpu"
             memory.append((event.start, size, address, device, total, event.span, event.phase))
     kernels = [(*row, [numbers[id(event)] for event in chain], graph) for *row, chain, graph in kernels]
     return Trace(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UsageError
+from common.files import opened
 
 import pandas
 
@@ -78,7 +79,7 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
         UsageError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(size)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 from common.analysis.comparisons import source_diff, versions
@@ -92,7 +93,7 @@ def save(path: Path, date: str, **changes) -> None:
 
 
 def save_profile(path: Path, run: dict) -> None:
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     operator = {"name": "aten::mm", "input_shapes": "[[2, 2], [2, 2]]", "input_types": '["float", "float"]'}
     write_json(path, profile(run, [operator]))
 
@@ -217,3 +218,34 @@ def test_a_damaged_record_is_refused(folders):
     (folders[0] / "metrics_v1.json").write_text(json.dumps(record())[:40])
     with pytest.raises(UsageError, match="metrics_v1.json is not JSON or is cut off"):
         versions.analyze(*folders, None)
+
+
+def test_one_profile_is_held_at_a_time(folders, monkeypatch):
+    """Ten thousand profiles were held at once, 4 GB, and all pairs of them compared."""
+    for folder in folders:
+        save(folder / f"metrics_{folder.name}.json", "2026-01-01")
+        for number in range(20):
+            run = record(version=folder.name, date=f"2026-01-{number + 2:02}", training__batch_size=4 + 4 * (number % 2))
+            save_profile(folder / str(number) / "profile_1.json", run)
+    alive: list[weakref.ref] = []
+    real = versions.files.read_json
+
+    class Content(dict):
+        """Unlike a dict it can be referred to weakly."""
+
+    def read(path: Path):
+        assert sum(reference() is not None for reference in alive) <= 1, "the one before it, until it is replaced"
+        content = Content(real(path))
+        alive.append(weakref.ref(content))
+        return content
+
+    monkeypatch.setattr(versions.files, "read_json", read)
+    for folder in folders:
+        found = versions.newest(versions.find(folder, "--v1"))
+        assert sorted((one.date, one.conditions["batch size"], one.attention_only) for one in found) == [
+            ("2026-01-01", 8, None), ("2026-01-20", 4, False), ("2026-01-21", 8, False),
+        ]  # fmt: skip
+    assert len(alive) == 42
+    monkeypatch.undo()
+    said = " ".join(versions.analyze(*folders, None).split())
+    assert f"{folders[0]}/19/profile_1.json" in said and "v1 ms" in said

@@ -10,6 +10,7 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.precision import Precision
 from version1_pytorch_baseline import tiny_llama_v1 as v1
+from version2_pytorch_fused import tiny_llama_v2 as v2
 
 import pytest
 import torch
@@ -226,3 +227,29 @@ def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str]
     values = architecture.sizes(config, 3, 17)
     for span, tensor, letters in architecture.FORWARD_PASS:
         assert (span, tuple(architecture.shape(letters, values))) in shapes.seen, tensor
+
+
+@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_version_needs_less_than_the_least_run(version, autocast: bool) -> None:
+    """What a step keeps for its backward pass: each storage counts once, weights and tables not."""
+    batch, length = 32, 64
+    config = ModelConfig(vocab_size=97, hidden_size=64, num_layers=3, num_attention_heads=4, intermediate_size=64)
+    model = version.TinyLlama(config)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    ids, kept = torch.randint(config.vocab_size, (2, batch, length)), {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model.loss(ids[0], ids[1])
+        activations = sum(size for address, size in kept.items() if address not in own)
+    assert loss.isfinite()
+    states, bound = footprint.states(config), footprint.least_run(config, batch, length, half=autocast)
+    tables_and_batch = 2 * 4 * config.max_sequence_length * config.head_dim + 8 * (2 * batch * length + batch)
+    assert bound > states["total"] + tables_and_batch, "the inputs of layers decide"
+    assert states["weights"] + states["adamw"] + activations + tables_and_batch >= bound

@@ -1,11 +1,16 @@
 """Attribution of a trace's events: every microsecond and every kernel has one operator, span, phase and step."""
 
+import contextlib
 import gzip
 import json
+import os
+import subprocess
+import sys
 
 from common.analysis.formulas import flops, operators
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
+from tests.conftest import ROOT
 from tests.kernel_files import SAMPLES, needs_samples
 from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
 
@@ -251,3 +256,45 @@ def test_events_that_are_not_read_may_have_any_form(tmp_path, change):
     content["traceEvents"] += [{"ph": "X", "cat": "python_function", "name": "f"} | change, {"ph": "M"}, 7, None]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     assert len(chrome_trace.load(tmp_path / "trace.json").kernels) == 7
+
+
+MEMORY_OF_READING = """
+import resource, sys
+from pathlib import Path
+from common.analysis.profiles import chrome_trace
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
+small, large = map(Path, sys.argv[1:])
+chrome_trace.load(small)
+before = peak()
+print(len(chrome_trace.load(large).operators), (peak() - before) / large.stat().st_size)
+"""
+
+
+def test_only_what_is_needed_of_a_large_trace_is_held(cpu_trace, tmp_path):
+    """As a whole it would take more than 7 bytes for each byte of the file."""
+    content, text = json.loads(cpu_trace.read_text()), []
+    for copy in range(3):
+        for event in content["traceEvents"]:
+            text.append(json.dumps(event | ({"ts": event["ts"] + copy * 1e7} if "ts" in event else {}), indent=2))
+    (tmp_path / "large.json").write_text('{"traceEvents": [' + ",\n".join(text) + "]}")
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_OF_READING, str(cpu_trace), str(tmp_path / "large.json")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    operators, share = map(float, done.stdout.split())
+    assert operators == 3 * len(chrome_trace.load(cpu_trace).operators) and share < 3
+
+
+def test_a_trace_that_takes_long_says_how_far_it_has_come(cpu_trace, monkeypatch):
+    notes = []
+
+    @contextlib.contextmanager
+    def noted(what: str):
+        assert what == f"reading {cpu_trace}"
+        yield notes.append
+
+    monkeypatch.setattr(chrome_trace, "progress", noted)
+    chrome_trace.load(cpu_trace)
+    assert notes[:2] == ["0 events", "10,000 events"] and notes[-1] == "attributing events"

@@ -1,0 +1,83 @@
+"""The elements of a list in a JSON file, one at a time: the same as those of the whole, however the file is cut into parts."""
+
+import gzip
+import json
+import os
+from itertools import islice
+from pathlib import Path
+
+from common.analysis.profiles import json_elements
+from common.errors import UsageError
+
+import pytest
+
+ROWS = [{"a": [1, -2.5e3, {"b": None}]}, 'text with \\ " \n \u00e9 ] }', [], {}, 12345678901, True, [[1], {"rows": [2]}], 0]
+CONTENT = {"before": {"rows": [9], "n": 1.5}, "rows": ROWS, "after": [1, 2]}
+TEXTS = [json.dumps(CONTENT), json.dumps(CONTENT, indent=3, ensure_ascii=False), '{"rows":[]}', ' {"rows" : [ ] } \n']
+
+
+def read(path: Path, content: bytes | str) -> list:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(json_elements.elements(path, "rows", "has no rows"))
+
+
+@pytest.mark.parametrize("characters", [1, 2, 5, 1000])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_elements_are_those_of_the_whole(tmp_path, monkeypatch, text, characters):
+    monkeypatch.setattr(json_elements, "CHARACTERS", characters)
+    assert read(tmp_path / "file.json", text) == json.loads(text)["rows"]
+    assert read(tmp_path / "file.json.gz", gzip.compress(text.encode())) == json.loads(text)["rows"]
+
+
+@pytest.mark.parametrize("characters", [3, 1000])
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path, monkeypatch, characters):
+    monkeypatch.setattr(json_elements, "CHARACTERS", characters)
+    for end in range(len(TEXTS[0])):
+        with pytest.raises(UsageError, match="file.json is (not JSON or is cut off: .* at line 1|empty)$"):
+            read(tmp_path / "file.json", TEXTS[0][:end])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("[1, 2]", "has no rows$"),
+        ('{"a": [1]}', "has no rows$"),
+        ('{"rows": {}}', "has no rows$"),
+        ('{"rows": [1]} x', "is not JSON or is cut off: Extra data at line 1"),
+        ('{\n"rows": [1,\n\n tru]}' + " " * 100, "is not JSON or is cut off: Expecting value at line 4"),
+        ('{\n"rows": [1\n 2]}', "Expecting , or ] at line 3"),
+        ('{1: [1], "rows": []}', "Expecting property name"),
+        ('{"rows": [' + "[" * 100_000, "nested too deep"),
+        (gzip.compress(b'{"rows": [1, 2]}')[:-9], "is a damaged gzip file"),
+        (b"\x1f\x8bno gzip", "cannot read|damaged gzip"),
+    ],
+    ids=range(11),
+)
+def test_what_is_no_such_file_is_refused(tmp_path, content, message):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path / "file.json", content)
+
+
+def test_what_is_wrong_is_found_where_it_is(tmp_path, monkeypatch):
+    """And not by reading on to the end of the file in the hope that it will turn out right."""
+    monkeypatch.setattr(json_elements, "CHARACTERS", 100)
+    path = tmp_path / "file.json"
+    path.write_text('{"rows": [1, 2, {"a" 3}, ' + "4, " * 100_000 + "5]}")
+    with path.open() as file:
+        text = json_elements._Text(path, file)
+        with pytest.raises(UsageError, match="Expecting ':' delimiter"):
+            list(json_elements._elements(text, "rows", ""))
+        assert len(text.text) <= 200
+
+
+def test_the_first_elements_are_there_before_the_rest_is_read(tmp_path):
+    path = tmp_path / "file.json"
+    path.write_text('{"rows": [' + "1, " * 2**20 + "oh")
+    assert list(islice(json_elements.elements(path, "rows", ""), 10)) == [1] * 10
+
+
+def test_a_pipe_that_no_one_writes_to_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UsageError, match="pipe.json is a pipe that no process writes to"):
+        list(json_elements.elements(tmp_path / "pipe.json", "rows", ""))
