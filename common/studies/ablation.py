@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from common import cli, files
+from common import cli, files, signals
 from common import device as devices
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
@@ -211,6 +211,7 @@ def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Ker
             train()
             profiler.step(step + 1)
         profiler.stop()
+        profiler.export()
         return load_kernels.load(profiler.trace_path)
 
 

@@ -24,7 +24,7 @@ import torch
 
 
 class Profiler:
-    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `write` when the record is ready."""
+    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `write` when the record is written."""
 
     def __init__(self, options: Namespace, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
@@ -34,7 +34,7 @@ class Profiler:
         self.eager_path = self.folder / f"eager_trace_{self.stamp}.json"  # of a captured step
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
-        self.running = False
+        self.running = self.recorded = False
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
         self.activities = [torch.profiler.ProfilerActivity.CPU]
         if devices.is_gpu(device):
@@ -44,7 +44,7 @@ class Profiler:
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
             ),
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.trace_path)),
+            on_trace_ready=self._recorded,
             record_shapes=True,
             profile_memory=options.profile_memory,
             acc_events=True,  # or torch 2.11 warns that one cycle forgets the one before; there is only one
@@ -81,6 +81,15 @@ class Profiler:
             spans.recording = self.running = False
             self.profile.stop()
 
+    def _recorded(self, profile: torch.profiler.profile) -> None:
+        self.recorded = True  # `export` writes it: that takes seconds, in which the steps are not yet in any file
+
+    def export(self) -> bool:
+        """Writes the Chrome trace, after `stop`; False where the run was stopped before the steps that are profiled."""
+        if self.recorded:
+            self.profile.export_chrome_trace(str(self.trace_path))
+        return self.recorded
+
     def slow_steps(self, finished: int) -> int:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
@@ -94,7 +103,7 @@ class Profiler:
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
-        if not self.trace_path.exists():
+        if not self.export():
             return []
         trace = chrome_trace.load(self.trace_path)
         if self.eager_path.exists():

@@ -205,20 +205,6 @@ def test_ctrl_c_reaches_a_process(tmp_path):
     assert_interrupted(json.loads((tmp_path / "metrics_v1.json").read_text()), 100000)
 
 
-def test_handlers_that_were_there_before_python_are_no_obstacle(monkeypatch):
-    """rocprofv3 installs its own in C; of those Python says None, and cannot put them back."""
-    real = signal.signal
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(run.signal, "signal", lambda kind, handler: real(kind, handler) and None)
-    try:
-        with run.deferred_signals() as received:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    finally:
-        for kind, handler in before.items():
-            real(kind, handler)
-
-
 def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     chosen = options("--save-model", "model", "--time-phases")
