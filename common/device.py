@@ -181,7 +181,8 @@ def limit_memory(device: torch.device, mib: float) -> None:
         torch.ones(2**20).add_(1)  # starts PyTorch's threads
         given, used = (int(re.search(rf"{name}:\s*(\d+) kB", _STATUS.read_text()).group(1)) for name in ("VmData", "RssAnon"))
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = [int(mib * 2**20) + 1024 * max(0, given - used), *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+        wanted = int(mib * 2**20) + 1024 * max(0, given - used)
+        wanted = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
         resource.setrlimit(resource.RLIMIT_DATA, (min(wanted), hard))
 
 
