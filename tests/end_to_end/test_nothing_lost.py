@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from common import cli, timing
 from common import device as devices
-from common import timing
 from common.studies import ablation, batch_size, benchmark, gemm_operations
 from tests import records
 from tests.conftest import PATHS, ROOT, TINY, V1
@@ -45,7 +46,7 @@ def trial(path: Path, options: Any, flags: list[str]) -> tuple[batch_size.Trial,
     return found, HEADER | {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
 
 
-def process(work: Callable, options: Any) -> dict[str, Any]:
+def process(work: Callable, options: Any, gpu: str | None) -> dict[str, Any]:
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
     return {"status": "ok", "reason": None, "found": run} | HEADER
 
@@ -102,6 +103,30 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
         lambda found: len(found["rows"]), (timing, "benchmark"), 6, timed,
     ),
 }  # fmt: skip
+
+
+class Reached(Exception):
+    """Holds the function that `cli.command` was to run."""
+
+
+MAIN = sorted(
+    path.relative_to(ROOT)
+    for path in ROOT.glob("version*_*/**/*.py")
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("script", MAIN, ids=str)
+def test_every_script_has_the_exit_codes_of_the_readme(monkeypatch, script):
+    """They all end through `cli.command`, which has its own test."""
+
+    def command(main: Callable) -> None:
+        raise Reached(main)
+
+    monkeypatch.setattr(cli, "command", command)
+    monkeypatch.setattr("sys.argv", [str(script)])
+    with pytest.raises(Reached):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
 class Output(io.StringIO):
