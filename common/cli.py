@@ -1,14 +1,18 @@
 """The command line that all versions share, and how a command ends."""
 
 import argparse
+import contextlib
 import importlib.util
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from common import config as configs
+from common import signals
 from common.errors import RunError, UsageError
 from common.precision import AMP_DTYPES
 
@@ -288,26 +292,46 @@ def flag_of(path: object, arguments: Sequence[str]) -> str | None:
 
 
 def command(main: Callable[[], int | None]) -> None:
-    """Runs a script's main function and exits: 0, 1 the run failed, 2 the input is wrong, 130 interrupted by Ctrl-C."""
+    """Runs a script's main function and exits.
+
+    Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n, 141 the reader of our output
+    (head, less) has left. Output that cannot be written (a full disk) is a run that failed.
+    """
     try:
-        code = main() or 0
+        with signals.raised():
+            code = main() or 0
+            if sys.stdout:  # None where it was closed beforehand
+                sys.stdout.flush()  # or what cannot be written would show only after the exit code is chosen
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
+        code = _end(f"error: {error}", 2)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:  # the reader of our output (head, less) has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        code = _end(f"error: {error}", 1)
+    except KeyboardInterrupt as stop:
+        number = signals.number(stop)
+        code = _end("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", 128 + number)
+    except BrokenPipeError:
+        code = 128 + 13  # SIGPIPE, which Python turns into this error
     except PermissionError as error:
         flag = flag_of(error.filename, sys.argv[1:])
-        print(f"error: {f'{flag}: ' * bool(flag)}{error.filename}: {error.strerror}", file=sys.stderr)
-        code = 2
+        code = _end(f"error: {f'{flag}: ' * bool(flag)}{error.filename}: {error.strerror}", 2)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 1
+        code = _end(f"error: {error}", 1)
+    _drop_what_cannot_be_written(sys.stdout, sys.stderr)
     sys.exit(code)
+
+
+def _end(said: str, code: int) -> int:
+    """Says why the command ends, if anyone can still hear it."""
+    with contextlib.suppress(OSError):
+        print(said, file=sys.stderr, flush=True)
+    return code
+
+
+def _drop_what_cannot_be_written(*streams: TextIO | None) -> None:
+    """Python flushes its streams at the end, and would turn a failure into exit code 120."""
+    for stream in streams:
+        try:
+            if stream:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

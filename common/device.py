@@ -172,12 +172,17 @@ def limit_memory(device: torch.device, mib: float) -> None:
     """Makes allocations past `mib` fail in this process on a Linux CPU, with an error that `is_out_of_memory` knows.
 
     Otherwise Linux promises more memory than there is, and kills a process when it is used. A GPU's allocator refuses by itself.
+    Linux counts address space that was given to the process, of which some is never used, such as most of the threads' stacks;
+    so much as is unused now is added.
     """
     if not is_gpu(device) and sys.platform == "linux":
         import resource
 
+        torch.ones(2**20).add_(1)  # starts PyTorch's threads
+        given, used = (int(re.search(rf"{name}:\s*(\d+) kB", _STATUS.read_text()).group(1)) for name in ("VmData", "RssAnon"))
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = [int(mib * 2**20), *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+        wanted = int(mib * 2**20) + 1024 * max(0, given - used)
+        wanted = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
         resource.setrlimit(resource.RLIMIT_DATA, (min(wanted), hard))
 
 

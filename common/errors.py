@@ -1,4 +1,4 @@
-"""The two ways in which a command ends early, other than by a bug."""
+"""The ways in which a command ends early, other than by a bug."""
 
 
 class UsageError(ValueError):
@@ -7,3 +7,7 @@ class UsageError(ValueError):
 
 class RunError(RuntimeError):
     """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1."""
+
+
+class OutOfMemory(RunError):
+    """Memory ran out."""

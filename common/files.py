@@ -9,6 +9,8 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, get_args
 
-from common.errors import UsageError
+from common.errors import RunError, UsageError
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -44,15 +46,21 @@ def writable_folder(folder: Path, flag: str) -> Path:
 
 
 def writable_file(path: Path, flag: str) -> Path:
-    """Checks, before any work is done, that `path` can be written: its folder, and that it is no folder or device.
+    """Checks, before any work is done, that `path` can be written: its folder, and that it is no folder, device or loop of links.
 
     Raises:
         UsageError: names `flag` and the reason.
     """
-    if not path.name or (path.exists() and not path.is_file()):
+    try:
+        exists = stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        exists = None  # a folder that is missing or is a file is the next check's
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot write {path}: {error.strerror}; name a file that can be written") from error
+    if not path.name or exists not in (None, stat.S_IFREG):
         what = "is a folder: name a file in it" if path.is_dir() else "is not a file: name one that can be written"
         raise UsageError(f"{flag}: {path} {what}")
-    writable_folder(path.parent, flag)
+    writable_folder((path.resolve() if path.is_symlink() else path).parent, flag)
     return path
 
 
@@ -116,6 +124,26 @@ def write_json(path: Path, content: Any) -> None:
     """Writes JSON in the form of `json_lines`; with gzip, and the same bytes for the same content, if `path` ends in .gz."""
     encoded = f"{json_lines(content)}\n".encode()
     _write_bytes(path, gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
+
+
+def write_measurement(path: Path, content: Any, flag: str) -> None:
+    """Writes JSON; where that fails (a full disk), prints it on one line, so that no measurement is lost.
+
+    Args:
+        flag: the one that named the file or its folder.
+
+    Raises:
+        RunError: it could not be written; the message names file, flag and reason.
+    """
+    try:
+        write_json(path, content)
+    except OSError as error:
+        line = json.dumps(content)
+        try:
+            print(line, flush=True)
+        except OSError:  # standard output is full or closed too
+            print(line, file=sys.stderr, flush=True)
+        raise RunError(f"cannot write {path} ({flag}): {error.strerror}; it was printed instead, as JSON") from error
 
 
 def json_lines(content: Any, indent: str = "") -> str:

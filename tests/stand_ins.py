@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "rm", "sed")
+SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed")
 
 # A stand-in notes its command line in $CALLS and runs the command that it was given. It knows the flags that our scripts may
 # use, with the number of values of each, and refuses all others, like a release of the real tool that lacks them.

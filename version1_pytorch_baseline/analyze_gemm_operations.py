@@ -3,14 +3,15 @@
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"
 
-Writes gemm_analysis.json (measured), and from it gemm_analysis.csv, .md and .png, into --output-dir.
+Writes gemm_analysis.json after each shape of batch and sequence, and from it at the end gemm_analysis.csv, .md and .png, into
+--output-dir.
 """
 
 from pathlib import Path
 
 from common import cli, config
 from common import device as devices
-from common.files import writable_folder, write_json
+from common.files import writable_folder, write_measurement
 from common.precision import AMP_DTYPES, Precision
 from common.studies import gemm_operations
 
@@ -31,11 +32,13 @@ def main() -> None:
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))
     folder = writable_folder(options.output_dir, "--output-dir")
-    measured = gemm_operations.measure(
-        model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32
-    )
-    write_json(folder / "gemm_analysis.json", measured)
-    print(gemm_operations.analyze(folder / "gemm_analysis.json", folder))
+    path = folder / "gemm_analysis.json"
+
+    def keep(measured: dict) -> None:
+        write_measurement(path, measured, "--output-dir")
+
+    gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32, keep)
+    print(gemm_operations.analyze(path, folder))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ from common.analysis.output import plots
 from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, report
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_file, write_json
+from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
 from common.rope import rope_tables
@@ -205,11 +205,15 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
     }
 
 
-def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], peers: bool) -> dict[str, Any]:
+def measure(
+    options: Namespace, shapes: list[Shape], operations: Sequence[str], peers: bool,
+    keep: Callable[[dict[str, Any]], None] = lambda measured: None,
+) -> dict[str, Any]:  # fmt: skip
     """Times all operations at all shapes; the content of the JSON file.
 
     Args:
         options: device, seed, use_amp and amp_dtype as `common.cli` parses them.
+        keep: called with that content after each operation at each shape; its rows are those so far.
     """
     device = devices.select(options.device)
     allow_tf32 = vars(options).get("allow_tf32", False)  # a flag of training alone
@@ -221,7 +225,10 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
     elif kernels.INTERPRETED:
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
-    rows = []
+    measured = record.header(SCHEMA, device, precision.name, allow_tf32) | {
+        "ceilings": ceilings.measure(device, precision),
+        "rows": [],
+    }
     for shape in shapes:
         for operation in operations:
             torch.compiler.reset()  # or the compiler gives up after a few shapes
@@ -229,11 +236,9 @@ def measure(options: Namespace, shapes: list[Shape], operations: Sequence[str], 
             where = {"operation": operation, "batch_size": shape[1], "sequence_length": shape[2]}
             for name, figures in time_case(work, contenders(operation, precision, peers), device).items():
                 row = {"hidden_size": shape[0].hidden_size, "unit": work.unit, "amount": work.amount, "contender": name}
-                rows.append(where | row | figures)
-    return record.header(SCHEMA, device, precision.name, allow_tf32) | {
-        "ceilings": ceilings.measure(device, precision),
-        "rows": rows,
-    }
+                measured["rows"].append(where | row | figures)
+            keep(measured)
+    return measured
 
 
 def size(argument: str) -> tuple[int, int]:
@@ -273,10 +278,13 @@ def run(
     if sizes and path.suffix == ".png":
         raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
     writable_file(path, "--metrics-out")
+
+    def keep(measured: dict[str, Any]) -> None:
+        write_measurement(path, measured, "--metrics-out")
+
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
     with progress("timing the operations"):
-        measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers)
-    write_json(path, measured)
+        measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers, keep)
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
         plots.save(figure(measured), path.with_suffix(".png"))

@@ -35,7 +35,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_file, write_json
+from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.training import record
 from version3_triton import benchmark_kernels, kernels
@@ -137,8 +137,12 @@ def gpu_time(case: Case, step: Callable[[], object]) -> float:
     return sum(statistics.median(values) for values in times.values())
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The content of the JSON file."""
+def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None] = lambda measured: None) -> dict[str, Any]:
+    """The content of the JSON file.
+
+    Args:
+        keep: called with that content after each kernel and size; nothing is chosen before all are timed.
+    """
     dtype = getattr(torch, options.dtype)
     shape = options.batch_size, options.heads, options.seq_len
     rows, chosen = [], []
@@ -148,6 +152,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for kernel, size in subjects
         for one in dict.fromkeys([*candidates(kernel, dtype), operator.getitem(*table_of(kernel, size, dtype))])
     ]
+    measured = record.header(SCHEMA, torch.device("cuda")) | {
+        "dtype": options.dtype,
+        "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
+        "rows": rows, "chosen": chosen,
+    }  # fmt: skip
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         fits = dict(zip(cases, pool.map(compile_one, cases, chunksize=4), strict=True))
     for kernel, size in subjects:
@@ -155,15 +164,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for case in (case for case in cases if case[:2] == (kernel, size)):
             us = gpu_time(case, step) if fits[case] else None
             rows.append({"kernel": kernel, "size": size, "candidate": list(astuple(case[3])), "us": us})
+        keep(measured)
     for kernel in options.kernels:
         for sizes in [SIZES[kernel]] if kernel in SIZES else [(size,) for size in options.head_dims]:
             table, key = table_of(kernel, sizes[0], dtype)
             chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], list(astuple(table[key])))
-    return record.header(SCHEMA, torch.device("cuda")) | {
-        "dtype": options.dtype,
-        "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
-        "rows": rows, "chosen": chosen,
-    }  # fmt: skip
+    keep(measured)
+    return measured
 
 
 def ranked(rows: list[dict[str, Any]], in_table: list[int]) -> list[dict[str, Any]]:
@@ -196,9 +203,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise UsageError("tiles are chosen by their time on a GPU, and there is none")
     writable_file(options.output, "--output")
+
+    def keep(measured: dict[str, Any]) -> None:
+        write_measurement(options.output, measured, "--output")
+
     with progress("compiling and timing candidates"):
-        measured = measure(options)
-    write_json(options.output, measured)
+        measured = measure(options, keep)
     body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
             for row in measured["chosen"]]  # fmt: skip
     print(tables.text(["kernel", "size", "candidate", "x fastest", "in table"], body))

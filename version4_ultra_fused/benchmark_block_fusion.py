@@ -25,7 +25,7 @@ from common import cli
 from common import device as devices
 from common.analysis.output import tables
 from common.errors import RunError, UsageError
-from common.files import writable_file, write_json
+from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
 from common.timing import benchmark, summarize
@@ -52,8 +52,13 @@ def times(works: dict[str, Callable[[], object]], device: torch.device) -> dict[
 
 
 @torch.no_grad()
-def measure(options: Namespace, device: torch.device) -> dict[str, Any]:
+def measure(
+    options: Namespace, device: torch.device, keep: Callable[[dict[str, Any]], None] = lambda measured: None
+) -> dict[str, Any]:
     """The content of the JSON file.
+
+    Args:
+        keep: called with that content after each batch size; its rows are those so far.
 
     Raises:
         UsageError: the kernel does not take a block of this shape.
@@ -69,7 +74,9 @@ def measure(options: Namespace, device: torch.device) -> dict[str, Any]:
         raise UsageError(f"S {length}, {tables.letters(options.model.model_dump())}: the kernel of a block {block.LIMITS}")
     for parameter in layer.parameters():
         parameter.working = parameter.detach().to(precision.dtype)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    head = record.header(SCHEMA, device, precision.name, tf32=False, model=options.model)
+    measured = head | {"sequence_length": length, "rows": rows}
     with precision.autocast():
         for size in sorted(set(options.batch_sizes)):
             x = torch.randn(size * length, hidden, device=device)
@@ -84,8 +91,8 @@ def measure(options: Namespace, device: torch.device) -> dict[str, Any]:
                 raise RunError(f"B {size}: the single kernel and the layered path differ by {difference:.2g}")
             row = {f"{name}_ms": summary for name, summary in times(works, device).items()}
             rows.append({"batch_size": size, **row, "difference": difference})
-    head = record.header(SCHEMA, device, precision.name, tf32=False, model=options.model)
-    return head | {"sequence_length": length, "rows": rows}
+            keep(measured)
+    return measured
 
 
 def break_even(rows: list[dict[str, Any]]) -> float | None:
@@ -135,10 +142,13 @@ def main() -> None:
         raise UsageError(f"this benchmark times a Triton kernel: {reason}")
     if options.metrics_out:
         writable_file(options.metrics_out, "--metrics-out")
+
+    def keep(measured: dict[str, Any]) -> None:
+        if options.metrics_out:
+            write_measurement(options.metrics_out, measured, "--metrics-out")
+
     with progress("timing the block"):
-        measured = measure(options, device)
-    if options.metrics_out:
-        write_json(options.metrics_out, measured)
+        measured = measure(options, device, keep)
     print(report(measured))
 
 

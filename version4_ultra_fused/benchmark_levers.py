@@ -13,7 +13,7 @@ Times are microseconds of a replayed graph: the median of several, each of ten p
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +23,7 @@ from common import config as configs
 from common import device as devices
 from common.analysis.output import tables
 from common.errors import UsageError
-from common.files import writable_file, write_json
+from common.files import writable_file, write_measurement
 from common.progress import progress
 from common.timing import benchmark, summarize
 from common.training import record
@@ -138,16 +138,14 @@ def microseconds(work: Callable[[], object], device: torch.device) -> dict[str, 
     return summarize([1e3 * one / PASSES for one in times])
 
 
-def measure(presets: list[str], device: torch.device) -> list[dict[str, Any]]:
-    """A row for each way to do each lever's work."""
+def measure(presets: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
+    """A row for each way to do each lever's work, as it is measured."""
     found = [(preset, functools.partial(levers, preset, device)) for preset in presets]
     found.append(("", lambda: [update(device)]))
-    return [
-        {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
-        for preset, make in found
-        for lever, ways in make()
-        for way, work in ways.items()
-    ]
+    for preset, make in found:
+        for lever, ways in make():
+            for way, work in ways.items():
+                yield {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -170,10 +168,12 @@ def main() -> None:
     if options.metrics_out:
         writable_file(options.metrics_out, "--metrics-out")
     torch.manual_seed(options.seed or 0)
+    head, rows = record.header(SCHEMA, device, "bf16"), []
     with progress("timing the levers"):
-        rows = measure(options.presets, device)
-    if options.metrics_out:
-        write_json(options.metrics_out, record.header(SCHEMA, device, "bf16") | {"rows": rows})
+        for row in measure(options.presets, device):
+            rows.append(row)
+            if options.metrics_out:  # after each row: whatever ends the measurement, they are kept
+                write_measurement(options.metrics_out, head | {"rows": rows}, "--metrics-out")
     print(table(rows))
 
 

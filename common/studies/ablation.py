@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from common import cli, files
+from common import cli, files, signals
 from common import device as devices
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
@@ -45,7 +45,7 @@ from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
 from common.training.profiler import Profiler
-from common.training.run import deferred_signals, out_of_memory_explained
+from common.training.run import out_of_memory_explained
 from common.training.step import prepare
 
 import torch
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "tiny-llama-ablation/1"
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
+ENDED_EARLY = "the study ended before the losses were read and the launches were counted"
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
@@ -72,9 +73,9 @@ class Combination(TypedDict):
     step_ms: run_record.Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
-    launches_per_step: PositiveAmount
-    loss: FiniteFloat  # nats
-    steps: PositiveInt  # trained until that loss
+    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
+    loss: FiniteFloat | None  # nats; None as the launches
+    steps: PositiveInt  # trained, until that loss where there is one
 
 
 class Ablation(run_record.Header):
@@ -89,7 +90,7 @@ class Ablation(run_record.Header):
     rounds: PositiveInt
     steps_per_round: PositiveInt
     left_out: str | None  # why there are no combinations with torch_compile
-    counted: Literal[tuple(COUNTED)]  # by launches_per_step
+    counted: Literal[tuple(COUNTED)]  # by launches_per_step: kernels on a GPU, operators on a CPU
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
 
@@ -111,9 +112,9 @@ def flags_for(fusions: Fusions) -> list[str]:
 
 
 def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, path: Path) -> int:
-    """Measures the combinations, prints a line per round, and writes fusion_ablation.json (`path`).
+    """Measures the combinations; after each round it writes fusion_ablation.json (`path`) and prints a line.
 
-    The first Ctrl-C or SIGTERM within the rounds ends them after the current one; the result then holds fewer rounds.
+    The first signal within the rounds ends them after the current one; the result then holds fewer rounds.
 
     Args:
         version: has a switch `--enable-X`, `--disable-X` for each of FUSIONS.
@@ -125,7 +126,7 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, p
 
     Raises:
         UsageError: the version lacks a switch, the environment overrides one, or the step cannot be captured here.
-        RunError: memory ran out.
+        RunError: memory ran out, or the result could not be written.
     """
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
@@ -144,36 +145,41 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, p
         with progress(f"building {len(wanted)} combinations"):
             build(version, options, wanted[0], precision, batch)  # not kept: what is set up once for all must not count for it
             trains, peaks = zip(*(build(version, options, fusions, precision, batch) for fusions in wanted), strict=True)
-        times: list[list[list[float]]] = [[] for _ in wanted]  # ms, by combination, round and step
-        with deferred_signals() as received:
+        measured = record.header(SCHEMA, device, precision.name, model=options.model) | {
+            "version": record.name(version), "settings": {"capture_step": True} if options.capture_step else {},
+            "training": {"batch_size": options.batch_size, "sequence_length": options.seq_len, "seed": options.seed},
+            "rounds": 0, "steps_per_round": STEPS, "left_out": left_out,
+            "counted": "kernels" if devices.is_gpu(device) else "operators", "notes": [ENDED_EARLY],
+            "combinations": [
+                {"fusions": dict(zip(FUSIONS, fusions, strict=True)), "flags": flags_for(fusions), "peak_mib": peak,
+                 "round_ms": [], "launches_per_step": None, "loss": None}
+                for fusions, peak in zip(wanted, peaks, strict=True)
+            ],
+        }  # fmt: skip
+        found, times = measured["combinations"], [[] for _ in wanted]  # ms of the timed steps
+        with signals.deferred() as received:
             for done in range(1, rounds + 1):
                 start = time.perf_counter()
                 for i in range(len(wanted))[:: 1 if done % 2 else -1]:
-                    times[i].append(benchmark(trains[i], device, warmup=1, iterations=STEPS))
+                    ms = benchmark(trains[i], device, warmup=1, iterations=STEPS)
+                    times[i] += ms
+                    found[i]["round_ms"].append(summarize(ms)["median"])
+                for combination, ms in zip(found, times, strict=True):
+                    combination |= {"step_ms": summarize(ms), "steps": WARMUP + done * (1 + STEPS)}
+                measured["rounds"] = done
+                files.write_measurement(path, measured, "--output-dir")
                 print(f"round {done} of {rounds}: {len(wanted)} combinations in {time.perf_counter() - start:.1f} s", flush=True)
                 if received:
                     break
         losses = [train().item() for train in trains]
         with progress("counting the launches of each combination"):
             counts = [count(train, device) for train in trains]
-    stopped = [f"the study was stopped after {done} of {rounds} rounds"] if received and done < rounds else []
-    measured = record.header(SCHEMA, device, precision.name, model=options.model) | {
-        "version": record.name(version), "settings": {"capture_step": True} if options.capture_step else {},
-        "training": {"batch_size": options.batch_size, "sequence_length": options.seq_len, "seed": options.seed},
-        "rounds": done, "steps_per_round": STEPS, "left_out": left_out,
-        "counted": "operators" if counts[0].are_operators else "kernels",
-        "notes": list(dict.fromkeys(stopped + [note for counted in counts for note in counted.notes])),
-        "combinations": [
-            {
-                "fusions": dict(zip(FUSIONS, fusions, strict=True)), "flags": flags_for(fusions),
-                "step_ms": summarize(sum(by_round, [])), "round_ms": [summarize(ms)["median"] for ms in by_round],
-                "peak_mib": peak, "launches_per_step": launches_per_step(counted),
-                "loss": loss, "steps": WARMUP + done * (1 + STEPS) + 1,
-            }
-            for fusions, by_round, peak, counted, loss in zip(wanted, times, peaks, counts, losses, strict=True)
-        ],
-    }  # fmt: skip
-    files.write_json(path, measured)
+    for combination, loss, counted in zip(found, losses, counts, strict=True):
+        combination |= {"loss": loss, "steps": combination["steps"] + 1, "launches_per_step": launches_per_step(counted)}
+    stopped = [f"the study was stopped after {done} of {rounds} rounds"] if done < rounds else []
+    measured["counted"] = "operators" if counts[0].are_operators else "kernels"
+    measured["notes"] = list(dict.fromkeys(stopped + [note for counted in counts for note in counted.notes]))
+    files.write_measurement(path, measured, "--output-dir")
     return 128 + received[0] if received else 0
 
 
@@ -211,6 +217,7 @@ def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Ker
             train()
             profiler.step(step + 1)
         profiler.stop()
+        profiler.export()
         return load_kernels.load(profiler.trace_path)
 
 
@@ -239,7 +246,7 @@ class Effect(NamedTuple):
     time: Ratio
     rounds: tuple[float, float]  # range of the time's mean over the rounds
     memory: Ratio | None  # None if none was measured
-    launches: Ratio
+    launches: Ratio | None  # None if they were not counted
 
 
 def effects(combinations: list[Combination]) -> list[Effect]:
@@ -254,8 +261,9 @@ def effects(combinations: list[Combination]) -> list[Effect]:
 
         if pairs:
             rounds = [ratio(lambda c, i=i: c["round_ms"][i]).mean for i in range(len(combinations[0]["round_ms"]))]
-            time, launches = ratio(lambda c: c["step_ms"]["median"]), ratio(lambda c: c["launches_per_step"])
+            time = ratio(lambda c: c["step_ms"]["median"])
             memory = ratio(lambda c: c["peak_mib"]) if combinations[0]["peak_mib"] else None
+            launches = ratio(lambda c: c["launches_per_step"]) if combinations[0]["launches_per_step"] else None
             result.append(Effect(fusion, len(pairs), time, (min(rounds), max(rounds)), memory, launches))
     return result
 
@@ -310,7 +318,7 @@ def combination_table(measured: Ablation) -> tuple[list[str], list[list[object]]
     for c in combinations:
         median, p20, p80 = (factor * c["step_ms"][name] for name in ("median", "p20", "p80"))
         speed_up = combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
-        loss = f"{c['loss']:.5f}"
+        loss = None if c["loss"] is None else f"{c['loss']:.5f}"
         rows.append([label(c), median, _range(p20, p80), speed_up, c["peak_mib"], c["launches_per_step"], loss])
     return tables.filled(header, rows)
 
@@ -320,8 +328,8 @@ def effect_table(measured: Ablation, found: list[Effect]) -> tuple[list[str], li
     header = ["fusion", "pairs", "time", "over the pairs", "over the rounds", "memory", COUNTED[measured["counted"]]]
     rows = []
     for e in found:
-        ranges = _range(e.time.low, e.time.high), _range(*e.rounds)
-        rows.append([FUSIONS[e.fusion], e.pairs, e.time.mean, *ranges, e.memory and e.memory.mean, e.launches.mean])
+        ranges, means = (_range(e.time.low, e.time.high), _range(*e.rounds)), (r and r.mean for r in (e.memory, e.launches))
+        rows.append([FUSIONS[e.fusion], e.pairs, e.time.mean, *ranges, *means])
     return tables.filled(header, rows)
 
 
@@ -337,10 +345,13 @@ def conditions(measured: Ablation) -> str:
 
 def notes(measured: Ablation) -> list[str]:
     """What to know before reading the numbers, a paragraph each."""
-    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"]]
-    return [
+    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
+    apart = [
         f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
-        f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one.",
+        f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
+    ] if losses else []  # fmt: skip
+    return [
+        *apart,
         *["Peak memory is not given: on a CPU it can only be measured for the whole process."] * (first["peak_mib"] is None),
         *[f"Left out: {measured['left_out']}."] * bool(measured["left_out"]),
         *(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]),

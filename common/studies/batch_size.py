@@ -18,7 +18,7 @@ Each trial runs in a process of its own, which takes seconds to start. So the se
 because memory ran out, the peak of the resident set is that of this batch size alone, and all of a GPU's memory is free for the
 next trial. The peak covers the whole trial, including its first steps and their compilation.
 
-batch_search.json is written after each trial. Ctrl-C ends the search; what was measured is then reported without an answer.
+batch_search.json is written after each trial. A signal ends the search; what was measured is then reported without an answer.
 """
 
 import math
@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from common import cli, files
+from common import cli, files, signals
 from common import device as devices
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
@@ -191,7 +191,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
         flags: of the version's own.
 
     Returns:
-        The exit code: 0, or 130 if stopped by Ctrl-C after a trial.
+        The exit code: 0, or 128 + n if stopped by signal n after a trial.
 
     Raises:
         UsageError: the version has no such flag, or the device or the number format is not there.
@@ -216,17 +216,19 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
         measured.update(common)
         measured["trials"].append(result)
         if measured["device"]:  # known since the first trial that came to its end
-            files.write_json(path, measured)
+            files.write_measurement(path, measured, "--output-dir")
         print(line(result), flush=True)
         return result
 
     try:
         measured |= search(trial, options.optimization_target, options.max_batch_size, longest)
-    except KeyboardInterrupt:
+        code = 0
+    except KeyboardInterrupt as stop:
         if not measured["device"]:
             raise
-    files.write_json(path, measured)
-    return 0 if measured["batch_size"] else 130
+        code = 128 + signals.number(stop)
+    files.write_measurement(path, measured, "--output-dir")
+    return code
 
 
 def line(trial: Trial) -> str:

@@ -29,6 +29,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -37,7 +38,7 @@ from statistics import median
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from common import ROOT, cli, data, files
+from common import ROOT, cli, data, files, signals
 from common import device as devices
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
@@ -50,7 +51,6 @@ from common.studies import accuracy, external_baselines
 from common.timing import benchmark, summarize
 from common.training import capture, record, version_files
 from common.training import step as steps
-from common.training.run import deferred_signals
 
 import torch
 from pydantic import PositiveInt
@@ -232,7 +232,8 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
         measured["cells"] += [cell for cell, _ in row]
         jobs += row * options.repeats
 
-    with deferred_signals() as received, ThreadPoolExecutor(options.gpus) as pool:
+    with signals.deferred() as received, ThreadPoolExecutor(options.gpus) as pool, ExitStack() as at_the_end:
+        at_the_end.callback(pool.shutdown, wait=False, cancel_futures=True)  # whatever ends it, no further process starts
 
         def run(job: Job) -> dict[str, Any] | None:
             entry, work = job
@@ -260,10 +261,10 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
             if entry["status"] == "ok":
                 store = entry["runs"].append if "runs" in entry else entry.update
                 store(outcome["found"])
-            files.write_json(path, measured)
+            files.write_measurement(path, measured, "--output-dir")
             print(f"{number:4d} of {len(jobs)}  {_line(entry)}", flush=True)
     measured["status"] = "interrupted" if received else "completed"
-    files.write_json(path, measured)
+    files.write_measurement(path, measured, "--output-dir")
     failed = any(entry["status"] in ("failed", "timed out") for entry, _ in jobs)
     return 128 + received[0] if received else int(failed)
 

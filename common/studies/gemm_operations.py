@@ -22,6 +22,7 @@ the measured bandwidth (memory), and the time to issue one operation (launch).
 import itertools
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,7 +43,7 @@ from common.weights import FUSED
 import pandas
 import torch
 from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,6 +106,7 @@ class Measurement(run_record.Header):
     ceilings: run_record.Ceilings  # the best of all rounds
     gemms: Annotated[list[Timing], Field(min_length=1)]
     fused: Annotated[list[Timing], Field(min_length=1)]
+    notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -204,9 +206,13 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
 
 def measure(
     config: ModelConfig, batch_sizes: list[int], sequence_lengths: list[int], device: torch.device, precision: Precision,
-    allow_tf32: bool,
+    allow_tf32: bool, keep: Callable[[dict[str, Any]], None] = lambda measured: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Times all products over the grid, and prints a line for each round; sequence lengths only shape the products.
+
+    Args:
+        keep: called after each point of the grid in each round, with the content of gemm_analysis.json so far, which holds the
+            points of which all products are timed.
 
     Returns:
         The content of gemm_analysis.json.
@@ -215,31 +221,45 @@ def measure(
         RunError: the operands of a product do not fit in memory.
     """
     grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
+    makers = {"gemms": products, "fused": fused_products}
     timings = {
-        name: [dict(zip(POINT, point, strict=True)) | product for point in grid for product in make(config, *point)]
-        for name, make in {"gemms": products, "fused": fused_products}.items()
-    }
-    sharing, samples, calls, peaks = defaultdict(list), defaultdict(list), Counter(), []
-    for product in timings["gemms"] + timings["fused"]:
-        sharing[shape_of(product)].append(product)
+        point: {name: [dict(zip(POINT, point, strict=True)) | product for product in make(config, *point)]
+                for name, make in makers.items()}
+        for point in grid
+    }  # fmt: skip
+    samples, calls, peaks, complete = defaultdict(list), Counter(), [], []
+    best = {"flops_per_second": max, "bytes_per_second": max, "operation_seconds": min}
+    measured = record.header(SCHEMA, device, precision.name, allow_tf32, config) | {
+        "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
+    }  # fmt: skip
     for number in range(1, ROUNDS + 1):
-        start = time.perf_counter()
+        start, timed = time.perf_counter(), set()
         with progress(f"round {number} of {ROUNDS}"):
             peaks.append(ceilings.measure(device, precision))
-            for shape, (product, *_) in sharing.items():
-                times, count = time_product(product, device, precision.dtype)
-                samples[shape] += times
-                calls[shape] += count
-        print(f"round {number} of {ROUNDS}: {len(sharing)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
-    for shape, alike in sharing.items():
-        for product in alike:
-            product |= {"ms": summarize(samples[shape]), "calls": calls[shape]}
-    best = {"flops_per_second": max, "bytes_per_second": max, "operation_seconds": min}
-    return record.header(SCHEMA, device, precision.name, allow_tf32, config) | {
-        "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
-        "ceilings": {name: choose(peak[name] for peak in peaks) for name, choose in best.items()} | {"precision": precision.name},
-        **timings,
-    }  # fmt: skip
+            for point, own in timings.items():
+                for product in own["gemms"] + own["fused"]:
+                    shape = shape_of(product)
+                    if shape not in timed:
+                        times, count = time_product(product, device, precision.dtype)
+                        samples[shape] += times
+                        calls[shape] += count
+                        timed.add(shape)
+                complete += [point] if number == 1 else []
+                ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
+                measured |= {
+                    name: [
+                        row | {"ms": summarize(samples[shape_of(row)]), "calls": calls[shape_of(row)]}
+                        for done in complete for row in timings[done][name]
+                    ]
+                    for name in makers
+                } | {
+                    "notes": [ended] if (number, point) != (ROUNDS, grid[-1]) else [],
+                    "ceilings": {name: choose(peak[name] for peak in peaks) for name, choose in best.items()}
+                    | {"precision": precision.name},
+                }  # fmt: skip
+                keep(measured)
+        print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
+    return measured
 
 
 # ----------------------------------------------------------------------------------------------------------- tabulating
@@ -264,6 +284,7 @@ def analyze(path: Path, folder: Path) -> str:
         f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
         f"{tables.format_time(1e3 * measured['ceilings']['operation_seconds'])}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
+        *(f"The measurement is incomplete: {note}." for note in measured.get("notes", [])),
         "Each product was timed alone, in rounds over all of them. Times are medians, with the 20th and 80th percentile, of "
         f"{rows['samples'].min()} to {rows['samples'].max()} samples. A sample is the time per product over calls back to back; "
         f"a row has {rows['calls'].min():,} to {rows['calls'].max():,} calls. Products of one shape and layout share one "

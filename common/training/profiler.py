@@ -26,7 +26,7 @@ import torch
 
 
 class Profiler:
-    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `write` when the record is ready."""
+    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `write` when the record is written."""
 
     def __init__(self, options: Namespace, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
@@ -36,7 +36,7 @@ class Profiler:
         self.eager_path = self.folder / f"eager_trace_{self.stamp}.json"  # of a captured step
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
-        self.running = False
+        self.running = self.recorded = False
         self.exported: list[Path] = []  # traces that PyTorch was told to write; it says nothing where it could not
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
         self.activities = [torch.profiler.ProfilerActivity.CPU]
@@ -47,7 +47,7 @@ class Profiler:
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
             ),
-            on_trace_ready=lambda profile: self._export(profile, self.trace_path),
+            on_trace_ready=self._recorded,
             record_shapes=True,
             profile_memory=options.profile_memory,
             acc_events=True,  # or torch 2.11 warns that one cycle forgets the one before; there is only one
@@ -84,6 +84,9 @@ class Profiler:
             spans.recording = self.running = False
             self.profile.stop()
 
+    def _recorded(self, profile: torch.profiler.profile) -> None:
+        self.recorded = True  # `write` exports it: that takes seconds, in which the steps are not yet in any file
+
     def slow_steps(self, finished: int) -> int:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
@@ -100,7 +103,7 @@ class Profiler:
         Raises:
             RunError: a file could not be written, the traces that PyTorch writes included. No part of a file is left.
         """
-        if self.trace_path not in self.exported:
+        if not self.recorded:
             return []
         try:
             return self._write(record)
@@ -128,6 +131,7 @@ class Profiler:
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
+        self._export(self.profile, self.trace_path)
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
@@ -137,7 +141,7 @@ class Profiler:
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
         }  # fmt: skip
         write_json(self.profile_path, profile)
-        written = [self.profile_path, *reversed(self.exported)]  # the eager trace was the first
+        written = [self.profile_path, *reversed(self.exported)]  # the eager trace came first
         if self.options.profile_memory:
             written.append(memory_timeline.write(self.folder / "memory_timeline.html", trace, profile))
         written.append(tensorboard.write(self._events, profile, trace))

@@ -10,13 +10,11 @@ A version is a module with
 and, where it has any, `SWITCHES` ({name: whether it is on by default}), `MODES` ({name of --mode: function(version, options)}),
 `CAPTURED` (whether a step is captured unless the flags say otherwise) and `add_arguments(parser)`.
 
-Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n. Ctrl-C and SIGTERM end the
-run after the step in hand; what was measured is written.
+Exit codes are those of `common.cli.command`. Ctrl-C, SIGTERM and SIGHUP end the run after the step in hand. Whatever ends it, the
+record of the finished steps is written before anything else, and printed where it cannot be written.
 """
 
-import json
 import math
-import signal
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,12 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common import cli, data
+from common import cli, data, signals
 from common import device as devices
 from common.analysis.output import tables
 from common.analysis.reports import flop_counts
-from common.errors import RunError
-from common.files import writable_file, writable_folder, write_json
+from common.errors import OutOfMemory, RunError
+from common.files import writable_file, writable_folder, write_measurement
 from common.precision import Precision
 from common.progress import SECONDS, progress
 from common.timing import Clock, phase_times, summarize
@@ -39,6 +37,7 @@ from common.training import capture, ceilings, checkpoint, flop_counters, record
 from common.training.profiler import Profiler
 
 import torch
+from torch import nn
 
 MODEL_PROFILE = flop_counts.FOLDER / "model_profile.txt"  # DeepSpeed's report, module by module
 
@@ -95,6 +94,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
     if options.save_model:
         writable_folder(options.save_model, "--save-model")
     devices.prepare(device, options.seed, options.allow_tf32)
+    devices.limit_memory(device, devices.describe(device)["memory_mib"])
     precision = Precision(device, cli.amp_dtype(options))
     options.capture_step = capture.wanted(version, options, device)
     with out_of_memory_explained(options):
@@ -106,18 +106,26 @@ def train(version: ModuleType, options: Namespace) -> Result:
     if options.enable_deepspeed_flops:
         writable_folder(flop_counts.FOLDER, "--enable-deepspeed-flops")
 
-    with out_of_memory_explained(options):
-        peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
-        with progress("warming up; where kernels are compiled, the first time takes about a minute"):
-            prepared = step.prepare(version, options, precision, batches[0], options.warmup_steps, profiler)
-        counted = flop_counters.count(prepared.model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
-    outcome = loop(prepared, batches, device, options, profiler)
-    result = record.build(version, options, prepared.model, device, precision, dataset, outcome, profiler, peaks)
+    peaks = counted = None
+    try:
+        with out_of_memory_explained(options):
+            peaks = ceilings.measure(device, precision) if options.measure_peak or profiler else None
+            with progress("warming up; where kernels are compiled, the first time takes about a minute"):
+                prepared = step.prepare(version, options, precision, batches[0], options.warmup_steps, profiler)
+            counted = flop_counters.count(prepared.model, batches[0], MODEL_PROFILE) if options.enable_deepspeed_flops else None
+    except OutOfMemory as error:
+        prepared, ended = None, error
+    with signals.postponed():
+        if prepared:
+            model, outcome = prepared.model, loop(prepared, batches, device, options, profiler)
+        else:
+            model, outcome = without_memory(version, options), Outcome(memory=devices.peak_memory(device), error=ended)
+        result = record.build(version, options, model, device, precision, dataset, outcome, profiler, peaks)
+        write_measurement(metrics_path, result, "--metrics-out")
     print(record.summary(result))
-    save_record(metrics_path, result)
     print(f"  metrics      {metrics_path}")
-    if outcome.failure:
-        raise RunError(outcome.failure)
+    if outcome.error:
+        raise outcome.error
     if options.save_model:
         checkpoint.save(options.save_model, prepared.model.baseline_state_dict(), options.model, dataset)
         print(f"  checkpoint   {options.save_model}")
@@ -126,7 +134,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
             times = phase_times(lambda i: prepared.step(batches[i]), device)
         result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
         print(record.phases(result))
-        save_record(metrics_path, result)
+        write_measurement(metrics_path, result, "--metrics-out")
     flops = flop_counts.write(flop_counts.FOLDER, counted, result) if counted else []
     for path in flops:
         print(f"  flops        {path}")
@@ -145,18 +153,26 @@ class Outcome:
     losses: list[float] = field(default_factory=list)  # nats per token, from before each finished step
     step_ms: list[float] = field(default_factory=list)  # of each finished step
     memory: dict = field(default_factory=dict)
-    failure: str | None = None
     signal: int | None = None
+    error: BaseException | None = None  # what else ended it
 
     @property
     def status(self) -> str:
-        if self.failure:
-            return f"failed: {self.failure}"
-        return "interrupted" if self.signal else "completed"
+        if self.error and not isinstance(self.error, KeyboardInterrupt | BrokenPipeError):
+            return f"failed: {first_line(self.error)}"
+        return "interrupted" if self.signal or self.error else "completed"
+
+
+def first_line(error: BaseException) -> str:
+    """Of the message, or the error's name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def loop(prepared: step.Prepared, batches: data.Batches, device: torch.device, options: Namespace, profiler) -> Outcome:
-    """Trains `options.num_steps` steps. The host waits for the device only where a line is printed, between two steps."""
+    """Trains `options.num_steps` steps. The host waits for the device only where a line is printed, between two steps.
+
+    It raises nothing: an error is part of the outcome.
+    """
     outcome, finished, spoken = Outcome(), 0, time.monotonic()
     clock, losses = Clock(device), torch.empty(options.num_steps, device=device)
     devices.reset_peak_memory(device)
@@ -181,10 +197,12 @@ def loop(prepared: step.Prepared, batches: data.Batches, device: torch.device, o
 
     if profiler:
         profiler.start()
-    with deferred_signals() as received:
+    with signals.deferred() as received:
         try:
             with out_of_memory_explained(options), ExitStack() as at_the_end:
                 at_the_end.callback(catch_up)  # also what was finished before an error
+                if profiler:
+                    at_the_end.callback(profiler.stop)
                 for i in range(options.num_steps):
                     batch = batches[i]
                     clock.mark()
@@ -203,35 +221,20 @@ def loop(prepared: step.Prepared, batches: data.Batches, device: torch.device, o
                     if stopping:
                         break
         except RunError as error:
-            outcome.failure = str(error)
-    if profiler:
-        profiler.stop()
+            outcome.error = error
+        except RuntimeError as error:  # PyTorch's: a number out of range, a device that has failed
+            outcome.error = RunError(f"step {finished + 1} failed: {first_line(error)}")
+        except BaseException as error:
+            outcome.error = error
     outcome.signal = received[0] if received and finished < options.num_steps else None  # nothing was left to interrupt
     outcome.memory = devices.peak_memory(device, prepared.graph_peak_bytes)
     return outcome
 
 
-@contextmanager
-def deferred_signals() -> Iterator[list[int]]:
-    """Within it, the first SIGINT or SIGTERM is only noted in the list; a second one does what it always did.
-
-    A handler that was not installed from Python, as rocprofv3's is, can't be put back: then a signal ends the process.
-    """
-    received: list[int] = []
-
-    def put_back() -> None:
-        for kind, handler in before.items():
-            signal.signal(kind, signal.SIG_DFL if handler is None else handler)
-
-    def note(number: int, frame: object) -> None:
-        received.append(number)
-        put_back()
-
-    before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        put_back()
+def without_memory(version: ModuleType, options: Namespace) -> nn.Module:
+    """The version's model without numbers in it: what the record of a run says about a model that did not fit."""
+    with torch.device("meta"):
+        return version.make_model(options)
 
 
 @contextmanager
@@ -241,16 +244,7 @@ def out_of_memory_explained(options: Namespace) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
-        raise RunError(
+        raise OutOfMemory(
             f"out of memory: lower --batch-size or --seq-len (now {options.batch_size} and {options.seq_len}), "
             "take a smaller --preset, or try --use-amp"
         ) from error
-
-
-def save_record(path: Path, result: dict) -> None:
-    """Writes the record; where that fails (a full disk), prints it, so that no measurement is lost."""
-    try:
-        write_json(path, result)
-    except OSError as error:
-        print(json.dumps(result))
-        raise RunError(f"cannot write {path}: {error.strerror}; the record was printed instead") from error

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from common import cli
+from common import cli, signals
 from common.errors import RunError, UsageError
 
 import pytest
@@ -142,7 +142,16 @@ def test_a_compile_mode_without_torch_compile_is_refused():
 
 
 @pytest.mark.parametrize(
-    "error, code", [(KeyboardInterrupt(), 130), (OSError(28, "No space"), 1), (RunError("x"), 1), (UsageError("x"), 2)]
+    "error, code",
+    [
+        (KeyboardInterrupt(), 130),
+        (signals.Stopped(15), 143),
+        (signals.Stopped(1), 129),
+        (BrokenPipeError(), 141),
+        (OSError(28, "No space"), 1),
+        (RunError("x"), 1),
+        (UsageError("x"), 2),
+    ],
 )
 def test_exit_codes(error, code):
     def main() -> None:

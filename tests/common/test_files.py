@@ -8,8 +8,8 @@ from pathlib import Path
 
 from common import files
 from common.analysis.profiles import kernel_table, load_kernels
-from common.errors import UsageError
-from common.files import read_json, write_json
+from common.errors import RunError, UsageError
+from common.files import read_json, writable_file, write_json, write_measurement
 
 import pytest
 
@@ -98,3 +98,37 @@ def test_a_pipe_is_read_to_its_end_even_if_its_writer_is_slow(tmp_path):
 def test_a_device_is_refused(device):
     with pytest.raises(UsageError, match=f"{device} is a device: give a file"):
         read_json(Path(device))
+
+
+def test_a_loop_of_links_is_refused_before_any_work(tmp_path):
+    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
+    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
+    with pytest.raises(UsageError, match=r"--metrics-out: cannot write .*a.json: Too many levels of symbolic links"):
+        writable_file(tmp_path / "a.json", "--metrics-out")
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_gets_its_folder(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "far/record.json")
+    write_measurement(writable_file(tmp_path / "link.json", "--output"), {"a": 1}, "--output")
+    assert read_json(tmp_path / "far/record.json") == {"a": 1}
+
+
+class Full:
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["printed", "printed on stderr"])
+def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys, monkeypatch, full):
+    if full:
+        monkeypatch.setattr("sys.stdout", Full())
+    (tmp_path / "out.json").mkdir()
+    with pytest.raises(RunError, match=r"cannot write .*out.json \(--output\): Is a directory; it was printed instead"):
+        write_measurement(tmp_path / "out.json", CONTENT, "--output")
+    printed = capsys.readouterr()
+    assert json.loads(printed.err if full else printed.out) == CONTENT and [path.name for path in tmp_path.iterdir()] == [
+        "out.json"
+    ]

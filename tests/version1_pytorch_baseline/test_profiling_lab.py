@@ -259,7 +259,7 @@ def test_all_ways_do_the_same_work(make, device):
 
 
 def test_bottlenecks_are_compared_with_the_mistake():
-    measured = experiments.bottlenecks(torch.device("cpu"), smaller=16)
+    measured = list(experiments.bottlenecks(torch.device("cpu"), smaller=16))
     assert [row["bottleneck"] for row in measured] == ["memory_bandwidth"] * 2 + ["launch_overhead"] * 3 + ["synchronization"] * 2
     rows = lab_dashboard.bottlenecks(measured)[1]
     assert [row[-1] for row in rows if row[1] in ("mul, then add", "32 operations", ".item() each time")] == ["1.00x"] * 3

@@ -92,6 +92,16 @@ def test_files_and_tables(tmp_path, peak):
     assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_study_that_ended_before_it_counted_has_its_times(tmp_path):
+    measured = made_up()
+    for combination in measured["combinations"]:
+        combination |= {"loss": None, "launches_per_step": None}
+    write_json(tmp_path / "fusion_ablation.json", measured | {"notes": [ablation.ENDED_EARLY]})
+    text = ablation.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
+    assert "speed-up" in text and "over the rounds" in text and "kernels/step" not in text and "lie" not in text
+    assert "The study ended before the losses were read and the launches were counted." in " ".join(text.split())
+
+
 def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
     write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
     with pytest.raises(UsageError, match="tiny-llama-ablation/1"):

@@ -253,6 +253,25 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
     assert measured["ceilings"] == best | {"precision": "fp32"}
 
 
+def test_the_points_that_are_complete_are_kept(monkeypatch, tmp_path):
+    """In the first round the second of two points is interrupted: the report is about the first, and says so."""
+    cpu, kept = torch.device("cpu"), []
+    best = {"flops_per_second": 1e9, "bytes_per_second": 1e9, "operation_seconds": 1e-6}
+    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: best)
+    monkeypatch.setattr(gemm_operations, "time_product", lambda *_: ([1.0], 1))
+
+    def keep(measured: dict) -> None:
+        kept.append(measured)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gemm_operations.measure(CONFIGS["mha"], [1, 2], [8], cpu, Precision(cpu, None), False, keep)
+    write_json(tmp_path / "gemm_analysis.json", kept[0])
+    report = " ".join(gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path).split())
+    assert {row["batch_size"] for row in kept[0]["gemms"] + kept[0]["fused"]} == {1} and len(kept[0]["gemms"]) == 30
+    assert "incomplete: it ended in round 1 of 3, with 1 of 2 points timed." in report
+
+
 def test_out_of_memory_says_what_to_lower(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("full")

@@ -154,6 +154,16 @@ def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypa
     assert (record["status"], len(record["step_ms"]["all"])) == ("completed", 4)
 
 
+def test_the_record_is_there_before_the_trace_is_written(at_step, monkeypatch, tmp_path):
+    """A second Ctrl-C, which many send while a large trace is exported, loses the trace and no step."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiler.Profiler, "_export", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        stopped(at_step, 7, "--enable-pytorch-profiler")
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert record["status"] == "interrupted" and len(record["step_ms"]["all"]) == 7
+
+
 def test_a_run_without_a_profile_imports_neither_pandas_nor_matplotlib():
     code = "import sys, common.training.run; sys.exit(bool({'pandas', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": PATHS}).returncode == 0

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import cli
+from common import cli, signals
 from common.analysis.output import tables
+from common.analysis.profiles import run_record
 from common.errors import RunError
 from common.training import run
 from tests.conftest import PATHS, TINY, V1
@@ -171,6 +172,66 @@ def test_out_of_memory_says_what_to_lower(tmp_path):
     assert "lower --batch-size or --seq-len (now 4096 and 512)" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_cpu_without_memory_ends_with_a_line_and_a_record(tmp_path):
+    """A container of 700 MiB, which Linux would let the run exceed, and then kill it."""
+    limited = (
+        "import runpy, sys; from common import device; device._cgroup_limits = lambda: [700 * 2**20];"
+        "sys.argv = ['tiny_llama_v1.py', '--batch-size', '512', '--data', 'synthetic', '--device', 'cpu'];"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", limited], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    [said] = done.stderr.splitlines()
+    assert done.returncode == 1 and said.startswith("error: out of memory: lower --batch-size or --seq-len (now 512 and 128)")
+    record = run_record.read(tmp_path / "metrics_v1.json")
+    assert record["status"].startswith("failed: out of memory") and record["device"]["memory_mib"] == 700
+    assert record["parameters"] == 2_879_744 and record["loss"]["all"] == [] and record["memory"]["peak_mib"] < 900
+
+
+def test_an_error_of_pytorch_is_a_line_and_a_record(execute, tmp_path):
+    """AdamW divides the learning rate by 1 - beta1, and the quotient is larger than float32 can hold."""
+    said = execute(SCRIPT, *QUICK, "--learning-rate", 1e38, check=1).err
+    assert said == "error: step 1 failed: value cannot be converted to type float without overflow\n"
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert record["status"] == f"failed: {said.strip().removeprefix('error: ')}" and record["step_ms"]["all"] == []
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [(ValueError("a bug\nin detail"), "failed: a bug"), (KeyboardInterrupt(), "interrupted")],
+    ids=["bug", "second"],
+)
+def test_any_other_error_is_raised_again_after_the_record(at_step, monkeypatch, tmp_path, error, status):
+    """A bug keeps its traceback. A second Ctrl-C ends a step that hangs."""
+
+    def fail() -> None:
+        raise error
+
+    at_step(3, fail)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(type(error)) as raised:
+        run.train(tiny_llama_v1, options())
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert raised.value is error and record["status"] == status and len(record["loss"]["all"]) == 2
+
+
+def test_a_signal_while_the_record_is_written_waits(monkeypatch, tmp_path):
+    real = run.write_measurement
+
+    def write(path, *arguments) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(path, *arguments)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "write_measurement", write)
+    with pytest.raises(KeyboardInterrupt), signals.raised():
+        run.train(tiny_llama_v1, options())
+    assert len(losses(tmp_path / "metrics_v1.json")) == 4
+
+
 def assert_interrupted(record: dict, steps: int) -> None:
     assert record["status"] == "interrupted" and 1 <= len(record["loss"]["all"]) == len(record["step_ms"]["all"]) < steps
 
@@ -203,20 +264,6 @@ def test_ctrl_c_reaches_a_process(tmp_path):
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT and "interrupted" in rest
     assert_interrupted(json.loads((tmp_path / "metrics_v1.json").read_text()), 100000)
-
-
-def test_handlers_that_were_there_before_python_are_no_obstacle(monkeypatch):
-    """rocprofv3 installs its own in C; of those Python says None, and cannot put them back."""
-    real = signal.signal
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(run.signal, "signal", lambda kind, handler: real(kind, handler) and None)
-    try:
-        with run.deferred_signals() as received:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    finally:
-        for kind, handler in before.items():
-            real(kind, handler)
 
 
 def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path):

@@ -24,6 +24,11 @@ if arguments[0] == "-c":
     sys.exit()
 with open(os.environ["CALLS"], "a") as calls:
     print(json.dumps(["python", *arguments]), file=calls)
+if "check_arguments" in arguments[0]:
+    sys.exit(int(os.environ.get("CHECK", "0")))
+if os.environ.get("WRITES") and "--metrics-out" in arguments:
+    with open(arguments[arguments.index("--metrics-out") + 1], "w") as record:
+        record.write(os.environ["WRITES"])
 if "v3_stage4" in arguments[0]:
     sys.exit(int(os.environ.get("STAGE4", "0")))
 if "v3_stage6" in arguments[0] and not {"--skip-check", "--fixed"} & set(arguments):
@@ -111,6 +116,38 @@ def test_the_harness_must_refuse_stage_6(run_all):
 def test_bad_input(run_all, arguments, message):
     done, calls = run_all(*arguments, check=2)
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1 and not calls
+
+
+def results(folder: Path) -> dict[str, str]:
+    """The records in a folder by name."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("*_metrics.json"))}
+
+
+@pytest.mark.parametrize("code", [1, 2, 143], ids=["failed", "wrong input", "stopped"])
+def test_a_run_that_fails_leaves_the_earlier_results(run_all, tmp_path, code):
+    folder = tmp_path / "a folder/results"
+    run_all("--stages", "4", WRITES="first")
+    assert results(folder) == {"stage4_fixed_metrics.json": "first", "stage4_metrics.json": "first"}
+    _, calls = run_all("--stages=4", check=code, WRITES="second", STAGE4=str(code))
+    assert results(folder) == {"stage4_fixed_metrics.json": "first", "stage4_metrics.json": "first"}
+    assert results(folder / "failed")["stage4_metrics.json"] == "second", "what was measured is kept"
+    assert len(trained(calls)) == (2 if code == 1 else 1), "wrong input and a signal end the script"
+    run_all("--results-dir=results", "--stages=4", WRITES="third")
+    assert set(results(folder).values()) == {"third"} and not (folder / ".earlier").exists()
+
+
+def test_arguments_are_checked_before_the_first_run(run_all):
+    done, calls = run_all("--stages", "0 5", "--num-step", "50", check=2, CHECK="2")
+    [checked] = calls
+    assert [Path(path).stem for path in checked[1:4]] == ["check_arguments", "tiny_llama_v1", "v3_stage5_optimized"]
+    assert checked[4] == "--" and checked[-2:] == ["--num-step", "50"]
+
+
+@pytest.mark.parametrize("stage", ["0", "5"])
+def test_a_typo_is_found_in_one_line(refused, stage):
+    path = "../../../version1_pytorch_baseline/tiny_llama_v1.py" if stage == "0" else "v3_stage5_optimized.py"
+    said = refused(FOLDER / "check_arguments.py", FOLDER / path, "--", "--device", "cpu", "--num-step", "50")
+    assert "unrecognized arguments: --num-step 50" in said
 
 
 @pytest.mark.parametrize("which", ("0 5", pytest.param("0 1 2 3 4 5 6", marks=pytest.mark.slow)), ids=("two", "all"))

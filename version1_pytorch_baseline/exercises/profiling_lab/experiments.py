@@ -12,7 +12,7 @@ import concurrent.futures
 import functools
 import multiprocessing
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +101,16 @@ BOTTLENECKS = {
 }  # fmt: skip
 
 
-def bottlenecks(device: torch.device, smaller: int = 1) -> list[dict[str, Any]]:
-    """The time of each way: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has no rows.
+def bottlenecks(device: torch.device, smaller: int = 1) -> Iterator[dict[str, Any]]:
+    """The time of each way, as it is measured: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has none.
 
     Args:
         smaller: divides the number of elements, for tests.
     """
-    rows = []
     for make, sizes in BOTTLENECKS.items():
         for way, fn in make(device, sizes[devices.is_gpu(device)] // smaller).items():
             milliseconds = summarize(benchmark(fn, device))["median"]
-            rows.append({"bottleneck": make.__name__, "way": way, "ms": milliseconds})
-    return rows
+            yield {"bottleneck": make.__name__, "way": way, "ms": milliseconds}
 
 
 # --------------------------------------------------------------------------------------------------------- four fixes
@@ -161,15 +159,14 @@ def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
     return {"fix": fix, "step_ms": summarize(times), **memory, "loss": step().item()}
 
 
-def fixes(options: Namespace) -> list[dict[str, Any]]:
+def fixes(options: Namespace) -> Iterator[dict[str, Any]]:
     """`measure_fix` of all FIXES that work here, each in a new process, so that it inherits no memory and no caches."""
-    rows, fresh = [], multiprocessing.get_context("spawn")
+    fresh = multiprocessing.get_context("spawn")
     for fix in FIXES:
         if fix == "torch.compile" and devices.compile_problem(devices.select(options.device)):
             continue
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as process:
-            rows.append(process.submit(measure_fix, fix, options).result())
-    return rows
+            yield process.submit(measure_fix, fix, options).result()
 
 
 # ------------------------------------------------------------------------------------------------- one layer, by span
@@ -234,8 +231,8 @@ def main() -> None:
     from common.documents.lab_dashboard import PARTS
 
     measured = {
-        "bottlenecks": lambda: bottlenecks(devices.select(options.device)),
-        "fixes": lambda: fixes(resolve(options)),
+        "bottlenecks": lambda: list(bottlenecks(devices.select(options.device))),
+        "fixes": lambda: list(fixes(resolve(options))),
         "layer": lambda: layer(resolve(options)),
     }[options.what]()
     print(tables.text(*PARTS[options.what].rows(measured)))

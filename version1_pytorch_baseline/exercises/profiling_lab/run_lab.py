@@ -4,7 +4,8 @@
     python run_lab.py --output mine.json --implementation starter --parts components optimizations
     python report.py profiling_lab.json --output profiling_lab.html
 
-It takes minutes. A part that was not requested, or not reached, is null in the file; `report.py` makes a page of the others.
+It takes minutes. The file is written after each row, so a part that a signal ended holds the rows before it. A part that was not
+requested, or not reached, is null in the file; `report.py` makes a page of the others.
 
 The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^20 bytes):
 
@@ -26,7 +27,7 @@ import importlib
 import importlib.metadata
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +38,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.documents.lab_dashboard import PARTS, SCHEMA
 from common.errors import UsageError
-from common.files import writable_file, write_json
+from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
 from common.training import ceilings, record
@@ -54,7 +55,7 @@ def load(implementation: str) -> ModuleType:
 
 
 def measurements(profiling: ModuleType, options: Namespace, device: torch.device, peaks: dict[str, Any]) -> dict[str, Callable]:
-    """A function for each part that measures it, in the order in which they run."""
+    """A function for each part that measures it, in the order in which they run; a part that is a list gives a row at a time."""
     kind, heads, head_dim = device.type, options.num_heads, options.d_model // options.num_heads
     version1 = experiments.resolve(Namespace(preset=options.preset, device=kind, num_steps=options.num_steps))
     sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
@@ -67,18 +68,32 @@ def measurements(profiling: ModuleType, options: Namespace, device: torch.device
         jax = classed(profiling.profile_attention_components_jax(*sizes)) if jax_runs_on(device) else None
         return {"pytorch": classed(profiling.profile_attention_components(*sizes)), "jax": jax}
 
-    def over_lengths(compare: Callable) -> list[dict[str, Any]]:
-        return [{"seq_len": length, "ms": compare(1, heads, length, head_dim, kind)} for length in options.seq_lens]
+    def over_lengths(compare: Callable) -> Iterator[dict[str, Any]]:
+        return ({"seq_len": length, "ms": compare(1, heads, length, head_dim, kind)} for length in options.seq_lens)
+
+    def memory() -> Iterator[dict[str, Any]]:
+        for length in options.seq_lens:
+            yield from profiling.memory_curve([length], heads=heads, d_k=head_dim, device=kind)
 
     return {
         "components": components,
         "optimizations": lambda: over_lengths(profiling.compare_optimizations),
         "frameworks": lambda: over_lengths(profiling.compare_frameworks),
-        "memory": lambda: profiling.memory_curve(options.seq_lens, heads=heads, d_k=head_dim, device=kind),
+        "memory": memory,
         "bottlenecks": lambda: experiments.bottlenecks(device),
         "fixes": lambda: experiments.fixes(version1),
         "layer": lambda: experiments.layer(version1),
     }
+
+
+def growing(found: dict[str, Any] | Iterable[dict[str, Any]]) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
+    """What is measured of a part, whenever it has grown by a row; a part that is no list comes whole."""
+    rows = []
+    for row in [] if isinstance(found, dict) else found:
+        rows.append(row)
+        yield rows
+    if isinstance(found, dict):
+        yield found
 
 
 def main() -> None:
@@ -114,9 +129,9 @@ def main() -> None:
     for part, run in measurements(profiling, options, device, peaks).items():
         if part in options.parts:
             with progress(part):
-                result[part] = run()
+                for result[part] in growing(run()):
+                    write_measurement(options.output, result, "--output")
             print(f"{part}\n{tables.text(*PARTS[part].rows(result[part]))}\n", flush=True)
-            write_json(options.output, result)  # after each part: a later one may run out of memory
     print(f"written: {options.output}")
 
 

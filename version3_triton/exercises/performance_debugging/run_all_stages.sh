@@ -11,6 +11,9 @@
 # wider layers and a larger batch, so that launches do not limit it, in bfloat16; on a CPU a small model and a long sequence. Only
 # equal configurations can be compared. The exit code is 0, or that of the first run that failed.
 #
+# The arguments are checked before the first run. A run replaces the earlier results of its name only when it has succeeded;
+# otherwise they stay, and its own go to DIR/failed. Wrong input (exit code 2) and a signal end the script.
+#
 # Results:
 #
 #     DIR/stageN_output.log, stageN_fixed_output.log        output of the runs
@@ -19,6 +22,7 @@
 #                                                           (on a CPU: operators) by torch.profiler
 #     DIR/stageN_profile/                                   the profiler's own files, such as the trace
 #     DIR/comparison.md                                     the comparison, which is also printed
+#     DIR/failed/                                           the records and profiles of runs that failed or were stopped
 
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,6 +33,7 @@ stages="0 1 2 3 4 5 6"
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) head_of_script; exit ;;
+        --results-dir=* | --stages=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
         --results-dir) folder=${2-}; shift 2 || fail "$1 needs a value" ;;
         --stages) stages=${2-}; shift 2 || fail "$1 needs a value" ;;
         --) arguments+=("${@:2}"); break ;;
@@ -43,8 +48,10 @@ file_of() { # STAGE
 }
 for stage in $stages; do
     [ -f "$(file_of "$stage")" ] || fail "there is no stage '$stage': --stages takes numbers, 0 to 6"
+    files+=("$(file_of "$stage")")
 done
-mkdir -p "$folder"
+[ -n "${files-}" ] || fail "--stages names no stage: it takes numbers, 0 to 6"
+mkdir -p "$folder" || exit 2
 
 device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
 case " ${arguments[*]-} " in *" --device cpu "* | *" --device=cpu "*) device=cpu ;; esac
@@ -56,11 +63,42 @@ else
     size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 512 --num-steps 40)
 fi
 arguments=("${size[@]}" --time-phases --measure-peak ${arguments[@]+"${arguments[@]}"}) # before bash 4.4 an empty array is unset
+python "$here/check_arguments.py" "${files[@]}" -- "${arguments[@]}" || exit
 echo "every run: ${arguments[*]}" >&2
 
-failed() { # NAME CODE
-    echo "$1 failed with exit code $2: see $folder/$1_output.log" >&2
-    keep_first "$2"
+earlier=$folder/.earlier # results of the name in hand, while its run may still fail
+name=
+move() { # FROM TO: the results of the name in hand, in the place of those that are there
+    local kind
+    for kind in metrics.json profile.csv profile; do
+        [ -e "$1/${name}_$kind" ] || continue
+        mkdir -p "$2" && rm -rf "$2/${name:?}_$kind" && mv "$1/${name}_$kind" "$2" || exit 2
+    done
+}
+give_back() { # the earlier results come back, and what the run has left goes aside
+    [ -n "$name" ] || return 0
+    move "$folder" "$folder/failed"
+    move "$earlier" "$folder"
+    name=
+}
+trap give_back EXIT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
+replace() { # NAME COMMAND...: the results of a name by those of a command
+    local failed=0
+    name=$1
+    move "$folder" "$earlier"
+    rm -f "$folder/${name}_output.log"
+    "${@:2}" || failed=$?
+    if [ "$failed" != 0 ]; then
+        echo "$name failed with exit code $failed: see $folder/${name}_output.log" >&2
+        give_back
+    fi
+    name=
+    rm -rf "$earlier"
+    [ "$failed" -ne 2 ] && [ "$failed" -le 128 ] || exit "$failed"
+    keep_first "$failed"
 }
 
 run() { # NAME SCRIPT ARGUMENTS...: adds to the log of that name
@@ -81,22 +119,23 @@ measure() { # NAME SCRIPT ARGUMENTS...: run and profile
     fi && python "$here/stage_profile.py" "$folder/$1_profile" --csv "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
 }
 
-for stage in $stages; do
-    name=stage$stage
-    file=$(file_of "$stage")
-    rm -rf "$folder/$name"_*
-    if [ "$stage" = 6 ]; then
-        refused=0
-        run "$name" "$file" || refused=$? # the harness refuses it with exit code 1; then a run without this check
-        if [ "$refused" != 1 ]; then
-            echo "$name was not refused (exit code $refused): see $folder/${name}_output.log" >&2
-            keep_first $((refused ? refused : 1))
-        fi
-        measure "$name" "$file" --skip-check || failed "$name" $?
-    else
-        measure "$name" "$file" || failed "$name" $?
+unchecked() { # NAME SCRIPT: the harness refuses stage 6 with exit code 1; then a run without this check
+    local refused=0
+    run "$@" || refused=$?
+    if [ "$refused" != 1 ]; then
+        echo "$1 was not refused (exit code $refused): see $folder/$1_output.log" >&2
+        keep_first $((refused ? refused : 1))
     fi
-    case $stage in 0 | 5) ;; *) run "${name}_fixed" "$file" --fixed || failed "${name}_fixed" $? ;; esac
+    measure "$@" --skip-check
+}
+
+for stage in $stages; do
+    file=$(file_of "$stage")
+    case $stage in
+        6) replace "stage$stage" unchecked "stage$stage" "$file" ;;
+        *) replace "stage$stage" measure "stage$stage" "$file" ;;
+    esac
+    case $stage in 0 | 5) ;; *) replace "stage${stage}_fixed" run "stage${stage}_fixed" "$file" --fixed ;; esac
 done
 echo >&2
 python "$here/compare_stages.py" --results-dir "$folder" --output "$folder/comparison.md" || keep_first $?

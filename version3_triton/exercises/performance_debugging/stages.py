@@ -21,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 
 from common import cli
 from common import device as devices
-from common.files import write_json
+from common.files import write_measurement
 from common.training import run, version_files
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
@@ -83,7 +83,7 @@ def train(stage: SimpleNamespace, options: Namespace) -> int:
     options.metrics_out = options.metrics_out or Path(f"metrics_{Path(stage.__file__).stem}.json")
     result = run.train(stage, options)
     record = result.record | {"stage": {"fixed": options.fixed, **updated(optimizers[0]), "caveat": caveat}}
-    write_json(result.metrics, record)
+    write_measurement(result.metrics, record, "--metrics-out")
     if "phases_ms" in record:
         total, step = sum(phase["median"] for phase in record["phases_ms"].values()), record["step_ms"]["median"]
         print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")

@@ -1,0 +1,264 @@
+"""What a script has measured is kept however it ends: by a signal, a closed or full standard output, or a full disk.
+
+Scripts run in this process and are ended in the middle of their work. What takes long, such as a trial in a process of its own,
+is made up; one search with real trials is stopped, too.
+"""
+
+import errno
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from common import cli, timing
+from common import device as devices
+from common.studies import ablation, batch_size, benchmark, gemm_operations
+from tests import records
+from tests.conftest import PATHS, ROOT, TINY, V1
+from version3_triton import kernels
+
+import experiments
+import pytest
+
+V2, LAB = ROOT / "version2_pytorch_fused", V1 / "exercises/profiling_lab"
+QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4", "--warmup-steps", "1", "--log-every", "1", "--metrics-out", "out.json")
+TIMES = {"median": 1.0, "p20": 1.0, "p80": 1.0, "count": 3}
+SMALL = "model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 50}\n"
+SMALL += "training: {batch_size: 2, sequence_length: 9}\n"
+HEADER = {key: records.record()[key] for key in ("device", "environment")}
+
+
+def trial(path: Path, options: Any, flags: list[str]) -> tuple[batch_size.Trial, dict]:
+    found = {
+        "batch_size": options.batch_size,
+        "status": batch_size.FITS,
+        "step_ms": TIMES,
+        "tokens_per_second": 1e3,
+        "peak_mib": 1.0,
+    }
+    return found, HEADER | {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
+
+
+def process(work: Callable, options: Any, gpu: str | None) -> dict[str, Any]:
+    run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
+    return {"status": "ok", "reason": None, "found": run} | HEADER
+
+
+def timed(function: Callable, device: Any, warmup: int = 3, iterations: int = 20) -> list[float]:
+    function()
+    return [1.0] * iterations
+
+
+class Script(NamedTuple):
+    """A script, its result file, how many rows that holds, and the function in whose call number `call` the script is ended."""
+
+    path: Path
+    arguments: tuple[object, ...]
+    file: str
+    rows: Callable[[dict], int]
+    function: tuple[object, str]
+    call: int
+    stand_in: Callable | None = None
+
+
+def version(path: Path) -> Script:
+    """Ended in the second of four steps."""
+    return Script(path, QUICK, "out.json", lambda record: len(record["loss"]["all"]), (timing.Clock, "mark"), 4)
+
+
+SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))} | {
+    "benchmark": Script(
+        V2 / "benchmark_suite.py", ("--models", "v1,v2", "--batch-sizes", "2", "--seq-lengths", "8", "--metrics", "memory"),
+        "benchmark_suite/benchmark.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
+        (benchmark, "run_process"), 3, process,
+    ),
+    "batch size": Script(
+        V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",
+        lambda found: len(found["trials"]), (batch_size, "in_own_process"), 3, trial,
+    ),
+    "ablation": Script(
+        V2 / "fusion_ablation_study.py", ("--config", "small.yaml", "--rounds", "3"), "fusion_ablation/fusion_ablation.json",
+        lambda found: found["rounds"], (ablation, "benchmark"), 3, timed,  # in the second round over two combinations
+    ),
+    "matrix products": Script(
+        V1 / "analyze_gemm_operations.py",
+        ("--model-config", "small.yaml", "--batch-sizes", "2,3", "--sequence-lengths", "8"),
+        "gemm_analysis/gemm_analysis.json", lambda found: len(found["gemms"]), (gemm_operations, "time_product"), 36,
+        lambda *_: ([1.0], 1),
+    ),
+    "lab": Script(
+        LAB / "run_lab.py", ("--output", "lab.json", "--parts", "bottlenecks"), "lab.json",
+        lambda found: len(found["bottlenecks"]), (experiments, "benchmark"), 3, timed,
+    ),
+    "kernels": Script(
+        ROOT / "version3_triton/benchmark_kernels.py",
+        ("--config", "small.yaml", "--operations", "rms_norm", "apply_rope", "--metrics-out", "out.json"), "out.json",
+        lambda found: len(found["rows"]), (timing, "benchmark"), 6, timed,
+    ),
+}  # fmt: skip
+
+
+class Reached(Exception):
+    """Holds the function that `cli.command` was to run."""
+
+
+MAIN = sorted(
+    path.relative_to(ROOT)
+    for path in ROOT.glob("version*_*/**/*.py")
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("script", MAIN, ids=str)
+def test_every_script_has_the_exit_codes_of_the_readme(monkeypatch, script):
+    """They all end through `cli.command`, which has its own test."""
+
+    def command(main: Callable) -> None:
+        raise Reached(main)
+
+    monkeypatch.setattr(cli, "command", command)
+    monkeypatch.setattr("sys.argv", [str(script)])
+    with pytest.raises(Reached):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+class Output(io.StringIO):
+    """Standard output, which fails once `error` is set."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file, self.error = file.open("w"), None
+
+    def write(self, text: str) -> int:
+        if self.error:
+            raise self.error
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self.error:
+            raise self.error
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+
+@pytest.fixture
+def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[..., str]]:
+    """ended(script, how, check): runs it, calls how(output) in the middle; what it printed, after a check of its exit code."""
+    stopping = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {kind: signal.signal(kind, handler) for kind, handler in stopping.items()}  # nohup and a shell's & ignore some
+    (tmp_path / "small.yaml").write_text(SMALL)
+    monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile is left out")
+    monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 4, (True, False, False, False)])
+    monkeypatch.setattr(ablation, "count", lambda *_: SimpleNamespace(are_operators=True, notes=[]))
+    monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    output = Output(tmp_path / "output")
+
+    def run(script: Script, how: Callable[[Output], object], check: int) -> str:
+        owner, name = script.function
+        real, calls = script.stand_in or getattr(owner, name), []
+
+        def counted(*arguments, **options):
+            calls.append(name)
+            if len(calls) == script.call:
+                how(output)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+        monkeypatch.setattr("sys.stdout", output)
+        printed = execute(script.path, "--device", "cpu", *script.arguments, check=check)
+        assert len(calls) >= script.call, "it was ended in the middle"
+        return f"{output.getvalue()}\n{printed.err}"
+
+    yield run
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_signal(ended, tmp_path, script, kind):
+    ended(script, lambda output: os.kill(os.getpid(), kind), 128 + kind)
+    assert script.rows(json.loads((tmp_path / script.file).read_text())) >= 1
+
+
+@pytest.mark.parametrize(
+    "error, code", [(BrokenPipeError(errno.EPIPE, "Broken pipe"), 141), (OSError(errno.ENOSPC, "No space left on device"), 1)],
+    ids=["closed", "full"],
+)  # fmt: skip
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_standard_output_that_is_closed_or_full(ended, tmp_path, script, error, code):
+    said = ended(script, lambda output: setattr(output, "error", error), code)
+    assert script.rows(json.loads((tmp_path / script.file).read_text())) >= 1
+    assert ("No space left on device" in said) == (code == 1) and "Traceback" not in said
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_full_disk(ended, monkeypatch, script):
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said = ended(script, lambda output: monkeypatch.setattr(Path, "write_bytes", full), 1)
+    [printed] = [line for line in said.splitlines() if line.startswith("{")]
+    assert script.rows(json.loads(printed)) >= 1
+    assert f"error: cannot write {script.file} (--" in said and "No space left on device" in said
+
+
+@pytest.fixture
+def started(tmp_path) -> Callable[..., subprocess.Popen]:
+    """started(script, *arguments): a process whose lines can be read as it prints them."""
+
+    def start(script: Path, *arguments: object, **streams) -> subprocess.Popen:
+        environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+        return subprocess.Popen(
+            [sys.executable, str(script), *map(str, arguments)], cwd=tmp_path, env=environment, text=True, **streams,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )  # fmt: skip
+
+    return start
+
+
+def test_a_search_with_real_trials_stops_in_the_middle_of_one(started, tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    search = started(V2 / "optimize_batch_size.py", "--config", "small.yaml", "--optimization-target", "memory")
+    assert search.stdout.readline().startswith("batch size     1")
+    search.send_signal(signal.SIGTERM)
+    said, complained = search.communicate(timeout=60)
+    assert search.returncode == 128 + signal.SIGTERM and "the search was interrupted" in said, complained
+    assert len(json.loads((tmp_path / "batch_size_search/batch_search.json").read_text())["trials"]) >= 1
+
+
+ENDLESS = (*QUICK, "--num-steps", "100000")
+
+
+def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
+    """As `| head -1`, and as a lost connection."""
+    piped = started(V1 / "tiny_llama_v1.py", *ENDLESS)
+    hung_up = started(V1 / "tiny_llama_v1.py", *ENDLESS, "--metrics-out", "hangup.json")
+    assert piped.stdout.readline().startswith("step     1/")
+    piped.stdout.close()
+    assert hung_up.stdout.readline().startswith("step     1/")
+    hung_up.send_signal(signal.SIGHUP)
+    hung_up.communicate(timeout=60)
+    assert piped.wait(timeout=60) == 141 and piped.stderr.read() == "" and hung_up.returncode == 129
+    for name in ("out.json", "hangup.json"):
+        record = json.loads((tmp_path / name).read_text())
+        assert record["status"] == "interrupted" and len(record["loss"]["all"]) >= 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_output_to_a_full_device(started, tmp_path):
+    with open("/dev/full", "w") as full:
+        process = started(V1 / "tiny_llama_v1.py", *QUICK, stdout=full)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and said == "error: [Errno 28] No space left on device\n"
+    assert len(json.loads((tmp_path / "out.json").read_text())["loss"]["all"]) >= 1

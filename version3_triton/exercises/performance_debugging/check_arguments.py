@@ -1,0 +1,27 @@
+"""Checks the arguments of runs before the first one starts; exit code 2 if a script does not take them.
+
+python check_arguments.py ../../../version1_pytorch_baseline/tiny_llama_v1.py v3_stage5_optimized.py -- --num-steps 50
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from common import cli
+from common.training import run, version_files
+
+import stages
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    end = sys.argv.index("--")
+    for path in map(Path, sys.argv[1:end]):
+        own = path.resolve().parent == HERE
+        version = stages.of(import_module(path.stem)) if own else version_files.load(path)
+        cli.parse(run.parser(version).parse_args(sys.argv[end + 1 :]))
+
+
+if __name__ == "__main__":
+    cli.command(main)
