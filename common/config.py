@@ -167,6 +167,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             content = yaml.load(file.read().decode("utf-8"), YamlLoader)
     except OSError as error:
         raise UsageError(f"--config: cannot read config {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise UsageError(f"config {path} is not valid YAML: it is nested too deep") from error
     except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):

@@ -22,9 +22,13 @@ from common.errors import RunError, UsageError
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-# Numbers in the models. They are finite, and JSON's true and false are not numbers.
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Numbers in the models. They are finite, and JSON's true and false are not numbers. No amount is so large that sums, products
+# or quotients of some amounts are not finite.
+LARGEST = 2**63
+Amount = Annotated[float, Field(ge=0, lt=LARGEST, allow_inf_nan=False)]
+PositiveAmount = Annotated[float, Field(gt=0, lt=LARGEST, allow_inf_nan=False)]
+Integer = Annotated[int, Field(ge=-LARGEST, lt=LARGEST)]
+Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST, allow_inf_nan=False)]
 Content = TypeVar("Content")
 
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
@@ -100,8 +104,11 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one."""
-    _write_bytes(path, text.encode("utf-8"))
+    """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one.
+
+    Half a pair of surrogates, which JSON can hold and UTF-8 cannot, becomes a question mark.
+    """
+    _write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def temporary_name(path: Path) -> Path:
@@ -163,6 +170,12 @@ def json_lines(content: Any, indent: str = "") -> str:
     return f"{line[0]}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{line[-1]}"
 
 
+def integer(digits: str) -> int | float:
+    """An integer of 64 bits; a longer one becomes a float, so that the models, which bound floats, refuse it by its field."""
+    number = int(digits) if len(digits) <= 20 else float(digits)
+    return number if -LARGEST <= number < LARGEST else float(number)
+
+
 def read_json(path: Path, schema: str | None = None) -> Any:
     """Content of a .json or .json.gz file.
 
@@ -170,7 +183,7 @@ def read_json(path: Path, schema: str | None = None) -> Any:
         schema: the value that the key "schema" must have, for files of our own.
 
     Raises:
-        UsageError: the file is missing, empty, cut off, not JSON, or of another schema.
+        UsageError: the file is missing, empty, cut off, not JSON, nested too deep, or of another schema.
     """
     try:
         with opened(path) as file:
@@ -183,9 +196,11 @@ def read_json(path: Path, schema: str | None = None) -> Any:
     if not text.strip():
         raise UsageError(f"{path} is empty")
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=integer)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path} is not JSON or is cut off: {error.msg} at line {error.lineno}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is damaged: its lists or objects are nested too deep") from error
     if schema is not None and (not isinstance(content, dict) or content.get("schema") != schema):
         found = content.get("schema", "none") if isinstance(content, dict) else "none"
         raise UsageError(f"{path} is not a file of schema {schema} (found: {found})")
@@ -204,8 +219,11 @@ def read(path: Path, model: type[Content]) -> Content:
     return check(path, read_json(path, get_args(model.__annotations__["schema"])[0]), model)
 
 
-def check(path: Path, content: Any, model: type[Content]) -> Content:
+def check(path: Path, content: Any, model: type[Content], place: str = "") -> Content:
     """The content of `path`, unchanged, if it fits the model.
+
+    Args:
+        place: stands before the field in the message, if the content is a part of the file.
 
     Raises:
         UsageError: it does not; the message names the file, the first field that is wrong, and what is wrong with it.
@@ -214,7 +232,7 @@ def check(path: Path, content: Any, model: type[Content]) -> Content:
         _adapter(model).validate_python(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
+        field = place + ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"{path}: {field}: {first['msg']}") from error
     return content
 

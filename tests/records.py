@@ -45,3 +45,15 @@ def profile(run: dict, operators: list[dict], kernels: list[dict] | None = None,
         "kernels": [place | {"device_us": 1.0} | row for row in kernels or []], "device_busy_us": 0.0,
         "launch": {"count": 0, "mean_delay_us": 0.0}, "memory_peak_bytes": None,
     } | changes  # fmt: skip
+
+
+def benchmark(cells: list[dict], **changes) -> dict:
+    """A whole benchmark.json with these cells, of one shape."""
+    own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}
+    sizes, lengths = ({cell[key] for cell in cells} for key in ("batch_size", "sequence_length"))
+    return own | {
+        "schema": "tiny-llama-benchmark/1", "status": "completed", "packages": {}, "seed": 0,
+        "models": list(dict.fromkeys(cell["model"] for cell in cells)), "metrics": ["throughput", "memory"],
+        "batch_sizes": sorted(sizes), "sequence_lengths": sorted(lengths), "steps": 2, "repeats": 3, "accuracy_steps": 2,
+        "cells": cells, "accuracy": [],
+    } | changes  # fmt: skip

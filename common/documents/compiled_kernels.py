@@ -35,12 +35,24 @@ class Compiled(TypedDict):
     rows: list[CompiledKernel]
 
 
+class Target(TypedDict):
+    """The kernels of one Triton for one target."""
+
+    triton: str
+    target: str
+    compiled: int
+    spilling: int
+    largest_spill: int
+    least_registers: int
+    largest_shared_bytes: int
+
+
 class Summary(TypedDict):
-    """tritons.json. A target has the keys triton, target, compiled and spilling (numbers of kernels), and three extremes."""
+    """tritons.json."""
 
     schema: Literal[SUMMARY_SCHEMA]
     command: str
-    targets: list[dict[str, str | int]]
+    targets: list[Target]
     spilling: list[CompiledKernel]  # with the key triton
 
 

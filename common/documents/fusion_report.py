@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import files
 from common.analysis.comparisons import kernel_reduction, regression, sequence_memory
 from common.analysis.output import plots
 from common.analysis.output.report import Report
@@ -66,7 +65,7 @@ def write(inputs: Inputs, output: Path) -> str:
     reduction = kernel_reduction.compare(*paths)  # refuses runs that cannot be compared
     steps = [bottlenecks.read_step(path) for path in paths]
     lengths = sequence_memory.read(inputs.sequences) if inputs.sequences else []
-    study = files.read(inputs.ablation, ablation.Ablation) if inputs.ablation else None
+    study = ablation.read(inputs.ablation) if inputs.ablation else None
     records = [*(step.profile["run"] for step in steps), *(run.record for run in lengths), *([study] if study else [])]
     report = Report(TITLE)
     add_conditions(report, paths, steps)

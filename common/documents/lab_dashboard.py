@@ -6,7 +6,7 @@ PARTS describes each part of the file once. TABLES makes the tables of documents
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
@@ -14,7 +14,10 @@ from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.documents import measured
 from common.errors import UsageError
-from common.files import read_json
+from common.files import Number, PositiveAmount, read
+
+from pydantic import Field, PositiveInt
+from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +26,78 @@ SCHEMA = "tiny-llama-profiling-lab/1"
 FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
+
+
+class Component(TypedDict):
+    name: str
+    time_ms: PositiveAmount
+    memory_mb: Number
+    flops: PositiveAmount
+    bytes_moved: PositiveAmount
+    bound: str
+
+
+class Times(TypedDict):
+    """The ms of each way at one sequence length; None where it cannot run."""
+
+    seq_len: PositiveInt
+    ms: dict[str, PositiveAmount | None]
+
+
+class Added(TypedDict):
+    """The MiB that each way adds at one sequence length."""
+
+    seq_len: PositiveInt
+    baseline: NotRequired[Number | None]
+    chunked: NotRequired[Number | None]
+    sdpa: NotRequired[Number | None]
+
+
+class Way(TypedDict):
+    bottleneck: str
+    way: str
+    ms: PositiveAmount
+
+
+class Fix(TypedDict):
+    fix: str
+    step_ms: run_record.Summary
+    peak_mib: PositiveAmount
+    kind: str
+    loss: Number
+
+
+class Layer(TypedDict):
+    ms: PositiveAmount
+    profiled_ms: PositiveAmount
+    on_gpu: bool
+    spans: dict[str, dict[str, Number]]  # ms by span and phase
+
+
+class Sizes(TypedDict):
+    batch_size: PositiveInt
+    seq_len: PositiveInt
+    d_model: PositiveInt
+    num_heads: PositiveInt
+    preset: str
+
+
+class Lab(run_record.Header):
+    """profiling_lab.json; a part that was not measured is None."""
+
+    schema: Literal[SCHEMA]
+    jax: str | None  # its version
+    precision: str
+    sizes: Sizes
+    ceilings: run_record.Ceilings
+    components: dict[Literal[tuple(NAMES)], list[Component] | None] | None
+    optimizations: list[Times] | None
+    frameworks: list[Times] | None
+    memory: list[Added] | None
+    bottlenecks: list[Way] | None
+    fixes: Annotated[list[Fix], Field(min_length=1)] | None
+    layer: Layer | None
+
 
 Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
 
@@ -162,7 +237,7 @@ def _documented(part: str, *folders: Path) -> str:
     for folder in folders:
         if not (folder / FILE).exists():
             raise UsageError(f"no {FILE} in {folder}: measure with run_lab.py --output {folder / FILE}")
-        result = read_json(folder / FILE, SCHEMA)
+        result = read(folder / FILE, Lab)
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])

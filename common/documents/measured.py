@@ -25,7 +25,6 @@ from common.analysis.output.tables import format_number
 from common.analysis.profiles import run_record, step_profile
 from common.config import PRESETS
 from common.errors import UsageError
-from common.files import read, read_json
 from common.studies import ablation, benchmark
 
 PRECISIONS = ("fp32", "bf16")
@@ -230,7 +229,7 @@ def curves(folder: Path) -> str:
 
 def _ablations(folder: Path) -> list[tuple[str, str, Record]]:
     files = find(folder, "v[0-9]_ablation_{preset}_{precision}.json")
-    return [(preset, precision, read(path, ablation.Ablation)) for preset, precision, path in files]
+    return [(preset, precision, ablation.read(path)) for preset, precision, path in files]
 
 
 def combinations(folder: Path) -> str:
@@ -250,7 +249,7 @@ def effects(folder: Path) -> str:
 
 def suite(part: str, path: Path) -> str:
     """A table of a benchmark: throughput, memory or scaling."""
-    study = read_json(path, benchmark.SCHEMA)
+    study = benchmark.read(path)
     return table(*getattr(benchmark, f"{part}_table")(study), study)
 
 
@@ -261,7 +260,7 @@ def captured_steps(folder: Path) -> str:
     """
     studies, cells = [], {}
     for preset, precision, path in find(folder, "captured_{preset}_{precision}.json"):
-        studies.append(read_json(path, benchmark.SCHEMA))
+        studies.append(benchmark.read(path))
         found = {(cell["model"], cell["batch_size"], cell["sequence_length"]): cell for cell in studies[-1]["cells"]}
         for (model, size, length), eager in found.items():
             if captured := found.get((model + benchmark.CAPTURED, size, length)):
@@ -284,7 +283,7 @@ def versions_and_peers(folder: Path) -> str:
     """
     studies, rows = [], {}
     for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
-        studies.append(read_json(path, benchmark.SCHEMA))
+        studies.append(benchmark.read(path))
         for cell in studies[-1]["cells"]:
             column = f"{preset}, {precision}, {cell['batch_size']} x {cell['sequence_length']}"
             rows.setdefault(cell["model"], {})[column] = _time_and_memory(cell)

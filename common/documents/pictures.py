@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.output import plots, tables
 from common.documents.measured import find
-from common.files import read_json
 from common.studies import benchmark
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def ladder(folder: Path) -> Picture:
     panels = {}
     for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
         if precision == "bf16":
-            study = read_json(path, benchmark.SCHEMA)
+            study = benchmark.read(path)
             times = {c["model"]: [run["step_ms"]["median"] for run in c["runs"]] for c in study["cells"] if c["status"] == "ok"}
             panels[f"{preset}, {study['batch_sizes'][0]} x {study['sequence_lengths'][0]} tokens"] = {
                 model: median(runs) for model, runs in times.items()

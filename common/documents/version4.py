@@ -1,14 +1,14 @@
 """Tables of Version 4's comparisons, from the files that benchmark_levers.py and benchmark_block_fusion.py write."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from common.analysis.profiles import run_record
 from common.documents.measured import table
 from common.files import read
 
-from pydantic import PositiveInt
-from typing_extensions import TypedDict
+from pydantic import Field, PositiveInt
+from typing_extensions import NotRequired, TypedDict
 
 
 class Way(TypedDict):
@@ -24,7 +24,9 @@ class Levers(run_record.Header):
     """levers.json."""
 
     schema: Literal["tiny-llama-levers/1"]
-    rows: list[Way]
+    model: NotRequired[run_record.Model]
+    precision: run_record.Compute
+    rows: Annotated[list[Way], Field(min_length=1)]
 
 
 class Block(TypedDict):
@@ -34,11 +36,17 @@ class Block(TypedDict):
     difference: float
 
 
+class Gpu(run_record.Device):
+    multiprocessors: PositiveInt
+
+
 class BlockFusion(run_record.Header):
     """block_fusion.json."""
 
     schema: Literal["tiny-llama-block-fusion/1"]
-    device: run_record.Device
+    device: Gpu
+    model: NotRequired[run_record.Model]
+    precision: run_record.Compute
     sequence_length: PositiveInt
     rows: list[Block]
 

@@ -49,7 +49,7 @@ from common.training.run import out_of_memory_explained
 from common.training.step import prepare
 
 import torch
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
@@ -74,7 +74,7 @@ class Combination(TypedDict):
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
     launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
-    loss: FiniteFloat | None  # nats; None as the launches
+    loss: files.Number | None  # nats; None as the launches
     steps: PositiveInt  # trained, until that loss where there is one
 
 
@@ -271,13 +271,31 @@ def effects(combinations: list[Combination]) -> list[Effect]:
 # --------------------------------------------------------------------------------------------------------------- report
 
 
+def read(path: Path) -> Ablation:
+    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion.
+
+    Raises:
+        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
+    """
+    measured = files.read(path, Ablation)
+    first, *others = measured["combinations"]
+    for i, other in enumerate(others, 1):
+        if len(other["round_ms"]) != len(first["round_ms"]):
+            raise UsageError(f"{path}: combinations.{i}.round_ms: not as many rounds as in the first combination")
+        if (other["peak_mib"] is None) != (first["peak_mib"] is None):
+            raise UsageError(f"{path}: combinations.{i}.peak_mib: given for some combinations and not for others")
+    if not effects(measured["combinations"]):
+        raise UsageError(f"{path}: combinations: no two differ in one fusion")
+    return measured
+
+
 def analyze(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file and a figure.
 
     Raises:
         UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
     """
-    measured = files.read(path, Ablation)
+    measured = read(path)
     found = effects(measured["combinations"])
     report = Report("Fusion ablation")
     report.text(conditions(measured), f"Made by {run_record.origin(measured)}.")

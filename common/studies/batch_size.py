@@ -64,14 +64,27 @@ TARGETS = {  # what the last two doublings have not done when they end the searc
 }
 
 
-class Trial(TypedDict):
-    """One batch size; the last three values are None if memory ran out."""
+class Measured(TypedDict):
+    """A batch size that was trained."""
 
     batch_size: PositiveInt
-    status: Literal[FITS, OVER, OUT]
-    step_ms: run_record.Summary | None
-    tokens_per_second: PositiveAmount | None
-    peak_mib: Amount | None
+    status: Literal[FITS, OVER]
+    step_ms: run_record.Summary
+    tokens_per_second: PositiveAmount
+    peak_mib: Amount
+
+
+class TooLarge(TypedDict):
+    """A batch size for which memory ran out."""
+
+    batch_size: PositiveInt
+    status: Literal[OUT]
+    step_ms: None
+    tokens_per_second: None
+    peak_mib: None
+
+
+Trial = Annotated[Measured | TooLarge, Field(discriminator="status")]
 
 
 class BatchSearch(run_record.Header):
@@ -318,6 +331,8 @@ def analyze(path: Path) -> Report:
         UsageError: the file is missing, damaged, or not of schema tiny-llama-batch-search/1.
     """
     measured = files.read(path, BatchSearch)
+    if all(trial["status"] == OUT for trial in measured["trials"]):
+        raise UsageError(f"{path}: trials: memory ran out in all of them")
     unit, factor = tables.time_unit(max(row[1] or 0 for row in curve(measured)))
     header = ["B", f"{unit}/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
     rows = [[*row[:-1], row[-1] + ", chosen" * (row[0] == measured["batch_size"])] for row in curve(measured, factor)]

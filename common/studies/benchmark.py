@@ -19,6 +19,7 @@ of a speed-up is that of the repeats, each against the same repeat of the other 
 """
 
 import importlib.metadata
+import itertools
 import math
 import os
 import pickle
@@ -36,14 +37,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from common import ROOT, cli, data, files, signals
 from common import device as devices
 from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import run_record
-from common.config import ModelConfig
 from common.errors import RunError, UsageError
 from common.precision import SHORT, Precision
 from common.progress import progress
@@ -53,7 +53,7 @@ from common.training import capture, record, version_files
 from common.training import step as steps
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ MEMORY = {
 }
 
 
-class Run(run_record.Memory):
+class Run(run_record.PeakMemory):
     """One process of a cell."""
 
     step_ms: run_record.Summary
@@ -112,13 +112,13 @@ class Benchmark(run_record.Header):
     device: run_record.Device | None  # None, as the environment, if no process came far enough to describe it
     environment: run_record.Environment | None
     packages: dict[str, str]  # versions of the packages that the external baselines need
-    model: ModelConfig
+    model: run_record.ModelOfAnyLength
     precision: run_record.Compute
     seed: int
-    models: list[str]
-    metrics: list[Literal[METRICS]]
-    batch_sizes: list[PositiveInt]
-    sequence_lengths: list[PositiveInt]
+    models: Annotated[list[str], Field(min_length=1)]
+    metrics: Annotated[list[Literal[METRICS]], Field(min_length=1)]
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    sequence_lengths: Annotated[list[PositiveInt], Field(min_length=1)]
     steps: PositiveInt
     repeats: PositiveInt
     accuracy_steps: PositiveInt
@@ -380,6 +380,28 @@ Measured = dict[str, Any]  # see Benchmark
 Table = tuple[list[str], list[list[object]]]
 
 
+def read(path: Path) -> Benchmark:
+    """A benchmark.json with a cell for each model and shape, and with numbers wherever the status is "ok".
+
+    Raises:
+        UsageError: the file is missing, damaged or of another schema.
+    """
+    measured = files.read(path, Benchmark)
+    cells = {(cell["model"], cell["batch_size"], cell["sequence_length"]) for cell in measured["cells"]}
+    wanted = itertools.product(measured["models"], measured["batch_sizes"], measured["sequence_lengths"])
+    if missing := [place for place in wanted if place not in cells and measured["metrics"] != ["accuracy"]]:
+        raise UsageError(f"{path}: cells: there is none of {', '.join(map(str, missing[0]))}")
+    for part in ("cells", "accuracy"):
+        for number, entry in enumerate(measured[part]):
+            wanted = {"cells": ["runs"], "accuracy": ["loss", "logits_error", "gradient_error", "gradient"]}[part]
+            wrong = [key for key in wanted if entry["status"] == "ok" and (key not in entry or entry[key] == [])]
+            if wrong:
+                raise UsageError(f"{path}: {part}.{number}.{wrong[0]}: nothing was measured, but the status is ok")
+            if entry["status"] == "ok" and not (measured["device"] and measured["environment"]):
+                raise UsageError(f"{path}: device and environment: they are null, but something was measured")
+    return measured
+
+
 def analyze(path: Path) -> Report:
     """The report on a benchmark.json; it writes benchmark.csv, .html, .json, .md and .png.
 
@@ -387,7 +409,7 @@ def analyze(path: Path) -> Report:
         UsageError: the file is missing, damaged or of another schema.
         RunError: nothing in it was measured.
     """
-    measured = files.read(path, Benchmark)
+    measured = read(path)
     entries, against, found = measured["cells"] + measured["accuracy"], reference(measured), results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
         raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {_reason(entries[0])}")

@@ -33,7 +33,7 @@ from common.analysis.output.report import Report
 from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.config import ModelConfig
-from common.errors import RunError
+from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
 from common.timing import benchmark, summarize
@@ -265,6 +265,24 @@ def measure(
 # ----------------------------------------------------------------------------------------------------------- tabulating
 
 
+def read(path: Path) -> Measurement:
+    """A gemm_analysis.json with every product in every phase at every point that it has any of.
+
+    Raises:
+        UsageError: the file is missing, damaged or of another schema.
+    """
+    measured = files.read(path, Measurement)
+    products = {"gemms": [name for gemms, *_ in KINDS.values() for name in gemms], "fused": list(FUSED)}
+    points = {(row["batch_size"], row["sequence_length"]) for part in products for row in measured[part]}
+    for part, names in products.items():
+        found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in measured[part]}
+        wanted = {(*point, name, phase) for point in points for name in names for phase in PHASES}
+        if wrong := sorted(found ^ wanted):
+            problem = "is missing" if wrong[0] in wanted else "is not known"
+            raise UsageError(f"{path}: {part}: {wrong[0][2]}, {wrong[0][3]}, B {wrong[0][0]}, S {wrong[0][1]} {problem}")
+    return measured
+
+
 def analyze(path: Path, folder: Path) -> str:
     """Reads gemm_analysis.json and writes gemm_analysis.csv, .md and .png into `folder`.
 
@@ -274,7 +292,7 @@ def analyze(path: Path, folder: Path) -> str:
     Raises:
         UsageError: the file is missing, damaged or of another schema.
     """
-    measured = files.read(path, Measurement)
+    measured = read(path)
     rows, conditions = describe(measured), run_record.describe(measured | {"training": {}}, *POINT)
     shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
     beyond, times = (shapes["tflops"] > shapes["bound_tflops"]).sum(), shapes.rename(columns={"ms": "median"})
@@ -343,7 +361,7 @@ def cells(rows: pandas.DataFrame) -> list[list[object]]:
 def describe(measured: dict[str, Any]) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid."""
     rows, best = frame(measured["gemms"]), measured["ceilings"]
-    batch, m, n, k = (rows[name] for name in SHAPE[:4])
+    batch, m, n, k = (rows[name].astype(float) for name in SHAPE[:4])  # products of integers could exceed 64 bits
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
     least = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}  # seconds
     least = pandas.DataFrame(least | {"launch": best["operation_seconds"]})

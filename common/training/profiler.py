@@ -85,11 +85,15 @@ class Profiler:
             self.profile.stop()
 
     def _recorded(self, profile: torch.profiler.profile) -> None:
-        self.recorded = True  # `write` exports it: that takes seconds, in which the steps are not yet in any file
+        self.recorded = True  # `export` writes it: that takes seconds, in which the steps are not yet in any file
 
     def slow_steps(self, finished: int) -> int:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
+
+    def export(self) -> None:
+        """Writes the Chrome trace, after `stop`."""
+        self._export(self.profile, self.trace_path)
 
     def _export(self, profile: torch.profiler.profile, path: Path) -> None:
         self.exported.append(path)
@@ -131,7 +135,7 @@ class Profiler:
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
-        self._export(self.profile, self.trace_path)
+        self.export()
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))

@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from common import files
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import RunError, UsageError
-from common.files import read_json, writable_file, write_json, write_measurement
+from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
 
 import pytest
+from pydantic import PositiveInt
+from typing_extensions import TypedDict
 
 CONTENT = {
     "schema": "x/1", "device": {"name": "X", "threads": 2}, "empty": [], "missing": None, "all": [0.1] * 300,
@@ -132,3 +135,41 @@ def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys, monke
     assert json.loads(printed.err if full else printed.out) == CONTENT and [path.name for path in tmp_path.iterdir()] == [
         "out.json"
     ]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"])
+def test_what_is_nested_too_deep_is_refused(tmp_path, text):
+    (tmp_path / "deep.json").write_text(text)
+    with pytest.raises(UsageError, match="deep.json is damaged: its lists or objects are nested too deep"):
+        read_json(tmp_path / "deep.json")
+
+
+class Model(TypedDict):
+    schema: Literal["x/1"]
+    count: PositiveInt
+    amount: Amount
+
+
+@pytest.mark.parametrize("key, others", [("count", '"amount": 1'), ("amount", '"count": 1')])
+@pytest.mark.parametrize("value", ["9" * 6000, "-1", "NaN", "Infinity", "1e400", str(10**400), str(2**64), "true", "null", '"1"'])
+def test_a_number_that_is_none_is_refused_by_its_field(tmp_path, key, others, value):
+    (tmp_path / "a.json").write_text(f'{{"schema": "x/1", {others}, "{key}": {value}}}')
+    with pytest.raises(UsageError, match=f"a.json: {key}: Input should be"):
+        read(tmp_path / "a.json", Model)
+
+
+def test_integers_of_64_bits_stay_exact(tmp_path):
+    (tmp_path / "a.json").write_text(f"[{2**63 - 1}, {-(2**63)}, 0]")
+    assert read_json(tmp_path / "a.json") == [2**63 - 1, -(2**63), 0]
+
+
+def test_text_that_utf8_cannot_hold_is_written(tmp_path):
+    write_text(tmp_path / "a.txt", "a\ud800b")
+    assert (tmp_path / "a.txt").read_text() == "a?b"
+
+
+def test_a_message_is_one_line_however_long_and_odd_a_name_is():
+    for kind in (UsageError, RunError):
+        message = str(kind(f"begin \x1b[31m\n{'x' * 100_000} end"))
+        assert message.isprintable() and message.startswith("begin  [31m xx") and message.endswith("x end")
+        assert len(message) < 3000

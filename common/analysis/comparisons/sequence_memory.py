@@ -20,15 +20,19 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from common import files
 from common.analysis.formulas import footprint
 from common.analysis.output import plots
 from common.analysis.output.report import Report
 from common.analysis.profiles import run_record, step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json
+from common.files import Integer
+
+from pydantic import Field, PositiveInt
+from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +54,34 @@ class Run(NamedTuple):
     step: int
     path: Path
     record: dict[str, Any]
+
+
+class Record(run_record.Header):
+    """The part of a run's record that the tables show."""
+
+    version: str
+    model: run_record.Model
+    training: run_record.Training
+    precision: run_record.Precision
+
+
+class StoredRun(TypedDict):
+    """The fields of a `Run`."""
+
+    group: str
+    sequence_length: PositiveInt
+    peak: Annotated[Integer, Field(gt=0)]
+    step: Annotated[Integer, Field(gt=0)]
+    path: str
+    record: Record
+
+
+class SequenceMemory(TypedDict):
+    """sequence_memory.json; the runs of a group stand together, the shortest first."""
+
+    schema: Literal[SCHEMA]
+    command: str
+    runs: Annotated[list[StoredRun], Field(min_length=1)]
 
 
 class Parabola(NamedTuple):
@@ -114,7 +146,8 @@ def read(folders: list[Path]) -> list[Run]:
     for group, members in grouped(runs).items():
         if len(members) < LEAST:
             raise UsageError(
-                f"{group}: {len(members)} sequence lengths, but the fit needs at least {LEAST}: add folders with other --seq-len"
+                f"{group}: {len(members)} sequence lengths, but the fit needs at least {LEAST}: add folders with other --seq-len "
+                f"to {', '.join(str(run.path) for run in members)}"
             )
     return runs
 
@@ -123,9 +156,14 @@ def load(path: Path) -> list[Run]:
     """The runs of a sequence_memory.json.
 
     Raises:
-        UsageError: the file is not of schema tiny-llama-sequence-memory/1.
+        UsageError: the file is damaged, or not of schema tiny-llama-sequence-memory/1.
     """
-    return [Run(**run | {"path": Path(run["path"])}) for run in read_json(path, SCHEMA)["runs"]]
+    stored = files.read(path, SequenceMemory)["runs"]
+    runs = [Run(**{name: run[name] for name in Run._fields} | {"path": Path(run["path"])}) for run in stored]
+    for shorter, longer in itertools.pairwise(runs):
+        if shorter.group == longer.group and shorter.sequence_length >= longer.sequence_length:
+            raise UsageError(f"{path}: runs: the sequence lengths of {longer.group} are not in order")
+    return runs
 
 
 def grouped(runs: list[Run]) -> dict[str, list[Run]]:
@@ -146,6 +184,8 @@ def _run(path: Path) -> Run:
         )
     states = footprint.states(ModelConfig(**record["model"]))
     lasting = states["weights"] + states["adamw"] if profile["kernels"] else 0
+    if peak <= lasting:
+        raise UsageError(f"{path}: memory_peak_bytes: {peak} bytes are no more than weights and moments take ({lasting})")
     flash = record["settings"].get("flash_attention")
     attention = "" if flash is None else ", flash attention" if flash else ", plain attention"
     group = f"{record['version']}{attention}"

@@ -147,8 +147,9 @@ def measured(version: Version) -> Iterator[Measured]:
         schema = content.get("schema") if isinstance(content, dict) else None
         if schema in (run_record.SCHEMA, step_profile.SCHEMA):
             is_profile = schema == step_profile.SCHEMA
-            run = files.check(path, content["run"] if is_profile else content, run_record.RunRecord)
-            if run["version"] == version.name and "median" in run["step_ms"]:
+            files.check(path, content, step_profile.Profiled if is_profile else run_record.RunRecord)
+            run = run_record.check(path, content["run"] if is_profile else content)
+            if run["version"] == version.name and run["step_ms"]["all"]:
                 attention_only = content["attention_only"] if is_profile and content["profiled_steps"] else None
                 yield Measured(path, run["date"], run_record.conditions(run), run_record.unusable(path, run), attention_only)
 

@@ -42,7 +42,9 @@ ELEMENTWISE = dict.fromkeys(
 }  # fmt: skip
 WRAPS_NUMBERS = ("add", "sub", "mul", "div")  # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
-MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # dimensions of the factors
+ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
+TENSOR_LIST = "TensorList"
 # Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k and v likewise.
 ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": True,
@@ -84,41 +86,61 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
         element: bytes of an element in the run's precision, for `cat`, whose list of tensors has no types in a trace.
 
     Returns:
-        FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not known.
+        FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not known, as for shapes that
+        the operator of PyTorch cannot have.
     """
     operator = name.removeprefix("aten::")
     if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES) or (operator in WORK_IN_OTHERS and operator != name):
         return 0, 0
-    if operator == name or not shapes:
+    if operator == name or not shapes or not _consistent(shapes, types):
         return None
     if operator in MATRIX_PRODUCTS:
-        if types[0] not in ELEMENT_BYTES:
+        first = int(operator in ADDS)
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(shapes[first : first + 2], types[first:], MATRIX_PRODUCTS[operator]):
             return None
         flops, read, written = matrix_product(operator, shapes)
         return flops, (read + written) * ELEMENT_BYTES[types[0]]
     kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
     if kernel in ATTENTION:
-        return _attention(shapes[1:3] if backward else shapes[:2], types[0], ATTENTION[kernel], backward)
+        queries_and_keys = shapes[1:3] if backward else shapes[:2]
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(queries_and_keys, types[int(backward) :], 4):
+            return None
+        return _attention(queries_and_keys, types[0], ATTENTION[kernel], backward)
     if operator == "_fused_adamw_":
-        return _adamw(shapes[0])
+        return _adamw(shapes[0]) if types[0] == TENSOR_LIST else None
     if operator.startswith("_foreach_"):
         return _foreach(operator.removeprefix("_foreach_"), shapes, types)
     if operator == "cat":
-        return (0, 2 * sum(map(math.prod, shapes[0])) * element) if shapes[0] else None
-    if operator.removesuffix("_") in WRAPS_NUMBERS and types[1] == "Scalar":
+        return (0, 2 * sum(map(math.prod, shapes[0])) * element) if shapes[0] and types[0] == TENSOR_LIST else None
+    if operator.removesuffix("_") in WRAPS_NUMBERS and types[1:2] == ["Scalar"]:
         return 0, 0
     tensors = [(shape, ELEMENT_BYTES[kind]) for shape, kind in zip(shapes, types, strict=True) if kind in ELEMENT_BYTES]
     return _one_output(operator, tensors) if tensors else None
 
 
+def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
+    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of shapes."""
+
+    def fits(shape: Sequence, kind: str) -> bool:
+        element = int if kind in ELEMENT_BYTES else list if kind == TENSOR_LIST else object
+        return all(isinstance(each, element) for each in shape)
+
+    return len(shapes) == len(types) and all(map(fits, shapes, types))
+
+
+def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
+    """Whether these are two tensors of so many dimensions; `types` may have more elements."""
+    return len(shapes) == 2 and all(map(ELEMENT_BYTES.__contains__, types[:2])) and all(len(shape) == rank for shape in shapes)
+
+
 def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, int]:
     """FLOPs, elements read and elements written of [m, k] x [k, n] or [b, m, k] x [b, k, n]; addmm and baddbmm add to it."""
-    *addend, left, right = shapes[:3] if operator in ("addmm", "baddbmm") else shapes[:2]
+    *addend, left, right = shapes[:3] if operator in ADDS else shapes[:2]
     output = math.prod(left[:-1]) * right[-1]
     return 2 * output * left[-1], sum(map(math.prod, (*addend, left, right))), output
 
 
-def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int] | None:
+def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int]:
     """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes` of q and k.
 
     Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. The forward pass has two products (scores,
@@ -127,8 +149,6 @@ def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: 
     three gradients. A trace does not record whether a call was causal; all attention in this model is.
     """
     q, k = shapes
-    if len(q) != 4 or kind not in ELEMENT_BYTES:
-        return None
     length, rows = q[2] if heads_first else q[1], math.prod(q[:3])
     products, tensors = (5, 4) if backward else (2, 2)  # tensors of q's size, and as many of k's
     moved = tensors * (math.prod(q) + math.prod(k)) * ELEMENT_BYTES[kind] + 4 * rows
@@ -165,7 +185,7 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
         return 0, elements * size
     if operator == "index_select":  # [table, indices]: one row for each index
         return 0, 2 * math.prod(tensors[-1][0]) * math.prod(first[1:]) * size
-    if operator == "gather":  # [table, indices]: one element for each index
+    if operator == "gather" and len(tensors) > 1:  # [table, indices]: one element for each index
         return 0, 2 * math.prod(tensors[1][0]) * size
     if operator == "embedding_dense_backward":  # [gradient, indices]: each row is read, and added to a row of the table
         return elements, read + elements * size
@@ -173,8 +193,8 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
         values, size = tensors[-1]
         return math.prod(values), 2 * math.prod(values) * size
     if operator in ("nll_loss_forward", "nll_loss_backward"):  # one entry a row; `zero_` clears the rest of a gradient
-        rows = math.prod(next(shape for shape, each in tensors if each == 8))
-        return rows, rows * (8 + size)
+        targets = [shape for shape, each in tensors if each == 8]
+        return (rows := math.prod(targets[0]), rows * (8 + size)) if targets else None
     return None
 
 
@@ -187,7 +207,7 @@ def _broadcast(shapes: Sequence[Shape]) -> list[int]:
 
 def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
     """Operators on lists of tensors (optimizers); None for a long list, because PyTorch records no shapes of it."""
-    lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == "TensorList"]
+    lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == TENSOR_LIST]
     plain = operator.removesuffix("_")
     if plain not in ELEMENTWISE or not lists or not all(lists):
         return None

@@ -133,6 +133,7 @@ class Report:
 
     def commands(self, lines: Sequence[str]) -> None:
         """Shell lines to copy; a terminal shows each as one line, however long."""
+        lines = [line.replace("\n", " ") for line in lines]
         self._add("commands", "\n".join(f"    {line}" for line in lines), "\n".join(["```sh", *lines, "```"]), lines)
 
     def _add(self, *item: Any) -> None:
@@ -151,7 +152,7 @@ class Report:
         for section in self.sections:
             parts += [f"## {tables.markdown_text(section.title)}"] * bool(section.title)
             parts += [item.markdown for item in section.items if figures or item.kind != "figure"]
-        return "\n\n".join(parts) + "\n"
+        return tables.printable("\n\n".join(parts)) + "\n"
 
     def html(self) -> str:
         """One page that needs no network and no script, with the figures as SVG."""

@@ -55,8 +55,8 @@ def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[boo
 
 
 def markdown_text(text: str) -> str:
-    """The text with `<` escaped outside of code between backticks, so that no text is taken for markup."""
-    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", text)
+    """The text with `<` escaped outside of code between backticks on one line, so that no text is taken for markup."""
+    return re.sub(r"(?<!\\)(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
 
 
 def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str:
@@ -113,7 +113,7 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
     """CSV with numbers in full and None as an empty cell; text that a spreadsheet would run as a formula is quoted by a '."""
 
     def cell(value: object) -> object:
-        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows([[cell(value) for value in row] for row in (header, *rows)])

@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.profiles.json_elements import elements
+from common.analysis.profiles.step_profile import Shapes
 from common.errors import UsageError
-from common.files import Amount
+from common.files import Amount, Integer, Number
 from common.progress import progress
 from common.spans import FORWARD_SPANS
 
 import pandas
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
@@ -58,18 +59,20 @@ STEP_COLUMNS = ("start_us", "duration_us")
 Arguments = TypedDict(
     "Arguments",
     {
-        "Sequence number": NotRequired[int], "Input Dims": NotRequired[list], "Input type": NotRequired[list],
+        "Sequence number": NotRequired[int], "Input Dims": NotRequired[Shapes], "Input type": NotRequired[list[str]],
         "correlation": NotRequired[int | str], "stream": NotRequired[int | str],
     },
 )  # fmt: skip
-MemoryArguments = TypedDict("MemoryArguments", {"Bytes": int, "Addr": int | str, "Total Allocated": int, "Device Type": int})
+MemoryArguments = TypedDict(
+    "MemoryArguments", {"Bytes": Integer, "Addr": int | str, "Total Allocated": Integer, "Device Type": int}
+)
 
 
 class Event(TypedDict):
     name: str
     pid: int | str
     tid: int | str
-    ts: FiniteFloat
+    ts: Number
 
 
 class TimedEvent(Event):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from common.errors import UsageError
-from common.files import opened
+from common.files import integer, opened
 
 CHARACTERS = 2**20  # that are read at once
-DECODER, WHITE_SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
+DECODER, WHITE_SPACE = json.JSONDecoder(parse_int=integer), re.compile(r"[ \t\n\r]*")
 REACH = 16  # characters past an error's position that can turn it into valid JSON, were they there: the rest of a literal
 
 

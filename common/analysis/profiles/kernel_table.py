@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.output.tables import shortened
 from common.errors import UsageError
-from common.files import opened
+from common.files import LARGEST, opened
 
 import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns")
 COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
+LONGEST_NUMBER = 40  # characters
 SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
 
 
@@ -94,12 +96,14 @@ def rows(path: Path, text: str) -> list[list[str]]:
     """Header and rows of a CSV table, all of one length, without blank lines and without ncu's messages, which begin with `==`.
 
     Raises:
-        UsageError: a row is longer or shorter than the header.
+        UsageError: there is no header, or a row is longer or shorter than it.
     """
     try:
         found = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith("==")]
     except csv.Error as error:
         raise UsageError(f"{path} is cut off or damaged: {error}") from error
+    if not found:
+        raise UsageError(f"{path} is empty")
     for number, row in enumerate(found, 1):
         if len(row) != len(found[0]):
             raise UsageError(f"{path} is cut off or damaged: row {number} has {len(row)} fields, the header {len(found[0])}")
@@ -112,14 +116,23 @@ def read_frame(path: Path) -> pandas.DataFrame:
     return pandas.DataFrame(body, columns=header)
 
 
-def numbers(path: Path, frame: pandas.DataFrame, column: str) -> pandas.Series:
-    """A column of `read_frame(path)` as numbers.
+def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False) -> pandas.Series:
+    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative.
+
+    Args:
+        gaps: whether a cell may be empty or no number; it becomes NaN.
 
     Raises:
-        UsageError: a cell is not a number, or it is infinite.
+        UsageError: there is no such column, or a cell is not a number of at most 64 bits, or is negative.
     """
-    found = pandas.to_numeric(frame[column], errors="coerce")
-    if not (finite := found.abs() < float("inf")).all():
-        wrong = int(finite.argmin())
-        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} is not a number: {frame[column][wrong]!r}")
+    if column not in frame:
+        raise UsageError(f"{path} is damaged: it has no column {column}")
+    cells = frame[column]
+    found = pandas.to_numeric(cells.where(cells.str.len() <= LONGEST_NUMBER, "inf"), errors="coerce")
+    fits = ((found >= 0) & (found < LARGEST)) | (gaps & found.isna())
+    if not fits.all():
+        wrong = int(fits.argmin())
+        problem = "is negative" if -LARGEST < found.iloc[wrong] < 0 else "is not a number below 2^63"
+        problem = problem if abs(found.iloc[wrong]) < float("inf") else "is not a number"
+        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} {problem}: {shortened(cells.iloc[wrong], 60)!r}")
     return found

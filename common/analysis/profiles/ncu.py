@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
+from common.analysis.output.tables import shortened
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, read_text, rows
 from common.errors import UsageError
+from common.files import LARGEST
 
 import pandas
 
@@ -35,11 +37,16 @@ def read(path: Path) -> Kernels:
         raise UsageError(f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv")
     launches: dict[tuple[str, ...], dict[str, float]] = {}  # in the order of the file
     for launch, metric, value in (_details if details else _raw)(path, header, body):
+        if abs(value) >= LARGEST:
+            raise UsageError(f"{path} is damaged: {metric} of launch {shortened(launch[1], 20)} is not a number below 2^63")
         launches.setdefault(launch, {})[metric] = value
     counters = pandas.DataFrame(list(launches.values())).dropna(axis="columns", how="all")
     durations = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.")
     if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
         raise UsageError(f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics")
+    if launches and (negative := durations.iloc[:, 0] < 0).any():
+        launch = list(launches)[int(negative.argmax())][1]
+        raise UsageError(f"{path} is damaged: {durations.columns[0]} of launch {shortened(launch, 20)} is negative")
     columns = {"name": [name for *_, name in launches], "duration_ns": durations.iloc[:, 0] if launches else []}
     return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 

@@ -4,12 +4,15 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_frame, read_text
 from common.errors import UsageError
+from common.files import LARGEST, check
 
 import pandas
+from pydantic import Field
+from typing_extensions import TypedDict
 
 STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
 # Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
@@ -18,6 +21,7 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
+Nanoseconds = Annotated[int, Field(ge=0, lt=LARGEST)]
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
 
@@ -33,8 +37,9 @@ def read_kernel_stats(path: Path) -> Kernels:
 
 def read_pmc_perf(path: Path) -> Kernels:
     frame = read_frame(path)
-    counters = frame[[column for column in frame if not LAUNCH_COLUMN.fullmatch(column)]]
-    counters = counters.apply(pandas.to_numeric, errors="coerce").dropna(axis="columns", how="all")
+    columns = [column for column in frame if not LAUNCH_COLUMN.fullmatch(column)]
+    counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
+    counters = counters.dropna(axis="columns", how="all")
     return build("rocprof-compute", path, _launches(path, frame), counters, notes=(SERIALIZED_NOTE,))
 
 
@@ -45,6 +50,14 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
     return {"name": frame.Kernel_Name, "start_ns": start, "duration_ns": end - start}
 
 
+class Launch(TypedDict):
+    """A row of rocpd's view `kernels`; times in ns."""
+
+    name: str
+    start: Nanoseconds
+    duration: Nanoseconds
+
+
 def is_rocpd(path: Path) -> bool:
     """Whether a SQLite database was written by rocpd."""
     return bool(_query(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = 'kernels'"))
@@ -52,7 +65,9 @@ def is_rocpd(path: Path) -> bool:
 
 def read_rocpd(path: Path) -> Kernels:
     rows = _query(path, "SELECT name, start, duration FROM kernels ORDER BY start")
-    return build("rocpd", path, pandas.DataFrame(rows, columns=["name", "start_ns", "duration_ns"]))
+    launches = check(path, [dict(zip(Launch.__annotations__, row, strict=True)) for row in rows], list[Launch], "kernels.")
+    frame = pandas.DataFrame(launches, columns=list(Launch.__annotations__))
+    return build("rocpd", path, frame.rename(columns={"start": "start_ns", "duration": "duration_ns"}))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:

@@ -3,6 +3,7 @@
 `common.training.record` writes it.
 """
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,10 +11,10 @@ from common import files
 from common.analysis.output import tables
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import Amount, PositiveAmount
+from common.files import Amount, Number, PositiveAmount
 
 import numpy as np
-from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 SCHEMA = "tiny-llama-run/1"
@@ -23,8 +24,8 @@ class Summary(TypedDict):
     """Median and spread of some times in ms, as `common.timing.summarize` gives them."""
 
     median: PositiveAmount
-    p20: Amount
-    p80: Amount
+    p20: PositiveAmount
+    p80: PositiveAmount
     count: PositiveInt
 
 
@@ -39,11 +40,11 @@ class TimedSteps(Steps, Summary):
 
 class Loss(TypedDict):
     uniform: Amount  # nats, of a guess among all tokens
-    all: list[FiniteFloat]  # nats, of each step
+    all: list[Number]  # nats, of each step
 
 
 class TimedLoss(Loss):
-    all: Annotated[list[FiniteFloat], Field(min_length=1)]
+    all: Annotated[list[Number], Field(min_length=1)]
 
 
 class Training(TypedDict):
@@ -58,6 +59,7 @@ class Training(TypedDict):
 
 class Compute(TypedDict):
     compute: Literal["fp32", "fp16", "bf16"]
+    tf32: NotRequired[bool]
 
 
 class Precision(Compute):
@@ -98,6 +100,12 @@ class Memory(TypedDict):
     kind: str
 
 
+class PeakMemory(Memory):
+    """Of a run that finished at least one step."""
+
+    peak_mib: PositiveAmount
+
+
 class Ceilings(TypedDict):
     """What the device reached at best, as `common.training.ceilings.measure` measures it."""
 
@@ -113,14 +121,15 @@ class Utilization(TypedDict):
     peak_source: str
 
 
-def _has_all_sizes(model: Any) -> Any:
+def _has_all_sizes(model: Any, but: str = "") -> Any:
     for name, field in ModelConfig.model_fields.items():
-        if isinstance(model, dict) and model.get(name) is None and field.default is not None:
+        if isinstance(model, dict) and model.get(name) is None and field.default is not None and name != but:
             raise ValueError(f"{name} is missing")
     return model
 
 
 Model = Annotated[ModelConfig, BeforeValidator(_has_all_sizes)]
+ModelOfAnyLength = Annotated[ModelConfig, BeforeValidator(functools.partial(_has_all_sizes, but="max_sequence_length"))]
 
 
 class Header(TypedDict):
@@ -155,6 +164,7 @@ class RunRecord(Header):
 class TimedRun(RunRecord):
     """A run that finished at least one step."""
 
+    memory: PeakMemory
     loss: TimedLoss
     step_ms: TimedSteps
     tokens_per_second: PositiveAmount
@@ -168,8 +178,16 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is missing, damaged, or not a record of a run.
     """
-    run = files.read(path, RunRecord)
-    return files.check(path, run, TimedRun) if run["step_ms"]["all"] else run
+    return check(path, files.read(path, RunRecord))
+
+
+def check(path: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """A record in `path`, unchanged, if it fits RunRecord and, with a finished step, TimedRun.
+
+    Raises:
+        UsageError: it does not.
+    """
+    return files.check(path, run, TimedRun if run["step_ms"]["all"] else RunRecord)
 
 
 FEW_STEPS = 10  # fewer timed steps make a median doubtful

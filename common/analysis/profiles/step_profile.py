@@ -4,17 +4,23 @@
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from common import files
-from common.analysis.profiles.run_record import TimedRun
+from common.analysis.profiles.run_record import RunRecord, TimedRun
 from common.errors import UsageError
-from common.files import Amount, PositiveAmount
+from common.files import LARGEST, Amount, Number, PositiveAmount
 
-from pydantic import FiniteFloat, Json, NonNegativeInt, PositiveInt
+from pydantic import Field, Json, NonNegativeInt, PositiveInt
 from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-profile/1"
+
+
+Side = Annotated[int, Field(ge=0, lt=LARGEST)]
+Shape = Annotated[list[Side], Field(max_length=16)]
+# Of each argument. An argument that is a list of tensors has several.
+Shapes = list[Shape | Annotated[list[Shape], Field(min_length=1)]]
 
 
 class Operator(TypedDict):
@@ -23,11 +29,11 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    input_shapes: Json[list[list[NonNegativeInt | list[NonNegativeInt]]]]  # an argument that is a list of tensors has several
+    input_shapes: Json[Shapes]
     input_types: Json[list[str]]
     calls: PositiveInt
     cpu_us: Amount
-    self_cpu_us: FiniteFloat  # can be some ns below 0, by the resolution of the timestamps
+    self_cpu_us: Number  # can be some ns below 0, by the resolution of the timestamps
     device_us: Amount
     self_device_us: Amount
     allocated_bytes: int  # less what was released
@@ -45,15 +51,21 @@ class Kernel(TypedDict):
 
 class Launches(TypedDict):
     count: NonNegativeInt
-    mean_delay_us: FiniteFloat  # from the launching call to the start; host and device have clocks of their own
+    mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
 
 
-class Profile(TypedDict):
+class Profiled(TypedDict):
+    """What a profile says about its run, which may have ended before its first step was profiled."""
+
     schema: Literal[SCHEMA]
-    run: TimedRun
-    trace: str  # name of the trace beside the profile
+    run: RunRecord
     attention_only: bool  # whether only the operators and kernels of attention were kept
     profiled_steps: NonNegativeInt
+
+
+class Profile(Profiled):
+    run: TimedRun
+    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
     step_us: list[PositiveAmount]  # wall time of each step
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU

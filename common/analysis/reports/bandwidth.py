@@ -175,7 +175,9 @@ def read(path: Path) -> Traffic:
         return Traffic(_longest(rows), MEASURED, file, ceilings, notes, profile)
     if profile:
         rows, more = from_profile(profile)
-        return Traffic(_longest(rows), MINIMUM, files["profile"][0], ceilings, notes + more, profile)
+        if rows:
+            return Traffic(_longest(rows), MINIMUM, files["profile"][0], ceilings, notes + more, profile)
+        notes.append(f"{files['profile'][0]} holds no operator that took time and whose bytes are known")
     raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}")
 
 

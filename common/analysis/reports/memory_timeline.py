@@ -91,7 +91,7 @@ def report(trace: Trace, profile: dict[str, Any]) -> Report:
     result.text(f"{run['version']}, {run_record.describe(run)}; {run['parameters']:,} parameters.")
     result.text(f"{HOW_TO_READ} {counted}")
     result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
-    table = [[span, phase, size / 2**20, 100 * size / peak] for span, phase, size in rows]
+    table = [[span, phase, size / 2**20, 100 * size / (peak or 1)] for span, phase, size in rows]
     result.table(
         ["allocated in", "phase", "MiB", "% of peak"],
         table,

@@ -31,19 +31,20 @@ def table(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost]) -> tup
         profile: see `step_profile.Profile`.
         costs: by name and phase of a kernel; kernels without a cost are not shown.
     """
-    steps, ceilings = profile["profiled_steps"], profile["run"]["ceilings"]
+    steps, ceilings = profile["profiled_steps"], profile["run"]["ceilings"] or {}
     calls, us = defaultdict(int), defaultdict(float)
     for kernel in profile["kernels"]:
         calls[kernel["name"], kernel["phase"]] += kernel["calls"]
         us[kernel["name"], kernel["phase"]] += kernel["device_us"]
-    whole, rows = sum(us.values()), []
+    whole, rows = sum(us.values()) or 1.0, []
     for key in sorted(us.keys() & costs.keys(), key=lambda key: -us[key]):
         cost, seconds = costs[key], us[key] / steps / 1e6
-        moved, computed = (amount and amount / seconds for amount in (cost.bytes, cost.flops))
+        moved, computed = (amount / seconds if amount and seconds else None for amount in (cost.bytes, cost.flops))
+        bandwidth, peak = map(ceilings.get, ("bytes_per_second", "flops_per_second"))
         rows.append([
             key[0].strip("_"), key[1], cost.operation, calls[key] / steps, seconds * 1e6, 100 * us[key] / whole,
-            cost.bytes and cost.bytes / 1e6, moved and moved / 1e9, moved and 100 * moved / ceilings["bytes_per_second"],
-            computed and computed / 1e12, computed and 100 * computed / ceilings["flops_per_second"],
+            cost.bytes and cost.bytes / 1e6, moved and moved / 1e9, moved and bandwidth and 100 * moved / bandwidth,
+            computed and computed / 1e12, computed and peak and 100 * computed / peak,
         ])  # fmt: skip
     header = ["kernel", "phase", "operation", "launches", "us", "% of kernels", "MB", "GB/s", "% of copy", "TFLOP/s", "% of GEMM"]
     return header, rows

@@ -8,6 +8,7 @@ from common.documents import measured
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
+from tests.records import benchmark
 
 import pytest
 
@@ -90,21 +91,21 @@ def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label)
     assert measured.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
 
 
+def one_process(ms: float) -> dict:
+    step = {"median": ms, "p20": ms, "p80": ms, "count": 2}
+    return {"step_ms": step, "peak_mib": 9.0, "reserved_mib": 12.0, "kind": "GPU allocator"}
+
+
 def suite(path: Path, **cells: dict[str, float | str]) -> None:
     """A benchmark of one shape: by model its ms per step (memory as well, for a captured one), or why there are none."""
     entries = []
     for model, outcome in cells.items():
         ok = isinstance(outcome, float)
-        runs = [{"step_ms": {"median": outcome + extra}, "peak_mib": 9, "reserved_mib": 12} for extra in (1.0, 0.0, -0.5) if ok]
+        runs = [one_process(outcome + extra) for extra in (1.0, 0.0, -0.5)] if ok else []
         status = {"status": "ok" if ok else outcome, "reason": None}
         entries.append({"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128, "runs": runs} | status)
     shared = {key: RECORD[key] for key in ("date", "device", "environment", "model", "precision")}
-    content = {
-        "schema": "tiny-llama-benchmark/1",
-        "command": "benchmark_suite.py --repeats 3 --output-dir /tmp/x",
-        "cells": entries,
-    }
-    path.write_text(json.dumps(shared | content))
+    path.write_text(json.dumps(benchmark(entries, command="benchmark_suite.py --repeats 3 --output-dir /tmp/x", **shared)))
 
 
 def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):

@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 from common.documents import pictures, rewrite
 from common.errors import UsageError
-from common.studies import benchmark
-from tests.records import record
+from tests.records import benchmark
 
 import pytest
 
@@ -17,8 +16,7 @@ def peers(path, **ms: float) -> None:
          "runs": [{"step_ms": {"median": time, "p20": time, "p80": time, "count": 2}, "peak_mib": 1.0, "kind": "GPU allocator"}]}
         for model, time in ms.items()
     ]  # fmt: skip
-    head = record() | {"schema": benchmark.SCHEMA, "batch_sizes": [8], "sequence_lengths": [128], "cells": cells}
-    path.write_text(json.dumps(head))
+    path.write_text(json.dumps(benchmark(cells)))
 
 
 def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):

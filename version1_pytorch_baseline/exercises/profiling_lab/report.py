@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common import cli
 from common.documents import lab_dashboard
-from common.files import read_json, writable_file, write_text
+from common.files import read, writable_file, write_text
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, metavar="FILE.json", help="from run_lab.py")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
     options = parser.parse_args()
-    page = lab_dashboard.page(read_json(options.results, lab_dashboard.SCHEMA))
+    page = lab_dashboard.page(read(options.results, lab_dashboard.Lab))
     write_text(writable_file(options.output, "--output"), page.html())
     print(f"written: {options.output}")
 

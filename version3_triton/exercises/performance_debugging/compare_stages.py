@@ -17,7 +17,6 @@ parameters that ever got a gradient. These rules decide "what is wrong":
                 (share of the profile x step); runs with a fix have no profile
 """
 
-import csv
 import math
 import re
 from pathlib import Path
@@ -25,15 +24,31 @@ from typing import Any, NamedTuple
 
 from common import cli
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, run_record
-from common.analysis.profiles.run_record import SCHEMA as RUN_SCHEMA
+from common.analysis.profiles import kernel_names, kernel_table, run_record
 from common.errors import UsageError
-from common.files import read_json, writable_file, write_text
+from common.files import Amount, check, writable_file, write_text
+
+from pydantic import NonNegativeInt
+from typing_extensions import TypedDict
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
 V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
 START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # limits of the rules
 LAST_STEPS = 5
+
+
+class Updates(TypedDict):
+    """What a stage's record adds to that of a run."""
+
+    fixed: bool
+    parameters: NonNegativeInt
+    updated: NonNegativeInt  # parameters that ever got a gradient
+    state_mib: Amount
+    caveat: str | None
+
+
+class StageRun(run_record.TimedRun):
+    stage: Updates
 
 
 class Stage(NamedTuple):
@@ -73,17 +88,20 @@ def read(folder: Path) -> list[Stage]:
     """The runs in a folder, in order, each stage before its fix.
 
     Raises:
-        UsageError: Version 1 or stage 5 is missing, a run was not completed, or two runs differ in their configuration.
+        UsageError: Version 1 or stage 5 is missing, a run was not completed, two runs differ in their configuration, or a file is
+            damaged.
     """
     found = []
     for path in folder.glob("stage*_metrics.json"):
         if match := RECORD.fullmatch(path.name):
-            number, fixed, run = int(match[1]), bool(match[2]), read_json(path, RUN_SCHEMA)
+            number, fixed, run = int(match[1]), bool(match[2]), run_record.read(path)
             problems = run_record.unusable(path, run)
             if number != V1 and "stage" not in run:
                 problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
             if problems:
-                raise UsageError(f"{problems[0]}: run it again with run_all_stages.sh")
+                raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
+            if number != V1:
+                check(path, run, StageRun)
             found.append(Stage(number, fixed, run, {} if fixed else shares(folder / f"stage{number}_profile.csv")))
     found.sort(key=lambda stage: (stage.number, stage.fixed))
     for number in (V1, V3):
@@ -93,7 +111,9 @@ def read(folder: Path) -> list[Stage]:
         ours, theirs = ({**run_record.conditions(run), **run_record.training_inputs(run)} for run in (found[0].run, stage.run))
         differing = run_record.differences(ours, theirs)
         if differing:
-            raise UsageError(f"Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again, alike")
+            raise UsageError(
+                f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again, alike"
+            )
     return found
 
 
@@ -101,8 +121,11 @@ def shares(path: Path) -> dict[str, float]:
     """The share of the time of each name in the table of a profile, 0 to 1; empty without a file."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
-        return {row["name"]: float(row["share"]) for row in csv.DictReader(file)}
+    frame = kernel_table.read_frame(path)
+    found = kernel_table.numbers(path, frame, "share")
+    if "name" not in frame:
+        raise UsageError(f"{path} is damaged: it has no column name")
+    return dict(zip(frame["name"], found, strict=True))
 
 
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:

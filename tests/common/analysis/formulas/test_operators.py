@@ -128,3 +128,17 @@ def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_t
     assert [row.name for row in rows if row.flops is None] == []
     products = sum(row.flops * row.calls for row in rows if row.name in ("aten::mm", "aten::bmm"))
     assert products == pytest.approx(flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types"),
+    [
+        ("aten::mm", [[4, 8]], ["float"]), ("aten::mm", [[4, 8], [8]], ["float", "float"]), ("aten::mm", [[4, 8], [8, 8]], []),
+        ("aten::addmm", [[8], [4, 8]], ["float", "float"]), ("aten::add", [[[4], [8]]], ["float"]),
+        ("aten::cat", [[4, 8]], ["float"]), ("aten::_fused_adamw_", [[4, 8]], ["float"]), ("aten::gather", [[4]], ["float"]),
+        ("aten::nll_loss_forward", [[4, 8]], ["float"]), ("aten::_flash_attention_forward", [[4, 8, 8, 8]], ["float"]),
+        ("aten::_flash_attention_backward", [[4, 8]] * 3, ["float"] * 3), ("aten::_foreach_add_", [[4, 8]], ["TensorList"]),
+    ],
+)  # fmt: skip
+def test_shapes_that_an_operator_cannot_have_have_no_known_cost(name, shapes, types):
+    assert operators.cost(name, shapes, types) is None

@@ -89,3 +89,12 @@ def test_a_record_cannot_move_the_cursor():
     report = Report("Title")
     report.text("\x1b[2J hidden\r")
     assert "\x1b" not in report.terminal() and "\r" not in report.terminal()
+
+
+def test_what_a_file_says_breaks_out_of_no_form_of_the_report():
+    report = Report("a\x1b[2J")
+    report.text("Command: `x\x00\n\n<script>`")
+    report.commands(["python x.py\n```\n<script>"])
+    assert report.markdown().count("\n```") == 2 and "\x1b" not in report.markdown() and "\x00" not in report.markdown()
+    assert "Command: `x\n\n&lt;script>`" in report.markdown()
+    assert "\x1b" not in report.terminal() and "<script>" not in report.html()

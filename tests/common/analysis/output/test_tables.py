@@ -59,3 +59,12 @@ def test_csv_holds_numbers_in_full_and_no_formulas():
     text = tables.csv_text(["=a", "b"], [["=1+1", -0.1234567], ["@x", None], ["-y", 3], ["plain", 1e9]])
     rows = list(csv.reader(io.StringIO(text)))
     assert rows == [["'=a", "b"], ["'=1+1", "-0.1234567"], ["'@x", ""], ["'-y", "3"], ["plain", "1000000000.0"]]
+
+
+@pytest.mark.parametrize("text", ["`a\n\n<b>`", "\\`<b>`", "`a`<b>", "<b>"])
+def test_markup_is_escaped_where_markdown_sees_no_code(text):
+    assert "<b>" not in tables.markdown_text(text)
+
+
+def test_code_stays_as_it_is():
+    assert tables.markdown_text("`f<int>` and `g<b>`") == "`f<int>` and `g<b>`"

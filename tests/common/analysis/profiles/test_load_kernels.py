@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import sqlite3
+from contextlib import closing
 
 from common.analysis.profiles import load_kernels
 from common.errors import UsageError
@@ -10,6 +12,7 @@ from tests.kernel_files import (
     FIXTURES,
     LAUNCHES,
     SAMPLES,
+    SCALE,
     STATS,
     STATS_HEADER,
     TRACE,
@@ -173,3 +176,51 @@ def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
     found = load_kernels.load(tmp_path / "results.csv")
     assert found.path == path and "there is no" in found.notes[0] and "results.csv" in found.notes[0]
     assert found.table.duration_ns.sum() == 18000
+
+
+STATS_ROW = f'"{SCALE}",2,5000,'
+PMC = (FIXTURES / "pmc_perf.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (STATS.replace(STATS_ROW, f'"{SCALE}",2,-5000,'), "TotalDurationNs in row 2 is negative"),
+        (STATS.replace(STATS_ROW, f'"{SCALE}",2,inf,'), "TotalDurationNs in row 2 is not a number: 'inf'"),
+        (STATS.replace(STATS_ROW, f'"{SCALE}",{"9" * 6000},5000,'), "Calls in row 2 is not a number: '999"),
+        (TRACE.replace("1900000000000000007,", "-5,", 1), "Start_Timestamp in row 2 is negative"),
+        (PMC.replace(",16,3.0,", ",16,-3.0,"), r"TCC_HIT\[0\] in row 2 is negative"),
+        (PMC.replace(",16,4.0,", ",16,inf,"), r"TCC_HIT\[0\] in row 3 is not a number: 'inf'"),
+        (RAW.replace('"2.24"', '"-2.24"'), "gpu__time_duration.sum of launch 0 is negative"),
+        (RAW.replace('"1,500.00"', '"inf"'), "gpu__time_duration.sum of launch 1 is not a number below"),
+    ],
+    ids=["stats", "infinite stats", "long integer", "trace", "counter", "infinite counter", "ncu", "infinite ncu"],
+)
+def test_what_is_negative_or_infinite_is_refused_by_file_and_field(tmp_path, content, message):
+    path = put(tmp_path / "given.csv", content)
+    with pytest.raises(UsageError, match=f"given.csv is damaged: {message}") as error:
+        load_kernels.load(path)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ((SCALE, 0, -1), "kernels.0.duration: .* greater"),
+        ((None, 0, 1), "kernels.0.name: .* string"),
+        ((SCALE, "x", 1), "kernels."),
+    ],
+    ids=["negative", "NULL", "text"],
+)
+def test_a_row_of_a_database_that_is_no_launch_is_refused(tmp_path, launch, message):
+    path = write_database(tmp_path / "a_results.db")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP VIEW kernels")
+        database.execute("CREATE TABLE kernels (name, start, duration)")
+        database.execute("INSERT INTO kernels VALUES (?, ?, ?)", launch)
+        database.execute("CREATE TABLE copies AS SELECT * FROM kernels")
+        database.execute("DROP TABLE kernels")
+        database.execute("CREATE VIEW kernels AS SELECT * FROM copies")
+        database.commit()
+    with pytest.raises(UsageError, match=f"a_results.db: {message}"):
+        load_kernels.load(path)

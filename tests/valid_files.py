@@ -1,0 +1,362 @@
+"""A small valid file of each schema that the repository reads, and what is done with it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from common import config
+from common.analysis.comparisons import (
+    batch_scaling,
+    kernel_reduction,
+    performance_study,
+    regression,
+    sequence_memory,
+    versions,
+)  # fmt: skip
+from common.analysis.output.report import Report
+from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.reports import (
+    bandwidth,
+    bottlenecks,
+    critical_path,
+    flop_counts,
+    kernel_benchmark,
+    launches,
+    memory_timeline,
+    profile_summary,
+    roofline,
+    triton_kernels,
+)  # fmt: skip
+from common.documents import compiled_kernels, lab_dashboard, measured, version4
+from common.files import read, read_json, write_json
+from common.studies import ablation, batch_size, benchmark, gemm_operations
+from tests.conftest import ROOT
+from tests.kernel_files import FIXTURES, STATS, write_database
+from tests.records import profile, record
+from tests.small_traces import CEILINGS, gpu_trace
+
+import compare_stages
+
+KINDS = ("md", "csv", "json")
+
+
+RESULTS = ROOT / "results"
+
+
+class Valid(NamedTuple):
+    """A file, by the name of its schema. `use` reads what `write` wrote to this path and makes every report of it."""
+
+    name: str
+    write: Callable[[Path], object]
+    use: Callable[[Path], None]
+
+
+def published(report: Report, path: Path) -> None:
+    report.publish(path.parent / "report", "report", KINDS)
+
+
+def first_rows(path: Path) -> Any:
+    """A result file with two rows of each list."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: short(each) for key, each in value.items()}
+        return [short(each) for each in value[:2]] if isinstance(value, list) else value
+
+    return short(read_json(path))
+
+
+# ------------------------------------------------------------------------------------------------------ runs and profiles
+
+
+def write_run(path: Path) -> None:
+    ran = record(ceilings=CEILINGS, mfu={"utilization": 0.5, "peak_flops_per_second": 1e12, "peak_source": "data sheet"})
+    write_json(path, ran | {"settings": {"flash_attention": True}})
+
+
+def use_run(path: Path) -> None:
+    other = path.with_name("metrics_bf16.json")
+    write_run(other)
+    shutil.copy(path, path.with_name("metrics_fp32.json"))
+    verdict = regression.compare(other, path, 0.9, 1.0)
+    published(verdict.report, path)
+    published(performance_study.analyze(path.parent), path)
+
+
+def use_run_of_a_version(path: Path) -> None:
+    folders = []
+    for name in ("v1", "v2"):
+        folder = path.parent / name
+        folder.mkdir(exist_ok=True)
+        (folder / f"tiny_llama_{name}.py").write_text("")
+        write_json(folder / "metrics.json", record(version=name))
+        folders.append(folder)
+    shutil.copy(path, folders[0] / "metrics_1.json")
+    print(versions.analyze(*folders, path.parent / "versions.md"))
+
+
+OPERATORS = [
+    {"name": "aten::mm", "input_shapes": "[[4, 8], [8, 8]]", "input_types": '["float", "float"]', "self_device_us": 9.0},
+    {"name": "aten::_foreach_add_", "span": "optimizer", "phase": "optimizer"},
+]
+
+
+def write_profile(path: Path) -> None:
+    run = record(ceilings=CEILINGS, settings={"flash_attention": True}, version="v1")
+    kernels = [{"name": "gemm", "phase": "forward"}, {"name": "_rope_kernel", "span": "optimizer"}]
+    write_json(path, profile(run, OPERATORS, kernels, memory_peak_bytes=2**30))
+
+
+def use_profile(path: Path) -> None:
+    content = step_profile.read(path)
+    other = path.with_name("other.json")
+    write_json(other, profile(record(ceilings=CEILINGS), OPERATORS, [{"name": "gemm"}]))
+    published(profile_summary.report([path]), path)
+    if content["run"]["ceilings"]:
+        published(roofline.report(content), path)
+    published(
+        triton_kernels.report(path, content, {("gemm", "forward"): SimpleNamespace(operation="mm", bytes=100, flops=100)}), path
+    )
+    published(kernel_reduction.analyze(path, other, 5), path)
+    bandwidth.analyze(path, path.parent / "report", False)
+    launches.analyze(path, 5, path.parent / "launches.csv")
+    step = bottlenecks.read_step(path)
+    published(bottlenecks.report(step, path, bottlenecks.targets(step)), path)
+
+
+def use_profiles_of_sizes(path: Path) -> None:
+    folders = []
+    for number in (2, 3, 4):
+        folder = path.parent / f"run{number}"
+        folder.mkdir(exist_ok=True)
+        run = record(ceilings=CEILINGS, settings={}, training__batch_size=number)
+        write_json(folder / "profile_1.json", profile(run, OPERATORS, [{"name": "gemm"}], memory_peak_bytes=2**30 * number))
+        folders.append(folder)
+    first = path.parent / "run1"
+    first.mkdir(exist_ok=True)
+    shutil.copy(path, first / "profile_1.json")
+    published(batch_scaling.analyze([first, *folders]), path)
+
+
+def use_profiles_of_lengths(path: Path) -> None:
+    folders = []
+    for number in (64, 256):
+        folder = path.parent / f"length{number}"
+        folder.mkdir(exist_ok=True)
+        model = record()["model"] | {"max_sequence_length": number}
+        run = record(ceilings=CEILINGS, settings={"flash_attention": True}, training__sequence_length=number, model=model)
+        write_json(folder / "profile_1.json", profile(run, OPERATORS, [{"name": "gemm"}], memory_peak_bytes=2**30 * number))
+        folders.append(folder)
+    first = path.parent / "length128"
+    first.mkdir(exist_ok=True)
+    shutil.copy(path, first / "profile_1.json")
+    published(sequence_memory.analyze([first, *folders]), path)
+
+
+def write_flops(path: Path) -> None:
+    counted = {"DeepSpeed": {"forward": 10, "backward": 20}}
+    written = flop_counts.write(path.parent, counted, record())
+    shutil.move(written[0], path)
+
+
+# ----------------------------------------------------------------------------------------------------------- traces
+
+
+def write_trace(path: Path) -> None:
+    content = gpu_trace()
+    memory = {"Bytes": 1024, "Addr": 1, "Total Allocated": 4096, "Device Type": 1}
+    event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1013.0, "args": memory}
+    events = [each for each in content["traceEvents"] if each["args"].get("correlation") in (None, 1, 5)]
+    kept = [each for each in events if "backward" not in each["name"]]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [*kept, event]}))
+
+
+def use_trace(path: Path) -> None:
+    trace = chrome_trace.load(path)
+    shown = profile(record(ceilings=CEILINGS), OPERATORS, [{"name": "gemm"}]) | chrome_trace.profile_tables(trace)
+    if len(trace.memory):
+        published(memory_timeline.report(trace, shown), path)
+    own = path.with_name("profile_of_trace.json")
+    write_json(own, shown | {"trace": path.name})
+    published(critical_path.report(own, shown | {"trace": path.name}, {}), path)
+    step_profile.read(own)
+
+
+def use_kernels(path: Path) -> None:
+    launches.analyze(path, 5, path.parent / "launches.csv")
+    other = path.with_name(f"other{path.suffix}")
+    if not other.exists():
+        shutil.copy(path, other)
+    published(kernel_reduction.analyze(path, other, 5), path)
+
+
+def write_pmc(path: Path) -> None:
+    names = ("RDREQ_sum", "RDREQ_32B_sum", "WRREQ_sum", "WRREQ_64B_sum")
+    counters = [f"TCC_EA_{name}" for name in names]
+    rows = [["Dispatch_ID", "GPU_ID", "Kernel_Name", "Start_Timestamp", "End_Timestamp", *counters]]
+    rows += [["0", "4", "gemm", "10", "2000", "90", "5", "7", "3"], ["1", "4", "copy", "3000", "4000", "90", "5", "7", "3"]]
+    path.write_text("\n".join(map(",".join, rows)) + "\n")
+
+
+def use_pmc(path: Path) -> None:
+    bandwidth.analyze(path, path.parent / "report", False)
+    use_kernels(path)
+
+
+def write_ceilings(path: Path) -> None:
+    path.write_text("device,HBMBw,HBMBwLow,FP32Flops,MFMABF16Flops\n0,1300.5,1200,20000,150000\n")
+    write_pmc(path.with_name("pmc_perf.csv"))
+
+
+def use_ceilings(path: Path) -> None:
+    bandwidth.analyze(path.with_name("pmc_perf.csv"), path.parent / "report", False)
+
+
+def write_launches(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    write_database(path)
+
+
+def copied(source: Path) -> Callable[[Path], object]:
+    return lambda path: shutil.copyfile(source, path)
+
+
+# ------------------------------------------------------------------------------------------------------------- studies
+
+
+def write_batch_search(path: Path) -> None:
+    run = record(settings={"flash_attention": True}, training={"sequence_length": 8, "seed": 0})
+    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
+    times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
+    trial = {"batch_size": 1, "status": "ok", "step_ms": times, "tokens_per_second": 9.0, "peak_mib": 9.0}
+    out = {"batch_size": 2, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None}
+    write_json(path, {key: run[key] for key in keys} | {
+        "schema": batch_size.SCHEMA, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "trials": [trial, out], "ended": "memory ran out", "batch_size": 1, "reason": "the largest",
+    })  # fmt: skip
+
+
+def write_gemms(path: Path) -> None:
+    own = {key: record()[key] for key in ("command", "date", "device", "environment", "precision", "model")}
+    times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
+    sizes = config.ModelConfig()
+
+    def timed(products: list) -> list[dict]:
+        return [{"batch_size": 2, "sequence_length": 8} | each | {"ms": times, "calls": 90} for each in products]
+
+    write_json(path, own | {
+        "schema": gemm_operations.SCHEMA, "element_bytes": 4, "batch_sizes": [2], "sequence_lengths": [8], "ceilings": CEILINGS,
+        "gemms": timed(gemm_operations.products(sizes, 2, 8)), "fused": timed(gemm_operations.fused_products(sizes, 2, 8)),
+    })  # fmt: skip
+
+
+def shortened(name: str) -> Callable[[Path], object]:
+    return lambda path: write_json(path, first_rows(RESULTS / name))
+
+
+def tabulated(table: Callable[[Path], str], path: Path) -> None:
+    assert "|" in table(path)
+
+
+def use_lab(path: Path) -> None:
+    published(lab_dashboard.page(read(path, lab_dashboard.Lab)), path)
+    for table in lab_dashboard.TABLES.values():
+        table(path.parent)
+
+
+def use_compiled(path: Path) -> None:
+    compiled_kernels.summary([path])
+    compiled_kernels.compiled(path.parent)
+
+
+def write_kernel_benchmark(path: Path) -> None:
+    content = read_json(RESULTS / "h100/kernels_loss.json")
+    row = content["rows"][0]
+    shape = [key for key in row if key in ("operation", "batch_size", "sequence_length", "hidden_size")]
+    write_json(path, content | {"rows": [each for each in content["rows"] if all(each[key] == row[key] for key in shape)]})
+
+
+def use_kernel_benchmark(path: Path) -> None:
+    published(kernel_benchmark.report(kernel_benchmark.read(path)), path)
+    kernel_benchmark.documented(path)
+
+
+def use_benchmark(path: Path) -> None:
+    published(benchmark.analyze(path), path)
+    for part in ("throughput", "memory"):
+        measured.suite(part, path)
+
+
+def write_stages(path: Path) -> None:
+    run = record(device__kind="cpu", phases_ms={"forward": {"median": 4.0, "p20": 3.0, "p80": 5.0, "count": 9}})
+    write_json(path.with_name("stage0_metrics.json"), run)
+    stage = {"parameters": 9, "updated": 9, "state_mib": 1.0, "caveat": None, "fixed": False}
+    slow = {"all": [24.0] * 20, "profiled": 0, "median": 24.0, "p20": 23.0, "p80": 25.0, "count": 20}
+    write_json(path.with_name("stage5_metrics.json"), run | {"stage": stage, "version": "v3_stage5_optimized"})
+    write_json(path.with_name("stage1_metrics.json"), run | {"stage": stage, "version": "v3_stage1_slow", "step_ms": slow})
+    for number in (1, 5):
+        table = f"name,category,calls,total_ns,mean_ns,min_ns,max_ns,share\ngemm,kernel,9,9,1,1,1,0.{number}\n"
+        path.with_name(f"stage{number}_profile.csv").write_text(table)
+
+
+def use_stages(path: Path) -> None:
+    published(compare_stages.report(compare_stages.read(path.parent)), path)
+
+
+def write_yaml(path: Path) -> None:
+    path.write_text(json.dumps({"model": {"hidden_size": 64, "num_layers": 2}, "training": {"learning_rate": 1e-3, "seed": 1}}))
+
+
+def use_gemms(path: Path) -> None:
+    gemm_operations.analyze(path, path.parent / "report")
+
+
+def use_flops(path: Path) -> None:
+    published(flop_counts.report(flop_counts.read(path)), path)
+
+
+def use_config(path: Path) -> None:
+    config.resolve(file=path)
+
+
+def write_stats(path: Path) -> None:
+    path.write_text(STATS)
+
+
+VALID = [
+    Valid("metrics.json", write_run, use_run),
+    Valid("metrics_of_v1.json", write_run, use_run_of_a_version),
+    Valid("profile_1.json", write_profile, use_profile),
+    Valid("profile_of_a_size.json", write_profile, use_profiles_of_sizes),
+    Valid("profile_of_a_length.json", write_profile, use_profiles_of_lengths),
+    Valid("flops_profile.json", write_flops, use_flops),
+    Valid("trace_1.json", write_trace, use_trace),
+    Valid("trace_2.json", write_trace, use_kernels),
+    Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), use_kernels),
+    Valid("a_kernel_stats.csv", write_stats, use_kernels),
+    Valid("a_results.db", write_launches, use_kernels),
+    Valid("pmc_perf.csv", write_pmc, use_pmc),
+    Valid("roofline.csv", write_ceilings, use_ceilings),
+    Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
+    Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
+    Valid("batch_search.json", write_batch_search, lambda path: published(batch_size.analyze(path), path)),
+    Valid("gemm_analysis.json", write_gemms, use_gemms),
+    Valid(
+        "fusion_ablation.json", shortened("h100/v2_ablation_tiny_fp32.json"), lambda path: published(ablation.analyze(path), path)
+    ),
+    Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
+    Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
+    Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
+    Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
+    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(measured.lengths, path)),
+    Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
+    Valid("levers.json", shortened("h200/levers.json"), lambda path: tabulated(version4.levers, path)),
+    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(version4.block_fusion, path)),
+    Valid("stage0_metrics.json", write_stages, use_stages),
+    Valid("stage1_metrics.json", write_stages, use_stages),
+    Valid("stage1_profile.csv", write_stages, use_stages),
+    Valid("config.yaml", write_yaml, use_config),
+]
