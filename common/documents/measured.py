@@ -6,6 +6,7 @@
                          v2_ablation_<preset>_<precision>.json      all combinations of a version's fusions
                          benchmark_<preset>_<precision>.json        models over a grid of shapes
                          captured_<preset>_<precision>.json         the same, of models with and without a captured step
+                         peers_<preset>_<precision>.json            the same, of all versions and external baselines
                          sequence_memory.json                       peak memory over the sequence length
 
 These come from training runs with `--metrics-out`: curve_<version>.json, with `--num-steps 200` in each version's folder, and
@@ -279,16 +280,18 @@ def _eager_to_captured(*pair: Record) -> str:
 def versions_and_peers(folder: Path) -> str:
     """A row per model, a column per preset, precision and shape: ms per step, their range over the processes, and memory.
 
-    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status.
+    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status. The models
+    stand in the order of the file that has most.
     """
-    studies, rows = [], {}
+    studies, cells = [], {}
     for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
         studies.append(benchmark.read(path))
         for cell in studies[-1]["cells"]:
             column = f"{preset}, {precision}, {cell['batch_size']} x {cell['sequence_length']}"
-            rows.setdefault(cell["model"], {})[column] = _time_and_memory(cell)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in rows.items()], *studies)
+            cells.setdefault(column, {})[cell["model"]] = _time_and_memory(cell)
+    names = [name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"]]
+    rows = [[model, *(column.get(model) for column in cells.values())] for model in dict.fromkeys(names)]
+    return table(["model", *cells], rows, *studies)
 
 
 def _time_and_memory(cell: Record) -> str:

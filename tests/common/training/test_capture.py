@@ -143,7 +143,7 @@ def calls_by_span(version, chosen: Namespace, folder: Path) -> dict:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", VERSIONS)
+@pytest.mark.parametrize("name", [name for name in VERSIONS if name != "v2-compile"])  # a compiled model has no spans inside
 def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp_path):
     path, own = VERSIONS[name]
     version = version_files.load(ROOT / path)
