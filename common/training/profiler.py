@@ -111,7 +111,7 @@ class Profiler:
         Raises:
             RunError: a file could not be written, the traces that PyTorch writes included. No part of a file is left.
         """
-        if self.rank or not self.recorded:
+        if not self.recorded:
             return []
         try:
             return self._write(record)
@@ -140,6 +140,9 @@ class Profiler:
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
         self.export()
+        distributed.wait_for_all()  # until every process has written its trace
+        if self.rank:
+            return []
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
