@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from common import config as configs
-from common import signals
+from common import ranks, signals
 from common.errors import RunError, UsageError
 from common.precision import AMP_DTYPES
 
@@ -27,7 +27,7 @@ LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what wa
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and which takes no abbreviated flags."""
+    """argparse whose errors are one line, and which takes no abbreviated flags. One process of a node shows them."""
 
     def __init__(self, description: str | None, **kwargs) -> None:
         super().__init__(
@@ -36,7 +36,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
-        self.exit(2, f"error: {shown} (--help lists the flags)\n")
+        self.exit(2, f"error: {shown} (--help lists the flags)\n" if ranks.here().local_rank == 0 else None)
+
+    def print_help(self, file=None) -> None:
+        if ranks.here().main_process:
+            super().print_help(file)
 
 
 def positive(text: str) -> int:
@@ -99,6 +103,22 @@ def add_capture(group: Flags) -> None:
         "--capture-step",
         action=argparse.BooleanOptionalAction,
         help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
+    )
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
+    group.add_argument(
+        "--parallel",
+        choices=ranks.FORMS,
+        help="DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)",
+    )
+    group.add_argument(
+        "--distributed-timeout",
+        type=positive,
+        default=600,
+        metavar="SECONDS",
+        help="how long a process waits for the others before the job fails (default: 600)",
     )
 
 
@@ -184,6 +204,18 @@ def parser(description: str | None) -> Parser:
     training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
     training.add_argument("--metrics-out", type=Path, metavar="FILE", help="default: metrics_<version>.json")
     training.add_argument("--save-model", type=Path, metavar="DIR", help="save a checkpoint that transformers opens")
+    training.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="save all that the next step needs at the end of the run, in DIR/step-N",
+    )
+    training.add_argument("--checkpoint-every", type=positive, metavar="N", help="and every N steps; the two newest are kept")
+    training.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in --checkpoint-dir, or start if there is none"
+    )
+
+    add_parallel(result)
 
     profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
     profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
@@ -263,6 +295,8 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     if arguments.profile_dir or arguments.profile_memory or arguments.profile_operators or arguments.profile_attention_only:
         arguments.enable_pytorch_profiler = True
     arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
+    if (arguments.resume or arguments.checkpoint_every) and not arguments.checkpoint_dir:
+        raise UsageError(f"{'--resume' if arguments.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
     if arguments.time_phases and arguments.capture_step:
         raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
     if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
@@ -296,16 +330,20 @@ def command(main: Callable[[], int | None]) -> None:
 
     Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n, 141 the reader of our output
     (head, less) has left. Output that cannot be written (a full disk) is a run that failed.
+
+    Of several processes one a node says that the input is wrong, and each says why it failed, unless they all fail alike.
     """
+    here = ranks.here()
     try:
         with signals.raised():
             code = main() or 0
             if sys.stdout:  # None where it was closed beforehand
                 sys.stdout.flush()  # or what cannot be written would show only after the exit code is chosen
     except UsageError as error:
-        code = _end(f"error: {error}", 2)
+        code = _end(f"error: {error}" if here.local_rank == 0 else None, 2)
     except RunError as error:
-        code = _end(f"error: {error}", 1)
+        rank = f"rank {here.rank}: " if here.world_size > 1 and not error.shared else ""
+        code = _end(f"error: {rank}{error}" if here.main_process or not error.shared else None, 1)
     except KeyboardInterrupt as stop:
         number = signals.number(stop)
         code = _end("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", 128 + number)
@@ -320,10 +358,11 @@ def command(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
-def _end(said: str, code: int) -> int:
-    """Says why the command ends, if anyone can still hear it."""
+def _end(said: str | None, code: int) -> int:
+    """Says why the command ends, if it is this process that says so, and if anyone can still hear it."""
     with contextlib.suppress(OSError):
-        print(said, file=sys.stderr, flush=True)
+        if said:
+            print(said, file=sys.stderr, flush=True)
     return code
 
 

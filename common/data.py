@@ -162,13 +162,17 @@ class Batches:
     `batches[i]` is (input_ids, targets), each [B, S] int64 on the device; targets are the tokens that follow (shifted by
     one here, and nowhere else). An index past the end starts over.
 
+    Of `world_size` processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
+    what one process with that batch size sees.
+
     Raises:
         UsageError: the data is shorter than one window.
     """
 
     def __init__(
-        self, dataset: Dataset, batch_size: int, sequence_length: int, count: int, seed: int, device: torch.device
-    ) -> None:
+        self, dataset: Dataset, batch_size: int, sequence_length: int, count: int, seed: int, device: torch.device,
+        rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
         available = len(dataset.tokens) - sequence_length
         if available < 1:
             raise UsageError(
@@ -176,7 +180,8 @@ class Batches:
                 f"{sequence_length}: lower --seq-len or give more text"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.starts = torch.randint(available, (count, batch_size, 1), generator=generator).to(device)  # [count, B, 1]
+        starts = torch.randint(available, (count, world_size, batch_size, 1), generator=generator)
+        self.starts = starts[:, rank].to(device)  # [count, B, 1]
         tokens = torch.from_numpy(dataset.tokens.view(np.int32))  # [N]; on a CPU not a copy, but the file itself
         self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]

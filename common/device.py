@@ -28,6 +28,17 @@ def select(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def take_gpu(index: int, processes: str) -> None:
+    """Makes `cuda` mean the GPU of this number in this process.
+
+    Raises:
+        UsageError: this node has fewer; `processes` names the flag that starts one process a GPU.
+    """
+    if index >= torch.cuda.device_count():
+        raise UsageError(f"this node has {torch.cuda.device_count()} GPUs, too few for one a process: lower {processes}")
+    torch.cuda.set_device(index)
+
+
 def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 

@@ -16,7 +16,15 @@ class UsageError(_OneLine, ValueError):
 
 
 class RunError(_OneLine, RuntimeError):
-    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1."""
+    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1.
+
+    Args:
+        shared: every process of the job ends with this error, so the first alone shows it.
+    """
+
+    def __init__(self, message: str, shared: bool = False) -> None:
+        super().__init__(message)
+        self.shared = shared
 
 
 class OutOfMemory(RunError):

@@ -1,10 +1,15 @@
-"""A word from work that takes long: one line on stderr after five seconds, and another every five seconds."""
+"""A word from work that takes long: one line on stderr after five seconds, and another every five seconds.
+
+Of several processes the first alone speaks.
+"""
 
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from common import ranks
 
 SECONDS = 5.0
 
@@ -19,7 +24,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     done, start, notes = threading.Event(), time.monotonic(), [""]
 
     def speak() -> None:
-        while not done.wait(SECONDS):
+        while not done.wait(SECONDS) and ranks.here().main_process:
             print(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}", file=sys.stderr, flush=True)
 
     def note(text: str) -> None:

@@ -34,7 +34,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CAPTURED = True  # on a GPU, without --no-capture-step
+CAPTURED, PARALLEL = True, ()  # captured on a GPU, without --no-capture-step; no form of --parallel
 SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
 BRANCH_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.

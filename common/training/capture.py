@@ -12,7 +12,8 @@ step whose gradients have overflowed without asking the host.
 
 import math
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from common import device as devices
@@ -25,6 +26,7 @@ from torch import Tensor
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
+PARALLEL_WARMUP = 11  # with DistributedDataParallel, which until then may change its buckets (PyTorch's notes on CUDA graphs)
 TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less
 
 
@@ -33,6 +35,8 @@ def wanted(version: ModuleType, options: Namespace, device: torch.device) -> boo
     given = getattr(options, "capture_step", None)
     if given is not None:
         return given
+    if getattr(options, "parallel", None) == "fsdp":
+        return False
     return getattr(version, "CAPTURED", False) and devices.is_gpu(device) and not getattr(options, "time_phases", False)
 
 
@@ -68,11 +72,12 @@ class CapturedStep:
         peak_bytes: allocated at once while the step was captured, as an eager step would have needed it.
     """
 
-    def __init__(self, step: Step, batch: Batch) -> None:
+    def __init__(self, step: Step, batch: Batch, parallel: bool = False) -> None:
         """Captures `step`, which has run before; the capture itself computes nothing.
 
         Args:
             batch: of the shape that all batches will have; its content does not matter.
+            parallel: the step has collectives, whose library has a thread of its own that may ask for events meanwhile.
         """
         self.eager = step  # holds the weights and moments that the graph reads
         self.batch = tuple(tensor.clone() for tensor in batch)
@@ -82,7 +87,7 @@ class CapturedStep:
         torch.cuda.reset_peak_memory_stats()
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local" if parallel else "global"):
                 self.loss = step(self.batch)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):
@@ -99,13 +104,13 @@ class CapturedStep:
         return self.loss
 
 
-def on_side_stream(step: Step, batch: Batch) -> None:
-    """Runs a step WARMUP times off the default stream, as a step must have run before it is captured."""
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """Runs what is inside off the default stream, as a step must have run before it is captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(WARMUP):
-            step(batch)
+        yield
     torch.cuda.current_stream().wait_stream(side)
 
 

@@ -1,14 +1,37 @@
-"""Saving a trained model so that `transformers.AutoModelForCausalLM` and `AutoTokenizer` open it."""
+"""Saving a trained model, for others to open (`--save-model`) or for the run to go on (`--checkpoint-dir`).
+
+`save` writes what `transformers.AutoModelForCausalLM` and `AutoTokenizer` open. `Checkpoints` writes a folder such as
+`step-00000100` with all that the next steps depend on: weights, the optimizer's state, the position in the data, the loss scale
+and the states of the random number generators. PyTorch's distributed checkpoint stores each tensor under its parameter's name,
+whichever process holds it, so any number of processes, in any form of --parallel, can go on from it. Tensors are read into the
+memory that a captured step uses.
+
+A folder is written under a hidden name and renamed when it is whole: a process that is killed leaves the checkpoint before it.
+"""
 
 import shutil
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
+from common import files, ranks
 from common.config import ModelConfig
 from common.data import Dataset
-from common.errors import RunError
-from common.files import write_json
+from common.errors import RunError, UsageError
+from common.files import writable_folder, write_json
+from common.precision import Precision
+from common.training import distributed
+from common.training.step import Prepared
 
+import torch
+from pydantic import PositiveInt
 from torch import Tensor
+from typing_extensions import TypedDict
+
+KEPT = 2  # newest checkpoints
 
 
 def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: Dataset) -> None:
@@ -44,3 +67,157 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         write_json(folder / "tokenizer_config.json", settings)
+
+
+# ---------------------------------------------------------------------------------------------------------- to go on from
+
+
+class Position(TypedDict):
+    """What stands beside the tensors, in position.json."""
+
+    schema: Literal["tiny-llama-checkpoint/1"]
+    step: PositiveInt  # the last one that was finished
+    inputs: dict[str, Any]  # what the losses depend on; a run that goes on has the same
+    scaler: dict[str, Any]  # of float16's loss; empty otherwise
+
+
+def inputs(version: str, options: Namespace, precision: Precision, dataset: Dataset) -> dict[str, Any]:
+    """What the next losses depend on beside the checkpoint, by the names that a message shows. The learning rate may change."""
+    return {
+        "version": version,
+        **options.model.model_dump(),
+        "sequences in a step of all processes": ranks.here().world_size * options.batch_size,
+        "sequence length": options.seq_len, "seed": options.seed,
+        "data sha256": dataset.sha256, "precision": precision.name,
+    }  # fmt: skip
+
+
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return sorted(folder.glob("step-*"))
+
+
+def check_folder(options: Namespace) -> None:
+    """Raises UsageError where --checkpoint-dir cannot be used: before any work, and in the process that writes there."""
+    folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
+    if (found := complete(folder)) and not options.resume:
+        raise UsageError(f"--checkpoint-dir: {found[-1]} is there: go on from it with --resume, or name another folder")
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Attributes:
+        first: steps that were finished before this run; 0 for a new one.
+    """
+
+    def __init__(self, options: Namespace, inputs: dict[str, Any]) -> None:
+        """Finds the newest checkpoint if --resume is given.
+
+        Raises:
+            UsageError: it is not one of such a run, or leaves nothing to train.
+        """
+        self.folder, self.every, self.inputs = options.checkpoint_dir, options.checkpoint_every, inputs
+        self.source: Path | None = None
+        self.position = None
+        if options.resume:
+            self.source = distributed.gathered((complete(self.folder) or [None])[-1])[0]
+        if self.source:
+            self.position = files.read(self.source / "position.json", Position)
+            self._check(options.num_steps)
+            print(f"going on from {self.source}")
+        elif options.resume:
+            print(f"no checkpoint in {self.folder} yet: starting from the first step")
+        self.first = self.saved = self.position["step"] if self.position else 0
+
+    def _check(self, num_steps: int) -> None:
+        saved = self.position["inputs"]
+        differing = [
+            f"{name} ({saved.get(name)}, now {value})" for name, value in self.inputs.items() if saved.get(name) != value
+        ]
+        if differing:
+            raise UsageError(f"--resume: {self.source} is of a run with another {', '.join(differing)}; give the same")
+        if self.position["step"] >= num_steps:
+            raise UsageError(f"--resume: {self.source} leaves nothing to train: raise --num-steps (now {num_steps})")
+
+    def load(self, prepared: Prepared, precision: Precision) -> None:
+        """Takes what is to be saved, and reads it from the checkpoint that the run goes on from, if there is one.
+
+        Raises:
+            RunError: a file of it is missing or damaged.
+        """
+        self.prepared, self.precision = prepared, precision
+        if not self.source:
+            return
+        from torch.distributed import checkpoint as dcp
+
+        reader, rank = dcp.FileSystemReader(self.source), ranks.here().rank
+        with _failure_explained(f"cannot read {self.source}"):
+            saved_by = rank if f"random.cpu.{rank}" in reader.read_metadata().state_dict_metadata else 0  # by fewer processes
+            state = _tensors(prepared, saved_by)
+            dcp.load(state, storage_reader=reader, no_dist=not distributed.active())
+        prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
+        if self.position["scaler"]:
+            precision.scaler.load_state_dict(self.position["scaler"])
+        torch.set_rng_state(state[f"random.cpu.{saved_by}"])
+        if f"random.gpu.{saved_by}" in state:
+            torch.cuda.set_rng_state(state[f"random.gpu.{saved_by}"])
+
+    def due(self, finished: int, last: bool) -> bool:
+        """Whether a checkpoint is to be written after this step: every --checkpoint-every steps, and when the run ends."""
+        return self.folder is not None and finished > self.saved and (last or bool(self.every) and finished % self.every == 0)
+
+    def save(self, finished: int) -> None:
+        """Writes the state after this many steps, and removes all but the KEPT newest checkpoints.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        from torch.distributed import checkpoint as dcp
+
+        target, main = self.folder / f"step-{finished:08d}", ranks.here().main_process
+        building = self.folder / f".{target.name}"
+        if main:
+            for left_over in self.folder.glob(".step-*"):  # by a process that was killed
+                shutil.rmtree(left_over)
+            building.mkdir()
+        distributed.wait_for_all()
+        with _failure_explained(f"cannot write {target}"):
+            state, writer = _tensors(self.prepared, ranks.here().rank), dcp.FileSystemWriter(building)
+            dcp.save(state, storage_writer=writer, no_dist=not distributed.active())
+            if main:
+                scaler = self.precision.scaler.state_dict()
+                position = Position(schema="tiny-llama-checkpoint/1", step=finished, inputs=self.inputs, scaler=scaler)
+                write_json(building / "position.json", position)
+                building.rename(target)
+                for old in complete(self.folder)[:-KEPT]:
+                    shutil.rmtree(old)
+        distributed.wait_for_all()
+        self.saved = finished
+        print(f"saved {target}", flush=True)
+
+
+def _tensors(prepared: Prepared, rank: int) -> dict[str, Tensor]:
+    """By name: the weights and the optimizer's state, not copied, and the states of the random number generators."""
+    tensors, states = {f"random.cpu.{rank}": torch.get_rng_state()}, distributed.states(prepared.optimizer)
+    if torch.cuda.is_initialized():
+        tensors[f"random.gpu.{rank}"] = torch.cuda.get_rng_state()
+    for name, parameter in prepared.model.named_parameters():
+        tensors[f"weight.{name}"] = parameter.detach()
+        tensors |= {f"{key}.{name}": value for key, value in states.get(parameter, {}).items()}
+    return tensors
+
+
+@contextmanager
+def _failure_explained(what: str) -> Iterator[None]:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it says so of every run in one process
+            yield
+    except CheckpointException as error:
+        reason = next(iter(error.failures.values()))[0]
+        raise RunError(f"{what}: {type(reason).__name__} {reason}".splitlines()[0]) from error
+    except OSError as error:
+        raise RunError(f"{what}: {error}") from error

@@ -75,6 +75,8 @@ def _run_counted(version: ModuleType, options: Namespace) -> int:
     options.enable_pytorch_profiler |= profiled
     options = cli.parse(options)
     result = run.train(version, options)
+    if not result.flops:  # a process that leaves them to the first
+        return result.exit_code
     print(flop_counts.report(flop_counts.read(result.flops[0])).terminal())
     if profiled and result.profiles:  # a run that was stopped may not have reached the steps that are profiled
         _show_intensity(options, result.profiles[0])

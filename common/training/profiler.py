@@ -2,7 +2,8 @@
 
 `torch.profiler` records the operators of a few steps with their shapes. The Chrome trace is kept as it is
 (`trace_<stamp>.json`, for https://ui.perfetto.dev or chrome://tracing), and read once into `profile_<stamp>.json`: one
-row per operator, span and phase, with the record of the run. Everything in `common.analysis` reads that file.
+row per operator, span and phase, with the record of the run. Everything in `common.analysis` reads that file. Of several
+processes each writes its trace (`trace_rank1_<stamp>.json`), and the first alone a profile, of its own.
 
 Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which the kernels of the graph get
 their spans and operators.
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from common import device as devices
-from common import spans
+from common import ranks, spans
 from common.analysis.profiles import step_profile
 from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
+from common.training import distributed
 
 import torch
 
@@ -30,10 +32,12 @@ class Profiler:
 
     def __init__(self, options: Namespace, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
-        self.stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
-        self.trace_path = self.folder / f"trace_{self.stamp}.json"
+        stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
+        self.stamp, self.rank = distributed.gathered(stamp)[0], ranks.here().rank
+        rank = f"rank{self.rank}_" if self.rank else ""
+        self.trace_path = self.folder / f"trace_{rank}{self.stamp}.json"
         self.profile_path = self.folder / f"profile_{self.stamp}.json"
-        self.eager_path = self.folder / f"eager_trace_{self.stamp}.json"  # of a captured step
+        self.eager_path = self.folder / f"eager_trace_{rank}{self.stamp}.json"  # of a captured step
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
         self.running = self.recorded = False
@@ -136,6 +140,9 @@ class Profiler:
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
         self.export()
+        distributed.wait_for_all()  # until every process has written its trace
+        if self.rank:
+            return []
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
@@ -146,6 +153,7 @@ class Profiler:
         }  # fmt: skip
         write_json(self.profile_path, profile)
         written = [self.profile_path, *reversed(self.exported)]  # the eager trace came first
+        written += sorted(self.folder.glob(f"trace_rank*_{self.stamp}.json"))  # of the other processes
         if self.options.profile_memory:
             written.append(memory_timeline.write(self.folder / "memory_timeline.html", trace, profile))
         written.append(tensorboard.write(self._events, profile, trace))

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from common import device as devices
+from common import ranks
 from common.analysis.formulas import flops
 from common.analysis.formulas import peaks as vendor
 from common.analysis.output import tables
@@ -78,28 +79,32 @@ def settings(model: nn.Module, options: Namespace) -> dict[str, bool | str]:
 
 def build(
     version: ModuleType, options: Namespace, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
-    outcome, profiler, ceilings: dict[str, Any] | None,
+    outcome, profiler, ceilings: dict[str, Any] | None, first_step: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that was measured, and everything that is needed to measure it again.
 
-    Steps under the profiler do not count in the step time, unless there are no others.
+    Steps under the profiler do not count in the step time, unless there are no others. Tokens per second are those of all
+    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's.
 
     Args:
         outcome: the loop's `Outcome`.
         profiler: the run's `Profiler`, or None.
         ceilings: from `common.training.ceilings.measure`, or None.
+        first_step: after those of a checkpoint, if the run goes on from one.
     """
     profiled = profiler.slow_steps(len(outcome.step_ms)) if profiler else 0
     step_ms, clean = outcome.step_ms, outcome.step_ms[: len(outcome.step_ms) - profiled] or outcome.step_ms
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
-    tokens = options.batch_size * options.seq_len
+    world_size = ranks.here().world_size
+    tokens = world_size * options.batch_size * options.seq_len
     record = header(run_record.SCHEMA, device, precision.name, options.allow_tf32, options.model) | {
         "status": outcome.status,
         "version": name(version),
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
-            "num_steps": options.num_steps, "warmup_steps": options.warmup_steps,
+            "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "seed": options.seed,
+            "world_size": world_size, "parallel": options.parallel,
         },
         "settings": settings(model, options),
         "data": dataset.describe(),
@@ -123,8 +128,10 @@ def build(
 def summary(record: dict[str, Any]) -> str:
     """The same, for a person; one fact a line."""
     training, step, loss = record["training"], record["step_ms"], record["loss"]
+    before = training["first_step"] - 1
     lines = [
-        f"{record['version']}: {record['status']}, {len(step['all'])} of {training['num_steps']} steps, "
+        f"{record['version']}: {record['status']}, {len(step['all'])} of {training['num_steps'] - before} steps"
+        f"{f' after step {before}' if before else ''}, "
         f"{record['precision']['compute']}, {record['device']['name']}, torch {record['environment']['torch']}",
     ]
     on = [
@@ -139,6 +146,8 @@ def summary(record: dict[str, Any]) -> str:
         if record["mfu"]:
             peak, source = record["mfu"]["peak_flops_per_second"] / 1e12, record["mfu"]["peak_source"]
             share = f"MFU {record['mfu']['utilization']:.1%} of {peak:.3g} TFLOP/s ({source})"
+        processes = training["world_size"]
+        together = f" of {processes} processes ({training['parallel']}); what follows is of one" if processes > 1 else ""
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"
         lines += [
             f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}; "
@@ -146,7 +155,7 @@ def summary(record: dict[str, Any]) -> str:
             f"  step time    {tables.format_time(step['median'])} (p20 {tables.format_time(step['p20'])}, "
             f"p80 {tables.format_time(step['p80'])}, {step['count']} steps{note})",
             *(f"  note         {note}" for note in run_record.noise({"this run": step})),
-            f"  throughput   {record['tokens_per_second']:,.0f} tokens/s",
+            f"  throughput   {record['tokens_per_second']:,.0f} tokens/s{together}",
             f"  peak memory  {record['memory']['peak_mib']:,.0f} MiB ({record['memory']['kind']}"
             + (f"; its pools held {record['memory']['reserved_mib']:,.0f} MiB)" if "reserved_mib" in record["memory"] else ")"),
             f"  FLOPs        {record['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "

@@ -7,13 +7,13 @@ gradient. With `--capture-step` the step is then captured as a graph, which must
 
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import NamedTuple
 
 from common.errors import RunError
 from common.precision import Precision
-from common.training import capture
+from common.training import capture, distributed
 from common.training.capture import Batch, CapturedStep, Step
 from common.training.profiler import Profiler
 
@@ -42,7 +42,7 @@ def prepare(
     """Builds the step and checks that it trains every parameter; all weights are the initial ones afterwards.
 
     Args:
-        options: with `capture_step`, and what the version's functions read.
+        options: with `capture_step`, with `parallel` in a group of processes, and what the version's functions read.
         passes: steps without an update, at least one.
         profiler: profiles an eager step before the step is captured.
 
@@ -53,12 +53,16 @@ def prepare(
     captured = capture.wanted(version, options, precision.device)
     if captured:
         capture.check_supported(precision.device, getattr(options, "torch_compile_mode", None))
+    form = getattr(options, "parallel", None)
     model = version.make_model(options).to(precision.device)
+    with capture.side_stream() if captured and form else nullcontext():  # where gradients are added up in every later step
+        parallel = distributed.parallel_model(model, form)
     optimizer = version.make_optimizer(model, options)
     if captured:
         optimizer = capture.capturable(optimizer, precision)
-    step = version.make_step(model, optimizer, precision)
-    warm_up(model, optimizer, step, precision, batch, passes)
+    optimizer = distributed.parallel_optimizer(optimizer, form)
+    step = version.make_step(parallel, optimizer, precision)
+    warm_up(model, optimizer, step, precision, batch, passes, form)
     if captured:
         if profiler:
             with without_update(optimizer, precision):
@@ -69,24 +73,30 @@ def prepare(
 
 
 def warm_up(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch, passes: int
-) -> None:
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch, passes: int,
+    form: str | None = None,
+) -> None:  # fmt: skip
     """Runs the step `passes` times without an update.
 
     Raises:
         RunError: a parameter gets no usable gradient.
     """
     with without_update(optimizer, precision):
-        run(step, optimizer, batch, passes)
-        check_gradients(model, optimizer)
+        run(step, optimizer, batch, 1)
+        check_gradients(model, optimizer, form)  # before DistributedDataParallel stops at a gradient that the first pass lacked
+        if passes > 1:
+            run(step, optimizer, batch, passes - 1)
+            check_gradients(model, optimizer, form)
 
 
 def run(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int) -> Tensor:
     """The loss of the last of `passes` steps; in float16 it goes on until one has not overflowed, which moves the moments."""
     for i in range(passes + OVERFLOWS):
         loss = step(batch)
-        if i + 1 >= passes and any(state["exp_avg"].any() for state in optimizer.state.values()):
-            break
+        if i + 1 >= passes:
+            moments = [distributed.local(state["exp_avg"]) for state in distributed.states(optimizer).values()]
+            if distributed.anywhere(any(moment.any() for moment in moments), loss.device):
+                break
     return loss
 
 
@@ -106,33 +116,48 @@ def without_update(optimizer: torch.optim.Optimizer, precision: Precision) -> It
 
 def forget(optimizer: torch.optim.Optimizer, precision: Precision, scaler: dict) -> None:
     """Sets the optimizer's state to zeros, where it is, and the loss scale back."""
-    for state in optimizer.state.values():
+    for state in distributed.states(optimizer).values():
         for value in state.values():
             value.zero_()
     precision.scaler.load_state_dict(scaler)
 
 
 def gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor | None]:
-    """What AdamW was given in its first step, by parameter: its first moment over 1 - beta1; None where it was given nothing."""
-    scale = 1 - optimizer.param_groups[0]["betas"][0]
-    moments = {name: optimizer.state.get(parameter, {}).get("exp_avg") for name, parameter in model.named_parameters()}
-    return {name: None if moment is None else moment / scale for name, moment in moments.items()}
+    """What AdamW was given in its first step, by parameter: its first moment over 1 - beta1; None where it was given nothing.
+
+    In a group of processes, the part that this process updates.
+    """
+    scale, held = 1 - optimizer.param_groups[0]["betas"][0], distributed.states(optimizer)
+    moments = {name: held.get(parameter, {}).get("exp_avg") for name, parameter in model.named_parameters()}
+    return {name: None if moment is None else distributed.local(moment) / scale for name, moment in moments.items()}
 
 
-def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises RunError unless every parameter has a gradient that is finite and not zero everywhere."""
-    broken, found = [], gradients(model, optimizer)
-    for name, gradient in found.items():
-        if gradient is None:
+def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: str | None = None) -> None:
+    """Checks that every parameter has a gradient that is finite and not zero everywhere, in all processes together.
+
+    Raises:
+        RunError: one has not, or processes that should have equal gradients (--parallel ddp) do not.
+    """
+    found, device = gradients(model, optimizer), next(model.parameters()).device
+    facts = torch.zeros(len(found), 3, device=device)  # of each parameter: has a gradient, one that is not finite, not zero
+    for row, gradient in zip(facts, found.values(), strict=True):
+        if gradient is not None:
+            row += torch.stack([torch.ones_like(gradient.any()), ~gradient.isfinite().all(), gradient.any()])
+    broken = []
+    for name, (given, infinite, usable) in zip(found, distributed.total(facts).tolist(), strict=True):
+        if not given:
             broken.append(f"{name} has no gradient")
-        elif not gradient.isfinite().all():
+        elif infinite:
             broken.append(f"{name} has a gradient that is not finite")
-        elif not gradient.any():
+        elif not usable:
             broken.append(f"{name} has a gradient of zeros")
     if broken:
         raise RunError(
-            f"this model does not train: {len(broken)} of {len(found)} parameters get no usable gradient; first, {broken[0]}"
+            f"this model does not train: {len(broken)} of {len(found)} parameters get no usable gradient; first, {broken[0]}",
+            shared=True,
         )
+    if form == "ddp" and not distributed.equal(list(found.values())):
+        raise RunError("each process has gradients of its own: a step must call model.loss to have them averaged", shared=True)
 
 
 def captured_step(
@@ -143,14 +168,20 @@ def captured_step(
     Raises:
         RunError: it does not, or the step cannot be captured.
     """
+
+    def results(step: Step) -> list[Tensor]:
+        loss = run(step, optimizer, batch, passes=1)
+        return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
+
+    parallel = distributed.active()
+    with without_update(optimizer, precision), capture.side_stream():
+        for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
+            step(batch)
     with without_update(optimizer, precision):
-        capture.on_side_stream(step, batch)
-    with without_update(optimizer, precision):
-        expected = [run(step, optimizer, batch, passes=1), *gradients(model, optimizer).values()]
-        expected = [tensor.cpu() for tensor in expected]  # on the device they would count as the step's memory
+        expected = [tensor.cpu() for tensor in results(step)]  # on the device they would count as the step's memory
     scaler, initial = precision.scaler.state_dict(), {name: value.cpu() for name, value in model.state_dict().items()}
-    result = CapturedStep(step, batch)
-    error = capture.difference(expected, [run(result, optimizer, batch, passes=1), *gradients(model, optimizer).values()])
+    result = CapturedStep(step, batch, parallel)
+    error = capture.difference(expected, results(result))
     model.load_state_dict(initial)
     forget(optimizer, precision, scaler)
     if not error <= capture.TOLERANCE:

@@ -96,8 +96,12 @@ def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
     return result
 
 
-def random_batch(options: Namespace, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S]."""
+def random_batch(options: Namespace, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S].
+
+    Of several processes, each gets its part of a batch of world_size x B sequences, in the order of the ranks.
+    """
     generator = torch.Generator().manual_seed(options.seed)
-    ids = torch.randint(options.model.vocab_size, (options.batch_size, options.seq_len + 1), generator=generator).to(device)
+    shape = (world_size, options.batch_size, options.seq_len + 1)
+    ids = torch.randint(options.model.vocab_size, shape, generator=generator)[rank].to(device)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

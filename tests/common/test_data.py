@@ -74,6 +74,20 @@ def test_batches_start_over_at_the_end() -> None:
     assert not torch.equal(source[0][0], source[1][0])
 
 
+def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() -> None:
+    alone = data.Batches(counting(1000), 6, 16, 5, 1, CPU)
+    ranks = [data.Batches(counting(1000), 2, 16, 5, 1, CPU, rank, 3) for rank in range(3)]
+    for i in range(5):
+        for tensors, expected in zip(zip(*(batches[i] for batches in ranks), strict=True), alone[i], strict=True):
+            assert torch.equal(torch.cat(tensors), expected)
+
+
+def test_a_longer_run_begins_with_the_batches_of_a_shorter_one() -> None:
+    """So a run that goes on from a checkpoint with more steps sees what it would have seen."""
+    short, long = (data.Batches(counting(1000), 3, 16, count, 0, CPU) for count in (5, 50))
+    assert all(torch.equal(short[i][0], long[i][0]) for i in range(5))
+
+
 def test_every_window_of_the_data_can_be_drawn() -> None:
     starts = {int(input_ids[0, 0]) for input_ids, _ in draw(counting(12), (1, 8), 100)}
     assert starts == {0, 1, 2, 3}  # 12 tokens hold 4 windows of 8 + 1

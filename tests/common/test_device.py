@@ -86,3 +86,9 @@ def test_captured_work_is_done_again_where_it_was():
     assert torch.equal(total, torch.full_like(total, 7))
     devices.capture_graph(lambda: total.add_(1), times=4)()
     assert total[0] == 7 + 3 + 4  # and the three of its warm-up
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="this node has 2 GPUs, too few for one a process: lower --nproc-per-node"):
+        devices.take_gpu(2, "--nproc-per-node")

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from common import cli
+from common import cli, ranks
 from common import device as devices
 from version3_triton.kernels import reference
 from version3_triton.kernels.checks import INTERPRETED, refuse_wrong
@@ -55,7 +55,8 @@ def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool |
     device = devices.select(options.device)
     reason = missing(device)
     if reason:
-        print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
+        if ranks.here().main_process:
+            print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
         return dict.fromkeys(switches, False) | {"no-kernels": reason}
     if vars(options).get("use_amp"):
         refuse_wrong(cli.amp_dtype(options))

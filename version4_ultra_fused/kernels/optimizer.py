@@ -84,6 +84,15 @@ class MasterAdamW(torch.optim.Optimizer):
         self.matrices.allocate(dtype, dtype)
         self.others.allocate(dtype, self.others.master.dtype)
 
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read the flat buffers."""
+        held = dict(self.state)
+        super().load_state_dict(state_dict)
+        for parameter, state in held.items():
+            for name, value in state.items():
+                value.copy_(self.state[parameter][name])
+            self.state[parameter] = state
+
     def renew(self, *_) -> None:
         """Writes the working weights anew, after others were loaded."""
         for flat in (self.matrices, self.others):

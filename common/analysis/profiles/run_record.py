@@ -55,6 +55,17 @@ class Training(TypedDict):
     warmup_steps: NonNegativeInt
     learning_rate: Amount
     seed: int
+    first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
+    world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
+    parallel: NotRequired[str | None]  # how several processes trained together
+
+
+class Ranks(TypedDict):
+    """Of every process of a job, by rank."""
+
+    forward_ms: list[Amount]  # in the spans of a forward pass, without waiting for others
+    step_ms: list[Amount]  # median
+    peak_mib: list[Amount]
 
 
 class Compute(TypedDict):
@@ -159,6 +170,7 @@ class RunRecord(Header):
     loss: Loss
     step_ms: Steps
     phases_ms: NotRequired[dict[str, Summary]]
+    ranks: NotRequired[Ranks]
 
 
 class TimedRun(RunRecord):
@@ -201,6 +213,8 @@ def identity(run: dict[str, Any]) -> dict[str, Any]:
         "version": run["version"],
         "sequence length": run["training"]["sequence_length"],
         "torch": run["environment"]["torch"],
+        "processes": run["training"].get("world_size", 1),
+        "parallel": run["training"].get("parallel"),
     }
     groups = {"device": device, "model": run["model"], "precision": run["precision"]}
     return named | {f"{group} {key}": value for group, values in groups.items() for key, value in values.items()}
@@ -223,6 +237,7 @@ def conditions(run: dict[str, Any]) -> dict[str, Any]:
 def training_inputs(run: dict[str, Any]) -> dict[str, Any]:
     """What a loss curve depends on besides the code, with the conditions above equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
+    training["first step"] = run["training"].get("first_step", 1)
     return {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]} | training
 
 

@@ -1,14 +1,23 @@
-"""A saved model opens in transformers: the same configuration, tokenizer and logits."""
+"""A saved model opens in transformers, and a run goes on from a checkpoint as if it had never stopped."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
-from common import data
+from common import cli, data
 from common.config import ModelConfig
-from common.training import checkpoint
+from common.errors import RunError, UsageError
+from common.training import checkpoint, run, version_files
+from tests.conftest import PATHS, ROOT, TINY, V1
 from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1
+from version3_triton import kernels as third_kernels
 
 import pytest
+import torch
 
 
 def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +41,140 @@ def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.Mo
     assert input_ids.flatten().tolist() == dataset.tokens[: input_ids.shape[1]].tolist()
     assert tokenizer.decode(input_ids[0]) == text
     assert_close(opened(input_ids).logits, model(input_ids))
+
+
+# ---------------------------------------------------------------------------------------------------------- to go on from
+
+SCRIPT = V1 / "tiny_llama_v1.py"
+QUICK = (*TINY, "--data", "synthetic", "--device", "cpu")
+V4 = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
+
+
+@pytest.fixture
+def trained(execute, tmp_path):
+    """trained(steps, *flags, script=SCRIPT): the losses of a run up to this step."""
+
+    def train(steps: int, *flags: object, script: Path = SCRIPT) -> list[float]:
+        execute(script, *QUICK, "--num-steps", steps, "--metrics-out", "metrics.json", *flags)
+        return json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"]
+
+    return train
+
+
+CASES = {
+    "fp32": (SCRIPT, []), "float16": (SCRIPT, ["--use-amp", "--amp-dtype", "float16"]),
+    "v4": (V4, []), "v4 bfloat16": (V4, ["--use-amp"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_with_the_same_bits(trained, monkeypatch, tmp_path, case):
+    """The losses depend on weights, moments, data and, in float16, on the loss scale. Version 4 has buffers of its own."""
+    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # Triton's interpreter computes bfloat16 wrong
+    script, flags = CASES[case]
+    whole = trained(9, *flags, script=script)
+    first = trained(6, *flags, "--checkpoint-dir", "saved", "--checkpoint-every", 2, script=script)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000004", "step-00000006"], "the newest two"
+    rest = trained(9, *flags, "--checkpoint-dir", "saved", "--resume", script=script)
+    assert first + rest == whole and len(set(whole)) == 9
+    record = json.loads((tmp_path / "metrics.json").read_text())
+    assert (record["training"]["first_step"], len(record["step_ms"]["all"])) == (7, 3)
+
+
+def test_everything_that_a_step_may_depend_on_is_restored(monkeypatch, tmp_path):
+    """Random numbers, the loss scale and the optimizer's counters, at the memory where they were."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def make_step(model, optimizer, precision):
+        step = tiny_llama_v1.make_step(model, optimizer, precision)
+
+        def watched(batch):
+            loss = step(batch)
+            state = [value for parameter in model.parameters() for value in optimizer.state[parameter].values()]
+            seen.append((torch.rand(1), precision.scaler.get_scale(), *(value.clone() for value in state)))
+            return loss
+
+        return watched
+
+    version = version_files.load(SCRIPT)
+    monkeypatch.setattr(version, "make_step", make_step)
+
+    def train(steps: int, *flags: str) -> list:
+        seen.clear()
+        own = ["--use-amp", "--amp-dtype", "float16", "--num-steps", str(steps), *flags]
+        run.train(version, cli.parse(run.parser(version).parse_args([*QUICK, *own])))
+        return list(seen)[-1]
+
+    whole = train(5)
+    train(3, "--checkpoint-dir", "saved")
+    assert all(
+        map(torch.equal, map(torch.as_tensor, whole), map(torch.as_tensor, train(5, "--checkpoint-dir", "saved", "--resume")))
+    )
+
+
+def test_a_run_that_is_stopped_saves_where_it_stopped(at_step, trained, monkeypatch, tmp_path):
+    at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.chdir(tmp_path)
+    flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved"]
+    first = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags))).record["loss"]["all"]
+    assert len(first) == 4 and [path.name for path in (tmp_path / "saved").iterdir()] == ["step-00000004"]
+    assert first + trained(9, "--checkpoint-dir", "saved", "--resume") == trained(9)
+
+
+KILLED = """
+import os, pathlib
+from common.training import run
+from version1_pytorch_baseline import tiny_llama_v1
+
+rename = pathlib.Path.rename
+
+def killed_at_the_second(self, target):
+    if target.name == "step-00000004":
+        os.kill(os.getpid(), 9)
+    return rename(self, target)
+
+pathlib.Path.rename = killed_at_the_second
+run.main(tiny_llama_v1)
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(trained, tmp_path):
+    flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved", "--checkpoint-every", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *flags], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".step-00000004", "step-00000002"]
+    rest = trained(9, "--checkpoint-dir", "saved", "--resume")
+    assert rest == trained(9)[2:]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000002", "step-00000009"]
+
+
+def test_a_run_without_a_checkpoint_yet_starts(trained, tmp_path):
+    assert trained(3, "--checkpoint-dir", "saved", "--resume") == trained(3)
+
+
+def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
+    assert "--resume needs a folder: add --checkpoint-dir" in refused(SCRIPT, *QUICK, "--resume")
+    assert "--checkpoint-every needs a folder" in refused(SCRIPT, *QUICK, "--checkpoint-every", 3)
+    trained(3, "--checkpoint-dir", "saved")
+    assert "saved/step-00000003 is there: go on from it with --resume" in refused(SCRIPT, *QUICK, "--checkpoint-dir", "saved")
+    again = ("--checkpoint-dir", "saved", "--resume")
+    assert "leaves nothing to train: raise --num-steps (now 3)" in refused(SCRIPT, *QUICK, "--num-steps", 3, *again)
+    said = refused(SCRIPT, *QUICK, *again, "--batch-size", 3, "--seed", 1)
+    assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
+
+
+def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path):
+    trained(2, "--checkpoint-dir", "saved")
+    (tmp_path / "saved/step-00000002/__0_0.distcp").write_bytes(b"")
+    options = cli.parse(
+        run.parser(tiny_llama_v1).parse_args([*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"])
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
+        run.train(tiny_llama_v1, options)
+    (tmp_path / "saved/step-00000002/position.json").write_text("{}")
+    with pytest.raises(UsageError, match="position.json is not a file of schema"):
+        run.train(tiny_llama_v1, options)

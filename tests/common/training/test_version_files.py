@@ -9,6 +9,7 @@ from common.training import version_files
 from tests.conftest import V1
 
 import pytest
+import torch
 
 VERSION = "TinyLlama = make_model = make_optimizer = make_step = None\n"
 
@@ -61,3 +62,11 @@ def test_a_flag_that_the_version_does_not_have_is_refused():
     options = version_files.resolve(version_files.parser(None).parse_args([]))
     with pytest.raises(UsageError, match="takes no --enable-qkv-fusion: .* switches that only tiny_llama_v1.py has"):
         version_files.switched(version_files.load(V1 / "tiny_llama_v1.py"), options, "--enable-qkv-fusion")
+
+
+def test_several_processes_share_the_random_batch_of_one():
+    options = version_files.resolve(version_files.parser(None).parse_args(["--batch-size", "2", "--seq-len", "8"]))
+    ranks = [version_files.random_batch(options, torch.device("cpu"), rank, 3) for rank in range(3)]
+    options.batch_size = 6
+    for parts, expected in zip(zip(*ranks, strict=True), version_files.random_batch(options, torch.device("cpu")), strict=True):
+        assert torch.equal(torch.cat(parts), expected)

@@ -76,3 +76,26 @@ def test_the_rate_is_read_at_each_step():
     optimizer.step()
     assert all(torch.equal(parameter, old) for parameter, old in zip(model.parameters(), before, strict=True))
     assert all(state["exp_avg"].any() for state in optimizer.state.values())
+
+
+def test_a_saved_state_is_loaded_to_where_the_buffers_are():
+    """After it the next step is that of the optimizer that was saved."""
+    (model, saved, _, _), (other, loaded, _, _) = pair(), pair()
+
+    def train(model: torch.nn.Module, optimizer: MasterAdamW, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.gradient.copy_(torch.randn(parameter.shape, generator=generator))
+        optimizer.step()
+
+    train(model, saved, 1)
+    train(other, loaded, 2)
+    places = [value.data_ptr() for state in loaded.state.values() for value in state.values()]
+    loaded.load_state_dict(saved.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert [value.data_ptr() for state in loaded.state.values() for value in state.values()] == places
+    for trained, optimizer in ((model, saved), (other, loaded)):
+        train(trained, optimizer, 3)
+    assert saved.steps == loaded.steps == 2
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -94,3 +94,12 @@ def test_conditions_differ_by_what_a_step_depends_on():
 def test_loss_curves_are_compared_over_the_steps_that_both_have():
     ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(loss__all=[7.0, 6.5])
     assert run_record.loss_difference(ours, theirs) == (0.5, 2)
+
+
+def test_runs_of_different_numbers_of_processes_are_not_compared():
+    """A record from before there were several counts as one process."""
+    alone, old = record(training__world_size=1, training__parallel=None), record()
+    together = record(training__world_size=2, training__parallel="ddp")
+    assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
+    found = run_record.differences(run_record.identity(together), run_record.identity(old))
+    assert found == ["processes (2 and 1)", "parallel (ddp and None)"]

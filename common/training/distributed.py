@@ -1,0 +1,343 @@
+"""Training in several processes that torchrun has started, one a GPU (or one a share of a CPU).
+
+    ddp    DistributedDataParallel: every process has the whole model, and gradients are averaged while the backward pass runs
+    zero1  the same, but each process updates its share of the weights and then sends them to the others (Rajbhandari et al. 2020,
+           arXiv:1910.02054, stage 1), so the moments of AdamW are stored once in the whole job
+    fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered before they are used
+
+Processes agree about everything that one of them could decide alone: the loss that is shown (the mean over all sequences), a
+signal that ends the run, a gradient that is missing. They do so between steps, at `Meetings` about a second apart, so no
+measured step has a collective that training does not need. Mixed precision is the same autocast in every form, so all compute the
+same numbers; fully_shard gathers the float32 weights, twice the bytes of weights in bf16.
+
+Without torchrun nothing here starts anything, and every function returns what it was given.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from common import device as devices
+from common import ranks, spans
+from common.errors import RunError, UsageError
+from common.timing import Clock, summarize
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+PERIOD = 1.0  # seconds between two meetings, about
+SLOW = 1.1  # times the median of all ranks, from which on a rank is named
+FORWARD_PASSES = 10  # by which ranks are compared
+ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
+
+
+# ------------------------------------------------------------------------------------------------------ start and end
+
+
+def resolve(version: ModuleType, options: Namespace) -> Namespace:
+    """The options, in which `parallel` is the form that was asked for, or the version's first, or None for one process.
+
+    A version that does not support every form names those that it does in `PARALLEL`.
+
+    Raises:
+        UsageError: a form is given without torchrun, or is at odds with the version or another flag.
+    """
+    here, forms = ranks.here(), getattr(version, "PARALLEL", ranks.FORMS)
+    given, options.parallel = options.parallel, options.parallel or (forms[:1] or (None,))[0]
+    if given and not here.launched:
+        raise UsageError(f"--parallel {given} needs torchrun: torchrun --nproc-per-node 2 SCRIPT --parallel {given} ...")
+    if here.world_size == 1 and not given:
+        options.parallel = None
+        return options
+    if options.parallel not in forms:
+        supported = f"takes --parallel {' or '.join(forms)}" if forms else "runs in one process: start it without torchrun"
+        raise UsageError(f"this script {supported}")
+    if getattr(options, "mode", "train") != "train":
+        raise UsageError(f"--mode {options.mode} measures one process: start it without torchrun")
+    if options.parallel == "fsdp":
+        refused = {"--capture-step": options.capture_step, "--enable-deepspeed-flops": options.enable_deepspeed_flops}
+        refused["--enable-torch-compile"] = getattr(options, "torch_compile", None)
+        if flag := next((flag for flag, given in refused.items() if given), None):
+            raise UsageError(f"{flag} does not work with --parallel fsdp, which gathers weights in each step: take ddp or zero1")
+    return options
+
+
+def active() -> bool:
+    """Whether this process belongs to a group that has been started."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def start(options: Namespace, device: torch.device) -> None:
+    """Starts the process group if `options.parallel` says so: NCCL (RCCL) with one GPU a process, or gloo.
+
+    Raises:
+        UsageError: there are more processes than GPUs.
+        RunError: the processes do not find each other.
+    """
+    if not options.parallel:
+        return
+    here, place = ranks.here(), {}
+    if devices.is_gpu(device):
+        devices.take_gpu(here.local_rank, "--nproc-per-node")
+        place = {"device_id": torch.device("cuda", here.local_rank)}
+        if options.capture_step:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    seconds = timedelta(seconds=options.distributed_timeout)
+    with waiting_explained(options):
+        dist.init_process_group("nccl" if place else "gloo", timeout=seconds, **place)
+    batch, world_size = options.batch_size, here.world_size
+    print(
+        f"{options.parallel} on {world_size} processes ({dist.get_backend()}): "
+        f"batch {world_size} x {batch} = {world_size * batch} sequences a step",
+        flush=True,
+    )
+
+
+def job(train: Callable) -> Callable:
+    """Makes `train(version, options)` end its process group, and print in the first process alone."""
+
+    @functools.wraps(train)
+    def wrapper(version: ModuleType, options: Namespace):
+        with contextlib.ExitStack() as stack:
+            if not ranks.here().main_process:
+                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            with waiting_explained(options):
+                result = train(version, resolve(version, options))
+                if active():  # after an error others may wait for this process, which torchrun ends
+                    dist.destroy_process_group()
+        return result
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def waiting_explained(options: Namespace) -> Iterator[None]:
+    """Turns the error of a collective into a RunError: another process has ended, or has not answered in time."""
+    try:
+        yield
+    except RuntimeError as error:
+        alone = not ranks.here().launched
+        if alone or isinstance(error, RunError) or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise RunError(
+            f"another process has ended, or has not answered for {options.distributed_timeout} s (--distributed-timeout): "
+            f"{str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+class _Loss(nn.Module):
+    """Makes `model.loss` a forward pass, which is what DistributedDataParallel watches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(input_ids, targets)
+
+
+class Replica:
+    """A model whose `loss` runs under DistributedDataParallel; all else is the model's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch before 2.13
+        self.model = model
+        self.parallel = DistributedDataParallel(_Loss(model), gradient_as_bucket_view=True, **{buffers: False})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
+        return self.parallel(input_ids, targets)
+
+
+def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
+    """What a training step calls in place of the model, which fully_shard changes in place; before its optimizer is made.
+
+    Args:
+        model: on the process's device, with `layers`, its blocks, and `loss`.
+        form: of `ranks.FORMS`, or None.
+    """
+    if form in ("ddp", "zero1"):
+        return Replica(model)
+    if form == "fsdp":
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        for block in model.layers:
+            fully_shard(block)
+        fully_shard(model)
+        register_fsdp_forward_method(model, "loss")
+    return model
+
+
+def parallel_optimizer(optimizer: torch.optim.Optimizer, form: str | None) -> torch.optim.Optimizer:
+    """The optimizer, not stepped yet, in a form that stores its state once in the whole job if `form` is zero1."""
+    if form != "zero1":
+        return optimizer
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    known = inspect.signature(type(optimizer)).parameters
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), parameters_as_bucket_view=True, **defaults)
+
+
+def states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+    """The state of each parameter that this process updates."""
+    return getattr(optimizer, "optim", optimizer).state
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, which shares its memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with every tensor gathered; all processes must call it."""
+    return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ agreement
+
+
+def total(tensor: Tensor) -> Tensor:
+    """The sum over all processes, in place."""
+    if active():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def mean(tensor: Tensor) -> Tensor:
+    """The mean over all processes, in place."""
+    return total(tensor).div_(dist.get_world_size()) if active() else tensor
+
+
+def anywhere(condition: bool, device: torch.device) -> bool:
+    """Whether the condition holds in any process."""
+    return bool(total(torch.tensor(float(condition), device=device))) if active() else bool(condition)
+
+
+def equal(tensors: list[Tensor]) -> bool:
+    """Whether all processes have the same tensors, but for rounding."""
+    if not active():
+        return True
+    sums = torch.stack([torch.stack([tensor.double().sum(), tensor.double().abs().sum()]) for tensor in tensors])
+    least, most = sums.clone(), sums.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return bool(((most - least).amax(1) <= ROUNDING * most[:, 1]).all())
+
+
+def gathered(value: Any) -> list:
+    """The value of each process, in the order of the ranks."""
+    if not active():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def wait_for_all() -> None:
+    if active():
+        dist.barrier()
+
+
+class Meetings:
+    """Steps after which all processes hear whether one of them was told to stop, and whether it is time for a line.
+
+    One process decides alone, after every step. Several meet after steps that they have agreed on, about PERIOD apart.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.next = device, 1
+        self.last, self.seconds = (0, time.monotonic()), float("inf")  # step and time of the last meeting, and since then a step
+
+    @contextlib.contextmanager
+    def watched(self, options: Namespace) -> Iterator[None]:
+        """Ends this process if a captured step waits for another too long: nothing in NCCL watches the collectives of a graph."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(PERIOD):
+                if time.monotonic() - self.last[1] > options.distributed_timeout:
+                    limit = f"{options.distributed_timeout} s (--distributed-timeout)"
+                    print(
+                        f"error: rank {ranks.here().rank}: no answer from another process for {limit}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    os._exit(1)  # the main thread waits for the GPU, and cannot be interrupted
+
+        if active() and options.capture_step:
+            threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def agree(self, finished: int, signal: int, silent: float) -> tuple[int, float]:
+        """The number of a signal (0: none) and the seconds since the last line, for all processes alike."""
+        if not active():
+            return signal, silent
+        if finished < self.next:
+            return 0, 0.0
+        agreed = torch.tensor([signal, silent, self.seconds], device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        signal, silent, seconds = agreed.tolist()  # waits for the device, so the time below is that of finished steps
+        step, since = self.last
+        self.next = finished + max(1, int(PERIOD / seconds))
+        self.last = finished, time.monotonic()
+        self.seconds = (self.last[1] - since) / (finished - step)
+        return int(signal), silent
+
+
+# ----------------------------------------------------------------------------------------------------------- slow ranks
+
+
+def forward_ms(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> float:
+    """Median milliseconds in the spans of a forward pass, between which a sharded model communicates.
+
+    A training step takes as long in every process, because each waits for the slowest; these times do not wait.
+    """
+    marks, depth, times = [], 0, []
+    clock = Clock(device)
+
+    def observe(name: str, entering: bool) -> None:
+        nonlocal depth
+        depth += 1 if entering else -1
+        if depth == (1 if entering else 0):  # the outermost span begins or ends
+            marks.append(clock.mark())
+
+    with torch.no_grad():
+        for _ in range(FORWARD_PASSES):
+            marks.clear()
+            spans.observer = observe
+            model.loss(*batch)
+            spans.observer = None
+            times.append(sum(clock.milliseconds(*pair) for pair in zip(marks[::2], marks[1::2], strict=True)))
+    return summarize(times)["median"]
+
+
+def slow_ranks(forward_ms: list[float]) -> list[str]:
+    """A line for each rank whose forward pass takes over SLOW times the median of all ranks (of two: the other's)."""
+    middle = sorted(forward_ms)[(len(forward_ms) - 1) // 2]
+    return [
+        f"rank {rank} took {ms / middle:.1f} times the median of all ranks for a forward pass: all others wait for it"
+        for rank, ms in enumerate(forward_ms)
+        if ms > SLOW * middle
+    ]

@@ -1,0 +1,106 @@
+"""What several processes compute, beside what one computes with all their sequences; torchrun starts it, rank 0 writes JSON.
+
+python -m torch.distributed.run --nproc-per-node 2 -m tests.parallel_job RESULT.json
+"""
+
+import functools
+import json
+import sys
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+from common import data, ranks
+from common.precision import Precision
+from common.training import distributed, step
+from tests import models
+from version1_pytorch_baseline import tiny_llama_v1
+from version2_pytorch_fused import tiny_llama_v2
+from version3_triton import tiny_llama_v3
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU, STEPS, B, S = torch.device("cpu"), 50, 2, 16
+TEXT = data.Dataset("", np.random.default_rng(0).integers(0, 61, 5000).astype(np.uint32), "")
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by name. CommDebugMode does so as well, but its hooks of modules work once in a process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter = Counter()
+
+    def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+        if operator.namespace == "c10d":
+            self.calls[operator.overloadpacket.__name__.strip("_")] += 1
+        return operator(*arguments, **(keywords or {}))
+
+
+def untied(version: ModuleType) -> Namespace:
+    """The version with a weight of its own in the head."""
+
+    def make_model(options: Namespace) -> nn.Module:
+        model = version.make_model(options)
+        model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) / 10)
+        return model
+
+    return Namespace(make_model=make_model, make_optimizer=version.make_optimizer, make_step=version.make_step)
+
+
+def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, world_size: int = 1) -> dict:
+    """Gradients of the first batch, losses of all, and the collectives of the last step."""
+    torch.manual_seed(0)
+    count = STEPS if version in (tiny_llama_v1, UNTIED) and amp is None else 10
+    size = B * ranks.here().world_size // world_size
+    batches = data.Batches(TEXT, size, S, count, 0, CPU, rank, world_size)
+    options = Namespace(model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, parallel=form)
+    precision = Precision(CPU, amp)
+    prepared = step.prepare(version, options, precision, batches[0], 2)
+    with step.without_update(prepared.optimizer, precision):
+        step.run(prepared.step, prepared.optimizer, batches[0], 1)
+        held = distributed.states(prepared.optimizer)
+        named = {name: held[parameter] for name, parameter in prepared.model.named_parameters() if parameter in held}
+        gradients = {name: distributed.whole(state)["exp_avg"] * 10 for name, state in named.items()}
+    losses = [prepared.step(batches[i]).item() for i in range(count - 1)]
+    with Collectives() as counted:
+        losses.append(prepared.step(batches[count - 1]).item())
+    return {"gradients": gradients, "losses": losses, "collectives": counted.calls}
+
+
+@functools.cache
+def alone(name: str, amp: torch.dtype | None) -> dict:
+    return trained(VERSIONS[name], None, amp)
+
+
+def compared(name: str, form: str, amp: torch.dtype | None = None) -> dict:
+    """The largest errors of gradients and losses, which gradients this rank has compared, and the collectives of a step."""
+    here, expected = ranks.here(), alone(name, amp)
+    together = trained(VERSIONS[name], form, amp, here.rank, here.world_size)
+    losses = distributed.mean(torch.tensor(together["losses"], dtype=torch.float64))
+    pairs = [(gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()]
+    return {
+        "gradient_error": max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs),
+        "loss_error": (losses - torch.tensor(expected["losses"], dtype=torch.float64)).abs().max().item(),
+        "fell_by": expected["losses"][0] - expected["losses"][-1],
+        "compared": sorted(together["gradients"]), "parameters": sorted(expected["gradients"]),
+        "collectives": together["collectives"],
+    }  # fmt: skip
+
+
+UNTIED = untied(tiny_llama_v1)
+VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3}
+
+if __name__ == "__main__":
+    distributed.start(Namespace(parallel="ddp", distributed_timeout=60, batch_size=B, capture_step=False), CPU)
+    cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
+    cases += [("v2", "fsdp"), ("v3", "zero1"), *(("v1", form, torch.float16) for form in ("zero1", "fsdp"))]
+    results = {" ".join(map(str, case)): compared(*case) for case in cases}
+    everyone = distributed.gathered(results)
+    if ranks.here().main_process:
+        Path(sys.argv[1]).write_text(json.dumps(everyone))
+    torch.distributed.destroy_process_group()
