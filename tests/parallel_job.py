@@ -18,6 +18,7 @@ from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
 from version3_triton import tiny_llama_v3
+from version4_ultra_fused import tiny_llama_v4
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
     size = B * ranks.here().world_size // world_size
     batches = data.Batches(TEXT, size, S, count, 0, CPU, rank, world_size)
     options = Namespace(model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, parallel=form)
+    options.block_fusion = "off"
     precision = Precision(CPU, amp)
     prepared = step.prepare(version, options, precision, batches[0], 2)
     with step.without_update(prepared.optimizer, precision):
@@ -93,12 +95,18 @@ def compared(name: str, form: str, amp: torch.dtype | None = None) -> dict:
 
 
 UNTIED = untied(tiny_llama_v1)
-VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3}
+VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3, "v4": tiny_llama_v4}
 
 if __name__ == "__main__":
     distributed.start(Namespace(parallel="ddp", distributed_timeout=60, batch_size=B, capture_step=False), CPU)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
-    cases += [("v2", "fsdp"), ("v3", "zero1"), *(("v1", form, torch.float16) for form in ("zero1", "fsdp"))]
+    cases += [
+        ("v2", "fsdp"),
+        ("v3", "zero1"),
+        ("v4", "ddp"),
+        ("v4", "zero1"),
+        *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
+    ]
     results = {" ".join(map(str, case)): compared(*case) for case in cases}
     everyone = distributed.gathered(results)
     if ranks.here().main_process:

@@ -34,7 +34,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CAPTURED, PARALLEL = True, ()  # captured on a GPU, without --no-capture-step; no form of --parallel
+CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
 SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
 BRANCH_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
@@ -150,9 +150,8 @@ class LossFunction(torch.autograd.Function):
         weight = working(model.lm_head.weight, products_dtype(x))
         total, y, rstd = kernels.add_norm(x, branch, model.norm.weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
-        loss = kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
         ctx.saved, ctx.model = (total, y, rstd, logits), model
-        return loss
+        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
 
     @staticmethod
     @once_differentiable
@@ -169,6 +168,7 @@ class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
     kernel_flops = costs.kernel_flops
+    optimizer_communicates = True  # gradients do not stand in `.grad`, where DistributedDataParallel would look for them
 
     def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     optimizer.work_in(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
 
     def step(batch: tuple[Tensor, Tensor]) -> Tensor:
-        branching = model.switches["side-branch"] and batch[0].is_cuda and batch[0].numel() <= BRANCH_TOKENS
+        branching = model.switches["side-branch"] and batch[0].is_cuda and (optimizer.form or batch[0].numel() <= BRANCH_TOKENS)
         with model.gradients.on_side_branch(branching, optimizer.update_block if model.switches["early-update"] else None):
             with precision.autocast():
                 loss = model.loss(*batch)

@@ -171,9 +171,12 @@ def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
     """What a training step calls in place of the model, which fully_shard changes in place; before its optimizer is made.
 
     Args:
-        model: on the process's device, with `layers`, its blocks, and `loss`.
+        model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if its attribute
+            `optimizer_communicates` is true.
         form: of `ranks.FORMS`, or None.
     """
+    if getattr(model, "optimizer_communicates", False):
+        return model
     if form in ("ddp", "zero1"):
         return Replica(model)
     if form == "fsdp":
@@ -187,7 +190,13 @@ def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
 
 
 def parallel_optimizer(optimizer: torch.optim.Optimizer, form: str | None) -> torch.optim.Optimizer:
-    """The optimizer, not stepped yet, in a form that stores its state once in the whole job if `form` is zero1."""
+    """The optimizer, not stepped yet, in a form that stores its state once in the whole job if `form` is zero1.
+
+    An optimizer with a method `communicate` averages gradients over all processes itself.
+    """
+    if form and hasattr(optimizer, "communicate"):
+        optimizer.communicate(form)
+        return optimizer
     if form != "zero1":
         return optimizer
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -1,6 +1,6 @@
 """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over all parameters, as one kernel.
 
-With gradient g, step t, rate lr, decay d, and the moments m and v:
+With gradient g (the sum that was stored, times `scale`), step t, rate lr, decay d, and the moments m and v:
 
     m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
     w = w (1 - lr d) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
@@ -23,14 +23,14 @@ BLOCK = 1024
 
 @triton.jit
 def _adamw(
-        w_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, step_ptr, size, lr, blend1, blend2, log_beta1, log_beta2, eps, keep,
+        w_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, step_ptr, size, lr, blend1, blend2, log_beta1, log_beta2, eps, keep, scale,
         COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     step = tl.load(step_ptr)
     correction1, correction2 = 1 - tl.exp2(step * log_beta1), 1 - tl.exp2(step * log_beta2)
-    g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32) * scale
     w = tl.load(w_ptr + place, mask=inside, other=0.0)
     m = tl.load(m_ptr + place, mask=inside, other=0.0)
     v = tl.load(v_ptr + place, mask=inside, other=0.0)
@@ -47,7 +47,7 @@ def _adamw(
 @interpretable
 def adamw(
     weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float, beta1: float, beta2: float, eps: float, decay: float,
+    lr: float, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
 ) -> None:  # fmt: skip
     """One update in place, of flat buffers [P].
 
@@ -56,9 +56,10 @@ def adamw(
         gradient: in any dtype.
         working: takes the new weights in its own dtype, or None.
         steps: the number of this step, from 1, one float32 element.
+        scale: of the gradient; 1 / n where it is a sum over n processes.
     """
     _adamw[ceil_div(weight.numel(), BLOCK),](
         weight, exp_avg, exp_avg_sq, gradient, working, steps, weight.numel(),
-        lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, 1 - lr * decay,
+        lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, 1 - lr * decay, scale,
         COPY=working is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

@@ -52,7 +52,8 @@ LIMITS = (  # for messages
 )
 NORM_ROWS = 16
 
-# By family of GPUs and bytes of an element: the tile of the products, and the queries of a tile of attention. Only sm_90's in 16 bits was timed.
+# By family of GPUs and bytes of an element: the tile of the products, and the queries of a tile of attention. Only sm_90's in 16
+# bits was timed.
 TILES = {
     ("sm_90", 2): (Tile(128, 128, 64, 8, 3), 128),
     ("sm_90", 4): (Tile(64, 32, 32, 8, 2), 16),

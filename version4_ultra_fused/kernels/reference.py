@@ -73,9 +73,9 @@ def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tens
 
 def adamw(
     weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float, beta1: float, beta2: float, eps: float, decay: float,
+    lr: float, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
 ) -> None:  # fmt: skip
-    gradient = gradient.to(weight.dtype)
+    gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(eps)

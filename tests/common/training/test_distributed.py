@@ -78,8 +78,12 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
         "zero1": {"allreduce": buckets, "broadcast": 2},  # one a process, of the weights that it has updated
         "fsdp": {"allgather_base": 1 + 2 * layers, "reduce_scatter_base": 1 + layers},
     }  # a block's weights are gathered for each pass; embedding, last norm and head stay
+    expected |= {  # Version 4 communicates once a block, and once for the embedding and the norms
+        "v4 ddp": {"allreduce": layers + 1},
+        "v4 zero1": {"reduce": layers + 1, "broadcast": layers + 1},
+    }
     for case, found in first.items():
-        assert found["collectives"] == expected[case.split()[1]], case
+        assert found["collectives"] == expected.get(case, expected[case.split()[1]]), case
 
 
 SLEEPING = """
