@@ -7,6 +7,7 @@ from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import pytest
 import torch
+import torch.distributed as dist
 
 RATE = dict(lr=1e-2, betas=(0.8, 0.9), weight_decay=0.1)
 
@@ -50,6 +51,23 @@ def test_an_early_update_reaches_the_last_block_first():
         for block, kept in zip(model.layers, before, strict=True)
     )
     assert all(first) and not any(last)
+
+
+@pytest.mark.parametrize("rank, owned", [(0, {"layers.0", "others"}), (1, {"layers.1"})])
+def test_under_zero1_a_process_holds_the_moments_of_its_blocks_alone(monkeypatch, rank, owned):
+    """A block of the model belongs to one of two processes; the embedding and the norms are one more block."""
+    model, optimizer, _, _ = pair()
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    optimizer.communicate("zero1")
+    found = {name for name, parameter in model.named_parameters() if parameter in optimizer.state}
+    matrices = {name for name, parameter in model.named_parameters() if name.startswith("layers") and parameter.dim() == 2}
+    expected = {name for name, _ in model.named_parameters() if (name[:8] if name in matrices else "others") in owned}
+    assert found == expected
+    moments = [moment for state in optimizer.state.values() for moment in (state["exp_avg"], state["exp_avg_sq"])]
+    held = {moment.untyped_storage().data_ptr(): moment.untyped_storage().nbytes() for moment in moments}
+    whole = [flat.master.nbytes for flat in (optimizer.matrices, optimizer.others)]
+    assert sum(held.values()) == 2 * (whole[0] // 2 + whole[1] * ("others" in owned))
 
 
 def test_the_working_weights_are_the_masters_rounded(monkeypatch):
