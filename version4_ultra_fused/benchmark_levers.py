@@ -41,7 +41,7 @@ PASSES, REPLAYS = 10, 7
 Lever = tuple[str, dict[str, Callable[[], object]]]
 
 
-def levers(preset: str, device: torch.device) -> list[Lever]:
+def levers(preset: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Lever]:
     """Each lever at a preset's sizes: its name, and the ways to do the work by name."""
     settings = configs.resolve(preset, None, model={}, training={})
     config, training = settings.model, settings.training
@@ -51,7 +51,7 @@ def levers(preset: str, device: torch.device) -> list[Lever]:
     width, turned = sum(heads) * head_dim, sum(heads[:2]) * head_dim
 
     def half(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+        return torch.randn(*shape, device=device, dtype=dtype)
 
     x, qkv, gate_up, down, out = (
         half(tokens, hidden),

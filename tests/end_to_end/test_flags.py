@@ -90,7 +90,7 @@ def test_the_fusion_report(started):
 def test_the_products(started):
     flags = "--dtype bfloat16 --allow-tf32 --device cpu --batch-sizes 1,2 --sequence-lengths 8"
     called = f"{V1}.analyze_gemm_operations", "gemm_operations.measure"
-    _, batches, lengths, device, precision, tf32 = started(*called, flags)
+    _, batches, lengths, device, precision, tf32, _ = started(*called, flags)
     assert (batches, lengths, device.type, precision.name, tf32) == ([1, 2], [8], "cpu", "bf16", True)
     assert torch.backends.cuda.matmul.allow_tf32
 

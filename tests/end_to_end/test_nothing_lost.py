@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from common import cli, timing
+from common import cli, files, timing
 from common import device as devices
 from common.studies import ablation, batch_size, benchmark, gemm_operations
 from tests import records
@@ -186,7 +186,7 @@ def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[.
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_signal(ended, tmp_path, script, kind):
-    ended(script, lambda output: os.kill(os.getpid(), kind), 128 + kind)
+    ended(script, lambda output: signal.raise_signal(kind), 128 + kind)
     assert script.rows(json.loads((tmp_path / script.file).read_text())) >= 1
 
 
@@ -206,7 +206,7 @@ def test_a_full_disk(ended, monkeypatch, script):
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    said = ended(script, lambda output: monkeypatch.setattr(Path, "write_bytes", full), 1)
+    said = ended(script, lambda output: monkeypatch.setattr(files, "_write_bytes", full), 1)
     [printed] = [line for line in said.splitlines() if line.startswith("{")]
     assert script.rows(json.loads(printed)) >= 1
     assert f"error: cannot write {script.file} (--" in said and "No space left on device" in said

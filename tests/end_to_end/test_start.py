@@ -51,7 +51,7 @@ def test_without_torch_it_ends_in_one_line(copy, tmp_path, script):
 
 def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
     """A module that is imported early interrupts the process, as Ctrl-C would."""
-    (tmp_path / "yaml.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    (tmp_path / "pydantic.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     done = subprocess.run(
         [sys.executable, str(copy / "version1_pytorch_baseline/tiny_llama_v1.py"), "--help"],
         env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,

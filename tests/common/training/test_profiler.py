@@ -123,7 +123,8 @@ def test_a_trace_that_cannot_be_written_fails_the_run(run_script, tmp_path):
 def test_a_profile_that_cannot_be_written_fails_the_run(execute, monkeypatch, tmp_path, failing):
     monkeypatch.setattr(*failing, full)
     printed = execute(SCRIPT, *QUICK, "--profile-dir", "profiles", "--validate-setup", check=1)
-    assert printed.err == "error: the profile could not be written into profiles: No space left on device\n"
+    own = [line for line in printed.err.splitlines() if not line.startswith("USDT:")]  # the profiler's own lines in some builds
+    assert own == ["error: the profile could not be written into profiles: No space left on device"]
     assert "setup ok" not in printed.out
     assert not [path for path in (tmp_path / "profiles").iterdir() if path.is_dir() or path.suffix != ".json"]
 
@@ -142,7 +143,7 @@ def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypa
 
     def export(profile, path: str) -> None:
         real(profile, path)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     real = torch.profiler.profile.export_chrome_trace
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
@@ -157,7 +158,7 @@ def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypa
 def test_the_record_is_there_before_the_trace_is_written(at_step, monkeypatch, tmp_path):
     """A second Ctrl-C, which many send while a large trace is exported, loses the trace and no step."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiler.Profiler, "_export", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(profiler.Profiler, "_export", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         stopped(at_step, 7, "--enable-pytorch-profiler")
     record = json.loads((tmp_path / "metrics_v1.json").read_text())

@@ -89,7 +89,7 @@ def test_gradients_of_gradients_are_refused():
     "operation, shapes, message",
     [
         (rms_norm, [(1, 70000), (70000,)], "at most 65536 .*, not 70000"),
-        (rms_norm, [(2, 8), (4,)], r"a weight \[D\], not \[\[2, 8\], \[4\]\]"),
+        (rms_norm, [(2, 8), (4,)], r"a weight \[D\], D at least 1, not \[\[2, 8\], \[4\]\]"),
         (add_rms_norm, [(2, 3, 8), (1, 3, 8), (8,)], "in the same shape"),
     ],
     ids=["wide", "weight", "addend"],

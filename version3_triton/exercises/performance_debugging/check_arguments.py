@@ -16,11 +16,14 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    end = sys.argv.index("--")
-    for path in map(Path, sys.argv[1:end]):
-        own = path.resolve().parent == HERE
-        version = stages.of(import_module(path.stem)) if own else version_files.load(path)
-        cli.parse(run.parser(version).parse_args(sys.argv[end + 1 :]))
+    parser = cli.Parser(__doc__)
+    parser.add_argument("scripts", nargs="+", type=Path, metavar="SCRIPT")
+    own = sys.argv[1:]
+    end = own.index("--") if "--" in own else len(own)
+    for path in parser.parse_args(own[:end]).scripts:
+        of_stages = path.resolve().parent == HERE
+        version = stages.of(import_module(path.stem)) if of_stages else version_files.load(path)
+        cli.parse(run.parser(version).parse_args(own[end + 1 :]))
 
 
 if __name__ == "__main__":
