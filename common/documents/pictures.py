@@ -60,7 +60,7 @@ def ladder(folder: Path) -> Picture:
         grid = figure.subplots(-(-len(panels) // 2), 2, squeeze=False).flat
         for axes, (title, times) in zip(grid, panels.items(), strict=False):
             names = sorted(times, key=times.get, reverse=True)
-            colours = [_colour(name) for name in names]
+            colours = [colour(name) for name in names]
             bars = axes.barh(names, [times[name] for name in names], color=colours)
             axes.bar_label(bars, [tables.format_number(times[name]) for name in names], padding=3, fontsize=8)
             axes.set_xscale("log")
@@ -75,10 +75,7 @@ def ladder(folder: Path) -> Picture:
     return Picture(f"ladder-{folder.name}", panels, description, draw)
 
 
-def _colour(model: str) -> str:
+def colour(model: str) -> str:
     """One colour for each version, with and without torch.compile, and grey for the peers."""
     version = re.fullmatch(r"v(\d+)(-.*)?", model)
     return (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN)[int(version[1]) - 1] if version else "0.7"
-
-
-PICTURES: dict[str, Callable[..., Picture]] = {"ladder": ladder}

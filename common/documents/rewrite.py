@@ -17,8 +17,8 @@ from pathlib import Path
 from common import cli
 from common.analysis.comparisons import source_diff
 from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, lab_dashboard, measured, version4
-from common.documents.pictures import PICTURES, Picture
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, measured, version4
+from common.documents.pictures import Picture, ladder
 from common.errors import RunError, UsageError
 from common.files import write_text
 
@@ -32,10 +32,13 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     measured.spans, measured.ceilings, measured.comparison, measured.rates, measured.trials, measured.curves,
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers, measured.lengths,
     compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
+    concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
+DRAWN = (ladder, concepts.roofline, concepts.timeline, concepts.causal_tiles)
+PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 
 
 def documents() -> list[Path]:

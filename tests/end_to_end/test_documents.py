@@ -24,6 +24,8 @@ VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py"
 DOCUMENTS = rewrite.documents()
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+ANCHORED_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)")
+ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
 CALL = re.compile(rf"\b(?:python3?|bash) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
 PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$])")
@@ -100,6 +102,42 @@ def test_generated_tables_are_fresh(document):
 def test_links_lead_somewhere(document):
     for target in LINK.findall(document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+def anchors(document: Path) -> set[str]:
+    """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation, hyphens for spaces."""
+    text = document.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(ANCHOR.findall(text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_anchors_that_exist(document):
+    for target, anchor in ANCHORED_LINK.findall(document.read_text(encoding="utf-8")):
+        assert anchor in anchors(document.parent / target if target else document), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pictures_are_current_and_load_fast(document):
+    for picture in rewrite.pictures(document.read_text(encoding="utf-8")):
+        path = rewrite.file_of(picture)
+        assert picture.is_current(path), f"{path}: run python -m common.documents"
+        assert path.stat().st_size < 150_000, path
+
+
+def test_every_term_is_in_the_glossary():
+    """Each term that CONCEPTS.md explains, and no other, and each once."""
+    text, before, glossary = (ROOT / "CONCEPTS.md").read_text(encoding="utf-8").partition("\n## Glossary\n")
+    listed = re.findall(r"^\| \[[^]]+\]\(#([\w-]+)\) \|", before + glossary, re.MULTILINE)
+    assert listed and sorted(listed) == sorted(ANCHOR.findall(text))
+
+
+@pytest.mark.parametrize(
+    "document", [ROOT / "README.md", *(folder / "README.md" for folder in VERSIONS)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_readme_links_the_concepts(document):
+    linked = [anchor for target, anchor in ANCHORED_LINK.findall(document.read_text()) if target.endswith("CONCEPTS.md")]
+    assert set(linked) & set(ANCHOR.findall((ROOT / "CONCEPTS.md").read_text()))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
