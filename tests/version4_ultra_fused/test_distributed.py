@@ -1,0 +1,116 @@
+"""The ladder: its tests pass for the solutions, every one fails for the starters and names what is to be written; its tables."""
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+from common.analysis.formulas import flops
+from common.config import resolve
+from common.errors import UsageError
+from tests.conftest import ROOT, cells
+from tests.exercise_runs import run_tests
+
+import pytest
+
+FOLDER = ROOT / "version4_ultra_fused/exercises/distributed"
+PROBLEMS = sorted(path.stem for path in (FOLDER / "solution").glob("problem*.py"))
+MISSING = re.compile(r"([\w.]+): problem (\d) of README\.md")  # what a starter says
+README = (FOLDER / "README.md").read_text()
+SECTIONS = dict(re.findall(r"^## Problem (\d)(.*?)(?=^## )", README, re.MULTILINE | re.DOTALL))
+COLLECTIVES = {"0": 1, "1": 2, "3": 3 * 22 + 2}  # of the preset large by stage
+
+
+def test_the_solutions_pass(tmp_path):
+    code, cases = run_tests(FOLDER, "solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) > 30 and not any(case.find("skipped") is not None for case in cases)
+
+
+@pytest.mark.slow
+def test_every_test_of_the_starters_fails_and_names_what_is_to_be_written(tmp_path):
+    code, cases = run_tests(FOLDER, "starter", tmp_path / "results.xml")
+    assert code == 1 and len(cases) > 30
+    for case in cases:
+        message = case.find("failure").get("message")
+        found = MISSING.search(message)
+        assert found and case.get("name").startswith(f"test_problem{found[2]}_"), f"{case.get('name')}: {message}"
+
+
+def described(path: Path) -> dict[str, tuple[str, str]]:
+    """Arguments and first line of the docstring of each function, methods as Class.method."""
+    tree = ast.parse(path.read_text())
+    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {
+        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
+        for prefix, owner in functions.items()
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_starter_has_the_signatures_and_summaries_of_its_solution(problem):
+    starter, solution = (described(FOLDER / folder / f"{problem}.py") for folder in ("starter", "solution"))
+    assert starter and starter == solution
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_to_be_written_is_in_its_section(problem):
+    """With its minutes, whether it must be done, what to hand in, and a folded answer."""
+    starter = FOLDER / f"starter/{problem}.py"
+    missing = MISSING.findall(starter.read_text())
+    number = problem[len("problem")]
+    section = SECTIONS[number]
+    assert missing and {found for _, found in missing} == {number}
+    for name, _ in missing:
+        assert name in described(starter)
+        assert f"`{name}`" in section or f"`{name.split('.')[-1]}`" in section, name
+    assert re.search(r"^\*\d+ minutes, (must|optional)\.\*", section, re.MULTILINE)
+    assert "*Hand in" in section and "<details><summary>What you should find</summary>" in section
+
+
+def test_the_answers_of_the_accounting_are_those_of_the_solution():
+    formulas = runpy.run_path(str(FOLDER / "solution/problem7_accounting.py"))
+    state, sent, seconds, exposed = (
+        formulas[name] for name in ("state_bytes", "sent_bytes", "communication_seconds", "exposed_seconds")
+    )
+    config = resolve("large").model
+    parameters = flops.parameters(config)["total"]
+    assert f"{parameters:,} parameters and {config.num_layers} blocks" in SECTIONS["7"]
+    rows = cells(SECTIONS["7"].split("<details>")[1])
+    stages, buckets = [row for row in rows if len(row) == 6][1:], [row for row in rows if len(row) == 3][1:]
+    assert [row[0] for row in stages] == list(COLLECTIVES) and len(buckets) == 4
+    for name, *shown in stages:
+        stage, collectives = int(name), COLLECTIVES[name]
+        moved = sent(parameters, 8, stage)
+        assert shown == [
+            *(f"{state(parameters, ranks, stage) / 2**30:.2f}" for ranks in (2, 8)), f"{moved / 1e9:.2f}", str(collectives),
+            f"{seconds(moved, collectives, 20e-6, 100e9) * 1e3:.1f}",
+        ]  # fmt: skip
+    for name, *shown in buckets:
+        count = int(name.split()[0])
+        communication = seconds(sent(parameters, 8, 0), count, 20e-6, 100e9)
+        assert shown == [f"{communication * 1e3:.1f}", f"{exposed(communication, 0.1, count) * 1e3:.1f}"]
+
+
+@pytest.mark.slow
+def test_measure_shows_every_form_of_a_step_and_the_fitted_line(run_script, monkeypatch):
+    monkeypatch.setenv("KERNEL_EXERCISES", "solution")
+    sizes = ("--num-steps", "2", "--max-mib", "1", "--seq-len", "8", "--hidden-dim", "16", "--num-layers", "1", "--device", "cpu")
+    launch = ("torch.distributed.run", "--nproc-per-node", "2", FOLDER / "measure.py")
+    shown = run_script("-m", *launch, "bandwidth", "steps", *sizes).stdout
+    assert "2 processes, gloo" in shown and "fit: latency" in shown
+    rows = [re.split(r"\s{2,}", line.strip())[0] for line in shown.splitlines()]
+    assert [str(4**i) for i in range(1, 11)] == [row.replace(",", "") for row in rows if row.replace(",", "").isdigit()]
+    assert rows[-5:] == ["no communication", "flat", "overlap", "zero1", "fully_shard"]
+
+
+def test_measure_needs_torchrun(refused):
+    assert "start it with torchrun" in refused(FOLDER / "measure.py", "steps")
+
+
+def test_the_adapter_knows_two_folders(monkeypatch):
+    monkeypatch.setenv("KERNEL_EXERCISES", "mine")
+    adapter = runpy.run_path(str(FOLDER / "adapter.py"))
+    with pytest.raises(UsageError, match="KERNEL_EXERCISES is 'mine': set it to solution"):
+        adapter["load"]("problem1_bandwidth")

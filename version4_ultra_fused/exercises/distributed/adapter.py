@@ -1,0 +1,205 @@
+"""Selects the files of the problems to test, and runs them on two processes of this machine, on the CPU with gloo.
+
+    pytest test_exercises.py                               # starter/, which you fill in
+    KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
+
+`Processes.run(job)` calls one of the jobs at the end of this file on every rank. A job builds its inputs, calls your functions
+and returns arrays, which test_exercises.py compares with those of one process.
+"""
+
+import importlib
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from common.errors import UsageError
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from small_model import FeedForward, SmallModel, random_batch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FOLDER = Path(__file__).parent
+RANKS = 2
+LIMIT = timedelta(seconds=60)  # a rank waits this long for the other
+ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
+Arrays = dict[str, np.ndarray]
+
+
+def load(problem: str) -> ModuleType:
+    """The problem's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
+    which = os.environ.get("KERNEL_EXERCISES", "starter")
+    if which not in ("starter", "solution"):
+        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
+    if str(FOLDER / which) not in sys.path:
+        sys.path.insert(0, str(FOLDER / which))
+    return importlib.import_module(problem)
+
+
+# -------------------------------------------------------------------------------------------------------------- processes
+
+
+def _on_one_rank(rank: int, store: str, job: Callable, arguments: tuple) -> Any:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=LIMIT)
+    try:
+        return job(*arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+class Processes:
+    """RANKS processes that wait for jobs. Each job has a process group of its own."""
+
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(RANKS, mp_context=get_context("spawn"))
+
+    def run(self, job: Callable, *arguments: object) -> list:
+        """What the job returns on each rank, in the order of the ranks. The first error of a rank is raised here."""
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            futures = [self.pool.submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)]
+            first, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            wait(futures)
+        for future in first:
+            future.result()  # raises the error of the rank that failed first; the others may have waited for it in vain
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that run in its `with` block, by name: allreduce, broadcast, reduce_scatter, allgather."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter = Counter()
+
+    def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+        if operator.namespace == "c10d":
+            self.calls[operator.overloadpacket.__name__.strip("_").removesuffix("_base")] += 1
+        return operator(*arguments, **(keywords or {}))
+
+
+# ----------------------------------------------------------------------------------------------------- inputs and results
+
+
+def model(seed: int = 0) -> SmallModel:
+    """The same weights for the same seed. The number of weights is odd, so two ranks cannot share them equally."""
+    torch.manual_seed(seed)
+    return SmallModel(vocabulary=62, hidden=15, ffn=20, layers=2)
+
+
+def batch(step: int = 0) -> tuple[Tensor, Tensor]:
+    """Four sequences, [4, 6]."""
+    return random_batch(step, vocabulary=62, batch=4, length=6)
+
+
+def share(step: int = 0) -> list[Tensor]:
+    """This rank's part of the batch."""
+    return [part.chunk(RANKS)[dist.get_rank()] for part in batch(step)]
+
+
+def layer_inputs() -> tuple[FeedForward, Tensor, Tensor]:
+    """A feed-forward layer, its input x and the gradient dy of its output, [3, 15] each."""
+    torch.manual_seed(0)
+    return FeedForward(15, 20), torch.randn(3, 15, requires_grad=True), torch.randn(3, 15)
+
+
+def arrays(named: Iterable[tuple[str, Tensor]]) -> Arrays:
+    return {name: tensor.detach().numpy() for name, tensor in named}
+
+
+def gradients(model: SmallModel) -> Arrays:
+    return arrays((name, parameter.grad) for name, parameter in model.named_parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------------- jobs
+
+
+def time_all_reduces(sizes: list[int]) -> tuple[list[float], Counter]:
+    """Problem 1: seconds of an all-reduce of each size, and the collectives."""
+    problem = load("problem1_bandwidth")
+    with Collectives() as counted:
+        seconds = [problem.all_reduce_seconds(size, torch.device("cpu"), 5) for size in sizes]
+    return seconds, counted.calls
+
+
+def broadcast() -> Arrays:
+    """Problem 2: the weights after a broadcast. Each rank begins with weights of its own."""
+    ours = model(seed=dist.get_rank())
+    load("problem2_flat").broadcast_weights(ours)
+    return arrays(ours.named_parameters())
+
+
+def average() -> tuple[Arrays, Counter]:
+    """Problem 2: the averaged gradients, and the collectives."""
+    ours = model()
+    ours(*share()).backward()
+    with Collectives() as counted:
+        load("problem2_flat").average_gradients(ours)
+    return gradients(ours), counted.calls
+
+
+def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
+    """Problem 3: gradients of the second step, its collectives, those begun before the last gradient, and how many buckets."""
+    problem, ours = load("problem3_overlap"), model()
+    counted, before_last = Collectives(), []
+    for parameter in ours.parameters():  # these hooks run before yours; the last that runs is that of the last gradient
+        parameter.register_post_accumulate_grad_hook(lambda _: before_last.append(counted.calls.total()))
+    overlapped = problem.OverlappedGradients(ours, bucket_bytes)
+    for step in range(2):
+        counted.calls.clear()
+        ours.zero_grad()
+        with counted:
+            ours(*share(step)).backward()
+            overlapped.finish()
+    buckets = problem.fill_buckets(list(ours.parameters()), bucket_bytes)
+    return gradients(ours), counted.calls, before_last[-1], len(buckets)
+
+
+def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
+    """Problem 4: weights after some steps, the collectives of the last, and the elements of AdamW's moments on this rank."""
+    ours = model()
+    optimizer = load("problem4_zero1").ShardedAdamW(ours, **ADAMW)
+    for step in range(steps):
+        ours.zero_grad()
+        ours(*share(step)).backward()
+        with Collectives() as counted:
+            optimizer.step()
+    moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    return arrays(ours.named_parameters()), counted.calls, sum(moment.numel() for moment in moments)
+
+
+def shard() -> tuple[Arrays, Counter, Counter, int]:
+    """Problem 5: gathered gradients, the collectives of the forward and of the backward pass, and the bytes of weights here."""
+    problem, ours = load("problem5_fully_shard"), model()
+    problem.shard(ours)
+    with Collectives() as forward:
+        loss = ours(*share())
+    with Collectives() as backward:
+        loss.backward()
+    return arrays(problem.whole_gradients(ours).items()), forward.calls, backward.calls, problem.held_bytes(ours)
+
+
+def split_layer() -> tuple[Arrays, Counter, Counter]:
+    """Problem 6: output, gradient of the input and of this rank's weights, the collectives of the forward and backward pass."""
+    whole, x, dy = layer_inputs()
+    layer = load("problem6_tensor_parallel").ParallelFeedForward(whole)
+    with Collectives() as forward:
+        y = layer(x)
+    with Collectives() as backward:
+        y.backward(dy)
+    weights = ((f"{name} gradient", parameter.grad) for name, parameter in layer.named_parameters())
+    return arrays([("y", y), ("x gradient", x.grad), *weights]), forward.calls, backward.calls

@@ -1,0 +1,114 @@
+"""Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a CPU. torchrun starts it.
+
+    torchrun --nproc-per-node 2 measure.py bandwidth steps
+
+    bandwidth    problem 1: an all-reduce of 4 bytes to --max-mib, algorithm and bus bandwidth, and the fitted line
+    steps        problems 2 to 5: the step time of the small model, without communication and with each form of it
+
+KERNEL_EXERCISES=solution measures the solutions. Times are the median over --num-steps, with the 20th and 80th percentile.
+A step without communication trains each rank alone: it is what the other steps would take if communication were free.
+"""
+
+import functools
+from argparse import Namespace
+from collections.abc import Callable
+
+from common import cli, ranks
+from common import device as devices
+from common.analysis.output import tables
+from common.errors import UsageError
+from common.timing import benchmark, summarize
+
+import adapter
+import torch
+import torch.distributed as dist
+from small_model import SmallModel, random_batch
+from torch import Tensor
+
+VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
+
+
+def bandwidth(options: Namespace, device: torch.device) -> None:
+    problem, world = adapter.load("problem1_bandwidth"), dist.get_world_size()
+    sizes = [4**i for i in range(1, 20) if 4**i <= options.max_mib * 2**20]
+    seconds = [problem.all_reduce_seconds(size, device, options.num_steps) for size in sizes]
+    if dist.get_rank() == 0:
+        rates = [problem.bandwidths("all_reduce", size, time, world) for size, time in zip(sizes, seconds, strict=True)]
+        rows = [
+            [size, f"{time * 1e6:.3g}", *(f"{rate / 1e9:.3g}" for rate in pair)]
+            for size, time, pair in zip(sizes, seconds, rates, strict=True)
+        ]
+        print(tables.text(["bytes", "us", "algorithm GB/s", "bus GB/s"], rows))
+        latency, rate = problem.fit(sizes, seconds)
+        print(f"fit: latency {latency * 1e6:.3g} us, algorithm bandwidth {rate / 1e9:.3g} GB/s")
+
+
+def after_backward(form: str, model: SmallModel) -> list[Callable[[], object]]:
+    """What a step of this form calls after its backward pass."""
+    if form == "overlap":
+        return [adapter.load("problem3_overlap").OverlappedGradients(model, BUCKET_BYTES).finish, adamw(model)]
+    if form == "flat":
+        return [lambda: adapter.load("problem2_flat").average_gradients(model), adamw(model)]
+    if form == "zero1":
+        return [adapter.load("problem4_zero1").ShardedAdamW(model, lr=1e-3).step]
+    if form == "fully_shard":
+        adapter.load("problem5_fully_shard").shard(model)
+    return [adamw(model)]
+
+
+def adamw(model: SmallModel) -> Callable[[], object]:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3).step
+
+
+def train(model: SmallModel, batch: list[Tensor], calls: list[Callable[[], object]]) -> None:
+    model.zero_grad()
+    model(*batch).backward()
+    for call in calls:
+        call()
+
+
+def steps(options: Namespace, device: torch.device) -> None:
+    rows = []
+    for form in ("no communication", "flat", "overlap", "zero1", "fully_shard"):
+        torch.manual_seed(0)
+        model = SmallModel(VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers).to(device)
+        batch = random_batch(dist.get_rank(), VOCABULARY, options.batch_size, options.seq_len)
+        step = functools.partial(train, model, [part.to(device) for part in batch], after_backward(form, model))
+        dist.barrier()
+        times = summarize(benchmark(step, device, iterations=options.num_steps))
+        rows.append([form, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
+    if dist.get_rank() == 0:
+        print(tables.text(["step", "ms", "p20", "p80"], rows))
+
+
+MEASUREMENTS = {"bandwidth": bandwidth, "steps": steps}
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("measurements", nargs="+", choices=MEASUREMENTS, help="what to measure")
+    cli.add_device(parser)
+    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
+    parser.add_argument("--max-mib", type=cli.positive, default=256, metavar="MIB", help="largest message (default: 256)")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="sequences of a rank (default: 8)")
+    parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512")
+    parser.add_argument("--hidden-dim", type=cli.positive, default=1024, metavar="D", help="default: 1024; F is four times D")
+    parser.add_argument("--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12")
+    options = parser.parse_args()
+    here, device = ranks.here(), devices.select(options.device)
+    if not here.launched:
+        raise UsageError("start it with torchrun: torchrun --nproc-per-node 2 measure.py bandwidth steps")
+    place = {}
+    if devices.is_gpu(device):
+        devices.take_gpu(here.local_rank, "--nproc-per-node")
+        place = {"device_id": torch.device("cuda", here.local_rank)}
+    dist.init_process_group("nccl" if place else "gloo", **place)
+    if here.main_process:
+        print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
+    for name in options.measurements:
+        MEASUREMENTS[name](options, device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    cli.command(main)

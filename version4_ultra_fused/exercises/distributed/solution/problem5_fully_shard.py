@@ -1,0 +1,25 @@
+"""Problem 5 (fully_shard) of ../README.md: PyTorch's FSDP2 on the small model."""
+
+import torch.distributed as dist
+from small_model import SmallModel
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+def shard(model: SmallModel) -> None:
+    """Shards weights and gradients over all ranks: each block is gathered as a whole, and so is what is outside of the blocks."""
+    mesh = init_device_mesh(model.embedding.weight.device.type, (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def held_bytes(model: SmallModel) -> int:
+    """Bytes of the weights that this rank holds between two steps."""
+    return sum(parameter.to_local().nbytes for parameter in model.parameters())
+
+
+def whole_gradients(model: SmallModel) -> dict[str, Tensor]:
+    """Every gradient by name, gathered from all ranks."""
+    return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}

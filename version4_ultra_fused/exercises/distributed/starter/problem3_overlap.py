@@ -1,0 +1,34 @@
+"""Problem 3 (overlap) of ../README.md: the all-reduces of problem 2 in buckets, while the backward pass still runs.
+
+Replace each line that names its problem, and run `pytest test_exercises.py -k problem3` in the folder above.
+"""
+
+import functools  # noqa: F401  (for your code)
+
+import torch  # noqa: F401
+import torch.distributed as dist  # noqa: F401
+from torch import nn
+
+
+def fill_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """The parameters in reverse order, cut into buckets. A bucket is full when it holds `bucket_bytes` or more."""
+    raise NotImplementedError("fill_buckets: problem 3 of README.md")
+
+
+class OverlappedGradients:
+    """Averages a model's gradients over the ranks. Call `finish` after each backward pass."""
+
+    def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
+        """Registers `ready` as a hook that runs as soon as a parameter has its whole gradient."""
+        self.buckets = fill_buckets(list(model.parameters()), bucket_bytes)
+        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that each bucket waits for
+        self.running = []  # of each bucket that was sent: its number, its flat gradients, and the handle to wait for
+        raise NotImplementedError("OverlappedGradients.__init__: problem 3 of README.md")
+
+    def ready(self, number: int, parameter: nn.Parameter) -> None:
+        """Starts the all-reduce of bucket `number` if this was the last gradient that it waited for."""
+        raise NotImplementedError("OverlappedGradients.ready: problem 3 of README.md")
+
+    def finish(self) -> None:
+        """Waits for all buckets, writes the means into the gradients, and prepares the next backward pass."""
+        raise NotImplementedError("OverlappedGradients.finish: problem 3 of README.md")
