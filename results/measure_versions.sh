@@ -8,13 +8,14 @@
 #     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (a GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels beside their peers, bf16 (a GPU)
+#     results/NAME/{levers,block_fusion}.json                              Version 4's ways to do the same work (a GPU)
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
 #
-# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS
-# (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3) and BENCHMARK_STEPS (50); PRECISIONS of all parts (fp32 bf16),
-# and ROUNDS of the ablation (5).
+# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: available), BATCH_SIZES (4,8,16,32),
+# SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3) and BENCHMARK_STEPS (50); GPUS, how many run processes
+# at the same time (1); PRECISIONS of all parts (fp32 bf16), and ROUNDS of the ablation (5).
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
@@ -50,20 +51,19 @@ for run in "$@"; do
         if [[ $parts = *,benchmark,* ]]; then
             python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
                 --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
-                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" \
+                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" \
                 --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
             mv "$work/benchmark.json" "$out/benchmark_${preset}_$precision.json"
         fi
+        at_the_preset=("${common[@]}" --batch-sizes preset --seq-lengths preset --num-steps "${run#*:}" --metrics throughput,memory
+            --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" --output-dir "$work")
         if [[ $parts = *,captured,* ]]; then
-            shape=$(python -c "from common.config import resolve as r; t = r('$preset').training; print(t.batch_size, t.sequence_length)")
-            python benchmark_suite.py "${common[@]}" --batch-sizes "${shape% *}" --seq-lengths "${shape#* }" --num-steps "${run#*:}" \
-                --models v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured \
-                --metrics throughput,memory --repeats "${REPEATS:-3}" --output-dir "$work"
+            models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
+            python benchmark_suite.py "${at_the_preset[@]}" --models $models
             mv "$work/benchmark.json" "$out/captured_${preset}_$precision.json"
         fi
         if [[ $parts = *,peers,* ]]; then
-            python benchmark_suite.py "${common[@]}" --models available --batch-sizes preset --seq-lengths preset \
-                --metrics throughput,memory --repeats "${REPEATS:-3}" --num-steps "${run#*:}" --fastest v4 --output-dir "$work" || [ $? -eq 1 ]
+            python benchmark_suite.py "${at_the_preset[@]}" --models "${MODELS:-available}" --fastest v4 || [ $? -eq 1 ]
             mv "$work/benchmark.json" "$out/peers_${preset}_$precision.json"
         fi
     done
@@ -90,4 +90,9 @@ if [[ $parts = *,kernels,* ]]; then
         --metrics-out "$out/kernels_attention_64.json"
     "${run[@]}" --preset medium --operations attention --sizes $(sizes 2048 "1024 2048 4096 8192") \
         --metrics-out "$out/kernels_attention_128.json"
+fi
+if [[ $parts = *,levers,* ]]; then
+    cd ../version4_ultra_fused
+    python benchmark_levers.py --presets tiny small medium large --metrics-out "$out/levers.json"
+    python benchmark_block_fusion.py --use-amp --metrics-out "$out/block_fusion.json"
 fi
