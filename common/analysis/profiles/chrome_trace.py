@@ -220,18 +220,18 @@ def _read(path: Path, note: Callable[[str], None]) -> tuple[list[_Event], list[_
             continue
         category = event.get("cat") if event.get("ph") == "X" else None
         if event.get("name") == "[memory]":
-            _check(path, MEMORY_EVENT, event, number)
+            check(path, MEMORY_EVENT, event, number)
             host.append(_event("memory", event, shared))
         elif category in KINDS:
-            _check(path, TIMED_EVENT, event, number)
+            check(path, TIMED_EVENT, event, number)
             host.append(_event(KINDS[category], event, shared))
         elif category in DEVICE_CATEGORIES:
-            _check(path, TIMED_EVENT, event, number)
+            check(path, TIMED_EVENT, event, number)
             device.append(_kernel(event, shared))
     return host, device
 
 
-def _check(path: Path, adapter: TypeAdapter, event: dict, number: int) -> None:
+def check(path: Path, adapter: TypeAdapter, event: dict, number: int) -> None:
     """Names the event by its position among all events if it does not fit its model."""
     try:
         adapter.validator.validate_python(event, strict=True)

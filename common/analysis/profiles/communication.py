@@ -1,0 +1,253 @@
+"""Reads communication from the traces of all processes of a job, one trace a process.
+
+Collectives are the kernels of NCCL and RCCL by name, or on a CPU the annotations `gloo:...` of gloo's threads. They count in the
+profiled steps. Their time on a rank is the union of their intervals. It is divided in two ways:
+
+    overlapped, exposed    beside a computing kernel (on a CPU: an operator of `aten`), or not
+    waiting, moving        a collective ends on all ranks once the last one has come. The shortest duration of the same
+                           collective among the ranks is taken as that of moving bytes, at its end; what comes before is waiting
+
+The same collective on two ranks is the one of the same kind with the same number in the same step, because all ranks start
+collectives in one order. Only durations are compared between ranks, whose clocks differ.
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from common.analysis.profiles import chrome_trace
+from common.analysis.profiles.json_elements import elements
+from common.errors import UsageError
+from common.files import Amount, Number
+
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+LIBRARY = re.compile(r"nccl|rccl", re.IGNORECASE)  # in the names of kernels
+GLOO = "gloo:"
+KINDS = {
+    "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
+    "all_to_all": "alltoall", "send_recv": "sendrecv", "reduce": "reduce",
+}  # fmt: skip
+ITEM_BYTES = {
+    "double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2,
+    "short": 2, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
+}  # fmt: skip
+
+Interval = tuple[float, float]  # start and end
+
+Sizes = TypedDict(
+    "Sizes", {"In msg nelems": NotRequired[Amount], "Out msg nelems": NotRequired[Amount], "dtype": NotRequired[str]}
+)
+
+
+class KernelEvent(TypedDict):
+    ts: Number
+    args: NotRequired[Sizes]
+
+
+KERNEL_EVENT = TypeAdapter(KernelEvent)
+
+
+class Collective(NamedTuple):
+    """A collective on one rank.
+
+    Attributes:
+        kind: of KINDS, or "collective" where its name does not tell.
+        step: from 0.
+        start, end: in us, by the rank's clock.
+        bytes: of the whole tensor; None if the trace does not tell, as for kernels of a captured step.
+    """
+
+    kind: str
+    step: int
+    start: float
+    end: float
+    bytes: float | None
+
+
+class Traced(NamedTuple):
+    """Communication in one rank's trace: collectives by start, the union of computing intervals, and the number of steps."""
+
+    path: Path
+    collectives: list[Collective]
+    computing: list[Interval]
+    steps: int
+
+
+class Split(TypedDict):
+    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
+
+    communication_ms: Amount
+    overlapped_ms: Amount
+    exposed_ms: Amount
+    waiting_ms: Amount
+    moving_ms: Amount
+    exposed_waiting_ms: Amount  # the part of both
+
+
+def find(folder: Path) -> list[Path]:
+    """The traces of a job in a folder that holds no others, in the order of the ranks."""
+    return sorted(folder.glob("trace_*.json"), key=lambda path: int((re.match(r"trace_rank(\d+)_", path.name) or [0, 0])[1]))
+
+
+def kind(name: str) -> str:
+    """The kind of a collective by the name of its kernel, annotation or operator."""
+    letters = name.replace("_", "").lower()
+    return next((found for found, pattern in KINDS.items() if pattern in letters), "collective")
+
+
+def load(path: Path, ranks: int) -> Traced:
+    """Reads a .json or .json.gz file.
+
+    Args:
+        ranks: processes of the job.
+
+    Raises:
+        UsageError: the file is no trace of torch.profiler, is damaged, or holds no profiled step.
+    """
+    trace = chrome_trace.load(path)
+    if not len(trace.steps):
+        raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
+    if len(trace.kernels):
+        kernels = trace.kernels[trace.kernels.category == "kernel"].sort_values("start_us")
+        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(LIBRARY)
+        # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
+        steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
+        sizes, columns = _kernel_bytes(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
+        found = [
+            Collective(kind(name), step, start, end, sizes.get(start))
+            for (name, step, start, end), one in zip(columns, ours, strict=True)
+            if one and step >= 0
+        ]
+        computing = zip(kernels.start_us[~ours], ends[~ours], strict=True)
+    else:
+        operators = trace.operators[trace.operators.name.str.startswith("aten::")]
+        computing = zip(operators.start_us, operators.start_us + operators.cpu_us, strict=True)
+        found = _gloo(path, list(zip(trace.steps.start_us, trace.steps.start_us + trace.steps.duration_us, strict=True)), ranks)
+    return Traced(path, sorted(found, key=lambda each: each.start), union(computing), len(trace.steps))
+
+
+def _whole(kind: str, sent: float, item: int | None, ranks: int) -> float | None:
+    """Bytes of the whole tensor of a collective to which a rank sends so many elements."""
+    return sent * (ranks if kind == "all_gather" else 1) * item if item else None
+
+
+def _kernel_bytes(path: Path, ranks: int) -> dict[float, float | None]:
+    """Bytes of each collective by the start of its kernel, as far as PyTorch has written sizes into the kernels' arguments."""
+    found = {}
+    for number, event in enumerate(elements(path, "traceEvents", "is not a trace of torch.profiler")):
+        if isinstance(event, dict) and event.get("cat") == "kernel" and LIBRARY.search(str(event.get("name"))):
+            chrome_trace.check(path, KERNEL_EVENT, event, number)
+            sizes = event.get("args", {})
+            sent, item = sizes.get("In msg nelems"), ITEM_BYTES.get(sizes.get("dtype", "").lower())
+            if sent is not None:
+                found[event["ts"]] = _whole(kind(event["name"]), sent, item, ranks)
+    return found
+
+
+def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
+    found, starts = [], [start for start, _ in steps]
+    for event in elements(path, "traceEvents", "is not a trace of torch.profiler"):
+        if not (isinstance(event, dict) and event.get("ph") == "X" and str(event.get("name")).startswith(GLOO)):
+            continue
+        if event.get("cat") not in chrome_trace.KINDS:  # those of these categories were checked as the trace was loaded
+            continue
+        step = bisect_right(starts, event["ts"]) - 1
+        if step < 0 or event["ts"] >= steps[step][1]:
+            continue
+        name, arguments = kind(event["name"]), event.get("args", {})
+        shapes, types = arguments.get("Input Dims", []), arguments.get("Input type", [])
+        item = ITEM_BYTES.get(types[0].lower()) if types else None
+        flat = bool(shapes) and all(isinstance(side, int) for side in shapes[0])
+        sent = float(math.prod(shapes[0])) if flat else None
+        whole = None if sent is None else _whole(name, sent, item, ranks)
+        found.append(Collective(name, step, event["ts"], event["ts"] + event["dur"], whole))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def union(intervals) -> list[Interval]:
+    """The same instants as disjoint intervals, by start."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: list[Interval]) -> float:
+    return float(sum(end - start for start, end in intervals))
+
+
+def common_length(one: list[Interval], other: list[Interval]) -> float:
+    """Time in both of two unions."""
+    total, i, j = 0.0, 0, 0
+    while i < len(one) and j < len(other):
+        total += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+# ------------------------------------------------------------------------------------------------------------ all ranks
+
+
+def split(ranks: list[Traced]) -> list[Split]:
+    """Communication of each rank, in milliseconds of a step: the mean over its profiled steps.
+
+    Raises:
+        UsageError: the ranks do not have the same collectives.
+    """
+    numbered = [_numbered(traced.collectives) for traced in ranks]
+    for traced, found in zip(ranks, numbered, strict=True):
+        if differing := found.keys() ^ numbered[0].keys():
+            step, name, number = min(differing)
+            raise UsageError(
+                f"{traced.path} and {ranks[0].path} are not of one job, or one is cut off: {name} number {number + 1} of step "
+                f"{step + 1} is in one of them only"
+            )
+    shortest = {key: min(found[key].end - found[key].start for found in numbered) for key in numbered[0]}
+    return [_split(traced, found, shortest) for traced, found in zip(ranks, numbered, strict=True)]
+
+
+def _numbered(collectives: list[Collective]) -> dict[tuple[int, str, int], Collective]:
+    """By step, kind, and number within both."""
+    counts, found = Counter(), {}
+    for each in collectives:
+        found[each.step, each.kind, counts[each.step, each.kind]] = each
+        counts[each.step, each.kind] += 1
+    return found
+
+
+def _split(traced: Traced, found: dict, shortest: dict) -> Split:
+    whole = union((each.start, each.end) for each in found.values())
+    moving = union((each.end - shortest[key], each.end) for key, each in found.items())
+    per_step = 1e3 * traced.steps
+    overlapped, exposed_moving = common_length(whole, traced.computing), length(moving) - common_length(moving, traced.computing)
+    exposed = length(whole) - overlapped
+    values = {
+        "communication_ms": length(whole), "overlapped_ms": overlapped, "exposed_ms": exposed,
+        "waiting_ms": length(whole) - length(moving), "moving_ms": length(moving),
+        "exposed_waiting_ms": exposed - exposed_moving,
+    }  # fmt: skip
+    return {name: max(0.0, value) / per_step for name, value in values.items()}
+
+
+def counted(traced: Traced) -> dict[str, tuple[float, float | None]]:
+    """Collectives of a step by kind: how many, and the bytes of their whole tensors, None if the trace lacks some."""
+    sizes: dict[str, list[float | None]] = defaultdict(list)
+    for each in traced.collectives:
+        sizes[each.kind].append(each.bytes)
+    return {
+        kind: (len(found) / traced.steps, None if None in found else sum(found) / traced.steps) for kind, found in sizes.items()
+    }
