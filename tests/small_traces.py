@@ -108,6 +108,36 @@ def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
     return {"schemaVersion": 1, "traceEvents": host + device}
 
 
+def rank_trace(rank: int, sizes: bool = True) -> dict:
+    """One step on a GPU with two all-reduces of 1,000 floats and an all-gather of 500 on each of two ranks.
+
+    Computing runs from 0 to 100 us and from 130 to 150. Rank 0 is in the all-reduces from 60 to 90 and 90 to 120, rank 1 from 70
+    to 90 and 100 to 120; both are in the all-gather from 140 to 160. So rank 0 waits 10 us in each all-reduce, beside computing,
+    and the 20 us in which the second one moves its bytes are exposed.
+    """
+    names = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_AllGather_RING_LL")
+    times = [(60, 90), (90, 120)] if rank == 0 else [(70, 90), (100, 120)]
+    events = [event("user_annotation", "ProfilerStep#0", 0, 200), event("cpu_op", "aten::mm", 1, 100, shapes=[[4, 8], [8, 8]])]
+    found = [("gemm", 0, 100), *((names[0], *each) for each in times), ("gemm", 130, 150), (names[1], 140, 160)]
+    for number, (name, start, end) in enumerate(found, 1):
+        events.append(event("cuda_runtime", "cudaLaunchKernelExC", 1 + number, 2 + number, correlation=number))
+        count = {"In msg nelems": 1000 if name == names[0] else 500, "dtype": "Float"} if sizes and name != "gemm" else {}
+        events.append(event("kernel", name, start, end, 0, stream=number % 2, correlation=number, **count))
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def gloo_trace(rank: int) -> dict:
+    """One step on a CPU: gloo reduces 100 bf16 numbers in a thread of its own, 20 us of them beside an operator on rank 0."""
+    start = 30 if rank == 0 else 60
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 200),
+        event("cpu_op", "aten::mm", 10, 50, shapes=[[4, 8], [8, 8]]),
+        event("user_annotation", "gloo:all_reduce", start, 100, 9, **{"Input Dims": [[100]], "Input type": ["c10::BFloat16"]}),
+        event("user_annotation", "gloo:all_reduce", 300, 320, 9),  # after the profiled step
+    ]
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
 def write_profile(path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run) -> dict:
     """A profile of `trace` as common.training.profiler writes it. `run` changes parts of its run's record."""
     own = {

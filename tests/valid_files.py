@@ -17,7 +17,7 @@ from common.analysis.comparisons import (
     versions,
 )  # fmt: skip
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace, communication, step_profile
 from common.analysis.reports import (
     bandwidth,
     bottlenecks,
@@ -32,11 +32,12 @@ from common.analysis.reports import (
 )  # fmt: skip
 from common.documents import compiled_kernels, lab_dashboard, measured, version4
 from common.files import read, read_json, write_json
-from common.studies import ablation, batch_size, benchmark, gemm_operations
+from common.studies import ablation, batch_size, benchmark, gemm_operations, scaling
+from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
 from tests.records import profile, record
-from tests.small_traces import CEILINGS, gpu_trace
+from tests.small_traces import CEILINGS, gpu_trace, rank_trace
 
 import compare_stages
 
@@ -290,6 +291,20 @@ def use_benchmark(path: Path) -> None:
         measured.suite(part, path)
 
 
+def use_scaling(path: Path) -> None:
+    published(scaling.analyze(path), path)
+    shutil.copy(path, path.with_name("scaling_tiny_fp32.json"))
+    measured.scaling_over_gpus(path.parent)
+
+
+def use_traces_of_ranks(path: Path) -> None:
+    other = path.with_name("trace_rank1_3.json")
+    other.write_text(json.dumps(rank_trace(1)))
+    ranks = [communication.load(each, 2) for each in (path, other)]
+    communication.split(ranks)
+    communication.counted(ranks[0])
+
+
 def write_stages(path: Path) -> None:
     run = record(device__kind="cpu", phases_ms={"forward": {"median": 4.0, "p20": 3.0, "p80": 5.0, "count": 9}})
     write_json(path.with_name("stage0_metrics.json"), run)
@@ -335,6 +350,7 @@ VALID = [
     Valid("flops_profile.json", write_flops, use_flops),
     Valid("trace_1.json", write_trace, use_trace),
     Valid("trace_2.json", write_trace, use_kernels),
+    Valid("trace_3.json", lambda path: path.write_text(json.dumps(rank_trace(0))), use_traces_of_ranks),
     Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), use_kernels),
     Valid("a_kernel_stats.csv", write_stats, use_kernels),
     Valid("a_results.db", write_launches, use_kernels),
@@ -348,6 +364,7 @@ VALID = [
         "fusion_ablation.json", shortened("h100/v2_ablation_tiny_fp32.json"), lambda path: published(ablation.analyze(path), path)
     ),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
+    Valid("scaling.json", lambda path: write_json(path, records.scaling()), use_scaling),
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
     Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
     Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),

@@ -9,6 +9,8 @@
                          peers_<preset>_<precision>.json            the same, of all versions and external baselines
                          sequence_memory.json                       peak memory over the sequence length
 
+    measure_scaling.sh   scaling_<preset>_<precision>.json          weak and strong scaling over GPUs, beside a model on paper
+
 These come from training runs with `--metrics-out`: curve_<version>.json, with `--num-steps 200` in each version's folder, and
 trial_*.json, the first version with one setting changed (LOG.md has the commands).
 """
@@ -26,7 +28,7 @@ from common.analysis.output.tables import format_number
 from common.analysis.profiles import run_record, step_profile
 from common.config import PRESETS
 from common.errors import UsageError
-from common.studies import ablation, benchmark
+from common.studies import ablation, benchmark, scaling
 
 PRECISIONS = ("fp32", "bf16")
 Record = dict[str, Any]
@@ -308,3 +310,26 @@ def lengths(path: Path) -> str:
     runs = sequence_memory.load(path)
     peaks = table(*sequence_memory.table(runs), *(run.record for run in runs))
     return f"{peaks}\n{tables.markdown(*sequence_memory.fit_table(runs))}"
+
+
+def scaling_over_gpus(folder: Path) -> str:
+    """A row per measured cell of each scaling study: step time, efficiency, communication in ms, and the model's error.
+
+    Below the table stands whether NVLink multicast was off.
+    """
+    studies, rows = [], []
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        studies.append(scaling.read(path))
+        for row in (row for row in scaling.results(studies[-1]) if row["ms"]):
+            paper = (100 * value if value is not None else None for value in (row["model_efficiency"], row["model_error"]))
+            times = [row[name] for name in ("ms", "exposed_ms", "exposed_waiting_ms", "overlapped_ms")]
+            efficiency = None if row["efficiency"] is None else 100 * row["efficiency"]
+            rows.append([
+                preset, precision, row["scaling"], row["model"], row["parallel"], row["processes"], row["batch_size"], times[0],
+                spread(row), row["tokens_per_second"], efficiency, *times[1:], *paper,
+            ])  # fmt: skip
+    columns = ["preset", "precision", "scaling", "version", "form", "GPUs", "B of each", "ms/step", "p20 to p80", "tokens/s"]
+    columns += ["efficiency, %", "exposed communication, ms", "of it waiting, ms", "overlapped, ms"]
+    columns += ["efficiency on paper (a model), %", "error of its step time, %"]
+    notes = dict.fromkeys(scaling.multicast(study) for study in studies)
+    return f"{table(columns, rows, *studies)}\n{' '.join(notes)}\n"

@@ -31,8 +31,8 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
     measured.spans, measured.ceilings, measured.comparison, measured.rates, measured.trials, measured.curves,
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers, measured.lengths,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
-    concepts.chip,
+    measured.scaling_over_gpus, compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers,
+    version4.block_fusion, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}

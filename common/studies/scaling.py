@@ -284,7 +284,7 @@ def run_job(cell: Cell, model: benchmark.Model, options: Namespace, profiled: bo
         command += [] if capture is None else ["--capture-step" if capture else "--no-capture-step"]
         command += ["--profile-dir", str(profiles), "--profile-steps", str(options.profile_steps)] if profiled else []
         code, said = torchrun(cell["processes"], command, options, folder)
-        if code != 0:
+        if code != 0 or not (folder / "metrics.json").exists():
             return ending(code, said, options)
         run = run_record.read(folder / "metrics.json")
         memory = {
@@ -439,7 +439,7 @@ def predicted(measured: Scaling, scaling: str, model: str, form: str, processes:
     path = data_parallel.Link(measured["link"]["gb_per_second"], measured["link"]["microseconds"])
     moved = transfers(measured, model, form, one.get("parameters", 1))
     ms = data_parallel.step_ms(form, moved, step, processes, path, share)
-    return ms, data_parallel.efficiency(whole, ms, share)
+    return (ms, data_parallel.efficiency(whole, ms, share)) if ms else None
 
 
 def results(measured: Scaling) -> list[dict[str, Any]]:
@@ -581,7 +581,7 @@ def analyze(path: Path) -> Report:
     missing += [
         (_place(cell), f"no communication: {cell['trace_problem']}") for cell in measured["cells"] if "trace_problem" in cell
     ]
-    missing += [tuple(line.split(": ", 1)) for line in measured["left_out"] if ": " in line]
+    missing += [line.partition(": ")[::2] for line in measured["left_out"]]
     if measured["status"] == "interrupted":
         missing.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
     if missing:

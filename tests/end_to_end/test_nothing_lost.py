@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from common import cli, files, timing
 from common import device as devices
-from common.studies import ablation, batch_size, benchmark, gemm_operations
+from common.studies import ablation, batch_size, benchmark, gemm_operations, scaling
 from tests import records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernels
@@ -51,6 +51,11 @@ def process(work: Callable, options: Any, gpu: str | None) -> dict[str, Any]:
     return {"status": "ok", "reason": None, "found": run} | HEADER
 
 
+def job(cell: dict, model: Any, options: Any, profiled: bool) -> dict[str, Any]:
+    run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
+    return {"status": "ok", "reason": None, "run": run, "parameters": 1} | HEADER
+
+
 def timed(function: Callable, device: Any, warmup: int = 3, iterations: int = 20) -> list[float]:
     function()
     return [1.0] * iterations
@@ -78,6 +83,11 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
         V2 / "benchmark_suite.py", ("--models", "v1,v2", "--batch-sizes", "2", "--seq-lengths", "8", "--metrics", "memory"),
         "benchmark_suite/benchmark.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
         (benchmark, "run_process"), 3, process,
+    ),
+    "scaling": Script(
+        ROOT / "version4_ultra_fused/scaling_study.py", ("--models", "v1", "--link-gbs", "1", "--link-us", "1"),
+        "scaling_study/scaling.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
+        (scaling, "run_job"), 3, job,
     ),
     "batch size": Script(
         V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",

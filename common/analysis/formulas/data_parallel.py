@@ -15,13 +15,13 @@ G is the bytes of the gradients, W of the weights. Collectives of a step in each
     fsdp     an all-gather of W beside the forward pass; another, and a reduce-scatter of G, beside the backward pass; each in
              one piece a block and one for the rest (Zhao et al. 2023, arXiv:2304.11277)
 
-What runs beside a pass of time T, in k equal pieces of time t each, becomes ready piece by piece while the pass goes on. All pieces
-but the last overlap with it, as far as they fit, so the step becomes longer by
+What runs beside a pass of time T, in k equal pieces of time t each, becomes ready piece by piece while the pass goes on. All
+pieces but the last overlap with it, as far as they fit, so the step becomes longer by
 
     exposed = max(t, k t - T (1 - 1/k))
 
-What runs beside nothing is exposed whole. Let f, g and u be the times of forward pass, backward pass and update on one GPU, and s the
-share of the one GPU's batch that each of n GPUs has: 1 in weak scaling, 1/n in strong scaling. Then
+What runs beside nothing is exposed whole. Let f, g and u be the times of forward pass, backward pass and update on one GPU, and
+s the share of the one GPU's batch that each of n GPUs has: 1 in weak scaling, 1/n in strong scaling. Then
 
     step(n) = s (f + g) + u / m + exposed in the forward pass + exposed in the backward pass + the rest
 

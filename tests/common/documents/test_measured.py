@@ -8,7 +8,7 @@ from common.documents import measured
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
-from tests.records import benchmark
+from tests.records import benchmark, scaling
 
 import pytest
 
@@ -157,3 +157,18 @@ def test_a_run_is_a_row(tmp_path):
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, script):
     with pytest.raises(UsageError, match=f"measure with results/measure_{script}.sh {tmp_path.name}"):
         TABLES[table](tmp_path)
+
+
+def test_scaling_over_gpus_has_a_row_for_each_measured_cell_and_says_whether_multicast_was_off(tmp_path):
+    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(scaling()))
+    text = TABLES["scaling_over_gpus"](tmp_path)
+    header, *rows = cells(text)
+    assert [row[:7] for row in rows] == [
+        ["large", "bf16", "weak", "v1", "", "1", "4"], ["large", "bf16", "weak", "v1", "ddp", "2", "4"],
+        ["large", "bf16", "strong", "v1", "", "1", "4"], ["large", "bf16", "strong", "v1", "ddp", "2", "2"],
+    ]  # fmt: skip
+    shown = dict(zip(header, rows[1], strict=True))
+    assert (shown["ms/step"], shown["efficiency, %"], shown["exposed communication, ms"]) == ("10", "80", "4")
+    assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
+    with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
+        measured.scaling_over_gpus(tmp_path / "none")
