@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from argparse import Namespace
 from pathlib import Path
 
