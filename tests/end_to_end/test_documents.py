@@ -192,7 +192,7 @@ SMALL_FLAGS = {
 # Commands that start many processes or models, and what they write: as written only. Each has small tests of its own.
 COSTLY = (
     "fusion_ablation", "benchmark_suite", "optimize_batch_size", "batch_size_search", "_attention_seq", "sequence_memory",
-    "compile_kernels", "performance_study",
+    "compile_kernels", "performance_study", "scaling_study",
 )  # fmt: skip
 
 
