@@ -33,15 +33,14 @@ KINDS = {
     "all_to_all": "alltoall", "send_recv": "sendrecv", "reduce": "reduce",
 }  # fmt: skip
 ITEM_BYTES = {
-    "double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2,
-    "short": 2, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "float": 4, "float32": 4, "int": 4, "int32": 4, "half": 2,
+    "float16": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1, "uint8": 1,
+    "int8": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
 
 Interval = tuple[float, float]  # start and end
 
-Sizes = TypedDict(
-    "Sizes", {"In msg nelems": NotRequired[Amount], "Out msg nelems": NotRequired[Amount], "dtype": NotRequired[str]}
-)
+Sizes = TypedDict("Sizes", {"Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str]})
 
 
 class KernelEvent(TypedDict):
@@ -112,17 +111,17 @@ def load(path: Path, ranks: int) -> Traced:
     trace = chrome_trace.load(path)
     if not len(trace.steps):
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
+    found: list[Collective] = []
     if len(trace.kernels):
         kernels = trace.kernels[trace.kernels.category == "kernel"].sort_values("start_us")
         ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(LIBRARY)
         # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
         steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
-        sizes, columns = _kernel_bytes(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
-        found = [
-            Collective(kind(name), step, start, end, sizes.get(start))
-            for (name, step, start, end), one in zip(columns, ours, strict=True)
-            if one and step >= 0
-        ]
+        described, columns = _described(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
+        for (name, step, start, end), one in zip(columns, ours, strict=True):
+            if one and step >= 0:
+                what, size = described.get(start, (kind(name), None))
+                found.append(Collective(what, step, start, end, size))
         computing = zip(kernels.start_us[~ours], ends[~ours], strict=True)
     else:
         operators = trace.operators[trace.operators.name.str.startswith("aten::")]
@@ -136,16 +135,16 @@ def _whole(kind: str, sent: float, item: int | None, ranks: int) -> float | None
     return sent * (ranks if kind == "all_gather" else 1) * item if item else None
 
 
-def _kernel_bytes(path: Path, ranks: int) -> dict[float, float | None]:
-    """Bytes of each collective by the start of its kernel, as far as PyTorch has written sizes into the kernels' arguments."""
+def _described(path: Path, ranks: int) -> dict[float, tuple[str, float | None]]:
+    """Kind and bytes of each collective by the start of its kernel, as far as PyTorch has written them into its arguments."""
     found = {}
     for number, event in enumerate(elements(path, "traceEvents", "is not a trace of torch.profiler")):
         if isinstance(event, dict) and event.get("cat") == "kernel" and LIBRARY.search(str(event.get("name"))):
             chrome_trace.check(path, KERNEL_EVENT, event, number)
             sizes = event.get("args", {})
-            sent, item = sizes.get("In msg nelems"), ITEM_BYTES.get(sizes.get("dtype", "").lower())
+            name, sent = kind(sizes.get("Collective name", event["name"])), sizes.get("In msg nelems")
             if sent is not None:
-                found[event["ts"]] = _whole(kind(event["name"]), sent, item, ranks)
+                found[event["ts"]] = name, _whole(name, sent, ITEM_BYTES.get(sizes.get("dtype", "").lower()), ranks)
     return found
 
 

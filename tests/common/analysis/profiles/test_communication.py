@@ -55,6 +55,16 @@ def test_the_kind_of_a_collective(name, kind):
     assert communication.kind(name) == kind
 
 
+def test_a_kernel_for_all_collectives_is_named_by_its_arguments(tmp_path):
+    """RCCL's."""
+    content = rank_trace(0)
+    for event in content["traceEvents"]:
+        if "AllGather" in event["name"]:
+            event["name"] = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
+            event["args"] |= {"Collective name": "_reduce_scatter_base", "dtype": "BFloat16"}
+    assert communication.counted(*loaded(tmp_path, content))["reduce_scatter"] == (1, 1000)
+
+
 def test_gloo_on_a_cpu(tmp_path):
     ranks = loaded(tmp_path, gloo_trace(0), gloo_trace(1))
     first, second = communication.split(ranks)
