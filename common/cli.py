@@ -249,7 +249,7 @@ def parser(description: str | None) -> Parser:
     )
     profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
     profiling.add_argument(
-        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; MFU is then a share of what was measured"
+        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; also gives the %% of measured GEMM"
     )
     profiling.add_argument(
         "--time-phases",

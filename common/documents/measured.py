@@ -126,17 +126,17 @@ def training(*folders: Path) -> str:
     """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
     rows = []
     for run, _ in baseline_runs(*folders):
-        step, memory, mfu, loss = run["step_ms"], run["memory"], run["mfu"], run["loss"]["all"]
+        step, memory, loss = run["step_ms"], run["memory"], run["loss"]["all"]
         rows.append([
             run["training"]["preset"], device(run), run["precision"]["compute"],
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
             step["median"], spread(step), run["tokens_per_second"],
             f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
-            f"{format_number(100 * mfu['utilization'])} of the {mfu['peak_source']}" if mfu else None,
+            run_record.mfu(run), run_record.of_measured_gemm(run),
             f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
         ])  # fmt: skip
     columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
-    return tables.markdown([*columns, "TFLOP/s", "MFU %", "loss"], rows)
+    return tables.markdown([*columns, "TFLOP/s", "MFU %", "% of measured GEMM", "loss"], rows)
 
 
 def _named(run: Record) -> str:
@@ -195,8 +195,7 @@ def rates(folder: Path) -> str:
     """A row per run: throughput and utilisation."""
     runs = [run for group in compared(folder) for run in group]
     rows = [
-        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12,
-         100 * run["mfu"]["utilization"] if run["mfu"] else None]
+        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_record.mfu(run)]
         for run in runs
     ]  # fmt: skip
     return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)

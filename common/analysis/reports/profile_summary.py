@@ -78,6 +78,8 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
+    if any(row["detail"] for row in profile.get("details", [])):
+        report.table(*detail_rows(profile), title=f"Within attention and mlp, {where}")
     if profile["kernels"]:
         header, rows = kernel_rows(profile)
         idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
@@ -140,6 +142,21 @@ def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
     header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
+
+
+def detail_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
+    added: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    for row in profile["details"]:
+        added[row["span"], row["detail"]][row["phase"]] += row["us"] / profile["profiled_steps"] / 1e3
+    unit, factor = tables.time_unit(max(phases.total() for phases in added.values()))
+    wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    rows = [
+        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward")), phases.total() * factor,
+         100 * phases.total() / wall]
+        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1].total()))
+    ]  # fmt: skip
+    return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
 
 def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:

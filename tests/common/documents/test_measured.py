@@ -133,14 +133,24 @@ def test_versions_and_peers_with_their_spread_and_memory(tmp_path):
 
 
 def test_a_run_is_a_row(tmp_path):
-    write(tmp_path / "v1_tiny.json", loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10, ms=12.5, parameters=2_500_000, mfu=None)
+    write(
+        tmp_path / "v1_tiny.json",
+        loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10,
+        ms=12.5,
+        parameters=2_500_000,
+        device=RECORD["device"] | {"name": "A GPU"},
+    )
     header, row = cells(measured.training(tmp_path))
     found = dict(zip(header, row, strict=True))
     assert (found["ms/step"], found["M parameters"], found["MFU %"]) == ("12.5", "2.5", "")
     assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
-    write(tmp_path / "v1_tiny.json", mfu={"utilization": 0.25, "peak_flops_per_second": 4e12, "peak_source": "data sheet"})
+    ceilings = {"flops_per_second": 33.5e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
+    measured_only = {"utilization": 0.5, "peak_flops_per_second": 33.5e12, "peak_source": "measured GEMM"}
+    device = RECORD["device"] | {"name": "NVIDIA H200"}
+    write(tmp_path / "v1_tiny.json", device=device, flops_per_second=16.75e12, ceilings=ceilings, mfu=measured_only)
     header, row = cells(measured.training(tmp_path))
-    assert row[header.index("MFU %")] == "25 of the data sheet"
+    found = dict(zip(header, row, strict=True))
+    assert (found["MFU %"], found["% of measured GEMM"]) == ("25", "50"), "MFU is a share of the data sheet's peak alone"
 
 
 @pytest.mark.parametrize(
