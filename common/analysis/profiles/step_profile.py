@@ -79,6 +79,7 @@ class Profile(Profiled):
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU
     details: NotRequired[list[Detail]]  # older profiles have none
+    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
     device_busy_us: Amount  # time in which at least one kernel ran
     launch: Launches
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory

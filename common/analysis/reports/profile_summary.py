@@ -34,6 +34,10 @@ LABELS = {
     "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
     "allocated_bytes": "MiB allocated", "calls": "calls",
 }  # fmt: skip
+FLOPS_NOTE = (
+    "GFLOP is what torch.profiler counts: matrix products, convolutions, additions and multiplications. Fused attention, Triton "
+    "kernels and all else count as 0, and so does a step that is replayed as a graph. The FLOPs of the model are in the record."
+)
 PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 
 
@@ -93,6 +97,8 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
 def _add_operators(report: Report, profile: dict[str, Any], sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
     report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
+    if "operator_flops" in profile:
+        report.text(FLOPS_NOTE)
 
 
 def _title(what: str, profile: dict[str, Any], rows: list) -> str:
@@ -126,6 +132,9 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
     if profile["memory_peak_bytes"] is not None:
         header.append(LABELS["allocated_bytes"])
         rows = [[*row, total["allocated_bytes"] / steps / 2**20] for row, (_, total) in zip(rows, ranked, strict=True)]
+    if (flops := profile.get("operator_flops")) is not None:
+        header.append("GFLOP")
+        rows = [[*row, flops.get(name, 0) / steps / 1e9] for row, (name, _) in zip(rows, ranked, strict=True)]
     return header, rows, column
 
 
