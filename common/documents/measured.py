@@ -24,6 +24,7 @@ from common.analysis.comparisons import sequence_memory
 from common.analysis.output import tables
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import run_record, step_profile
+from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
 from common.studies import ablation, benchmark
@@ -175,6 +176,26 @@ def ceilings(*folders: Path) -> str:
         for name, c in found.items()
     ]
     return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
+
+
+def efficiency(*folders: Path) -> str:
+    """A row per run: how near a step comes to three limits, and how long the GPU waits.
+
+    Bytes are the least that the operators have to move. Launches are those of a step, each at the measured cost of one small
+    operation; on a CPU nothing is launched. A profiler slows the host, so idle time is an upper bound.
+    """
+    rows = []
+    for run, path in baseline_runs(*folders):
+        profile, limits, seconds = step_profile.read(path), run["ceilings"], run["step_ms"]["median"] / 1e3
+        moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
+        launches = profile["launch"]["count"] / profile["profiled_steps"] or None
+        idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
+        rows.append([
+            _named(run), run_record.mfu(run), run_record.of_measured_gemm(run), 100 * moved,
+            launches, launches and 100 * launches * limits["operation_seconds"] / seconds, idle,
+        ])  # fmt: skip
+    columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
+    return tables.markdown(columns, rows)
 
 
 def comparison(folder: Path) -> str:
