@@ -243,13 +243,19 @@ def parser(description: str | None) -> Parser:
         help="keep only what runs inside the attention span, forward and backward",
     )
     profiling.add_argument(
+        "--profile-with-stack", action="store_true", help="put Python's calls into the trace (slower steps, a larger trace)"
+    )
+    profiling.add_argument(
+        "--profile-with-flops", action="store_true", help="add torch.profiler's FLOPs, which it counts for few operators"
+    )
+    profiling.add_argument(
         "--enable-deepspeed-flops",
         action="store_true",
         help="count FLOPs by formula, FlopCounterMode and DeepSpeed into flops_analysis/",
     )
     profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
     profiling.add_argument(
-        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; MFU is then a share of what was measured"
+        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; also gives the %% of measured GEMM"
     )
     profiling.add_argument(
         "--time-phases",
@@ -292,13 +298,16 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     if arguments.enable_all_profiling:
         arguments.profile_memory = arguments.profile_operators = arguments.enable_deepspeed_flops = True
         arguments.enable_pytorch_profiler = True
-    if arguments.profile_dir or arguments.profile_memory or arguments.profile_operators or arguments.profile_attention_only:
+    asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
+    if any(getattr(arguments, f"profile_{what}") for what in asked):
         arguments.enable_pytorch_profiler = True
     arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
     if (arguments.resume or arguments.checkpoint_every) and not arguments.checkpoint_dir:
         raise UsageError(f"{'--resume' if arguments.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
     if arguments.time_phases and arguments.capture_step:
         raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
+    if arguments.profile_with_flops and arguments.profile_attention_only:
+        raise UsageError("--profile-with-flops counts the whole step: leave --profile-attention-only out")
     if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
         raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
     return arguments

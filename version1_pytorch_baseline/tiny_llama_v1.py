@@ -64,11 +64,14 @@ class Attention(nn.Module):
 
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # [B, S, D], 2 x [B, S, K Dh]
+        with span("qkv_projection"):
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # [B, S, D], 2 x [B, S, K Dh]
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = apply_rope(q, k, cos, sin)
-        out = attention(q, k, v)  # [B, H, S, Dh]
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, S, D]
+        with span("attention_core"):
+            out = attention(q, k, v)  # [B, H, S, Dh]
+        with span("output_projection"):
+            return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, S, D]
 
 
 class FeedForward(nn.Module):
@@ -80,7 +83,12 @@ class FeedForward(nn.Module):
 
     @span("mlp")
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        with span("gate_up"):
+            gate, up = self.gate_proj(x), self.up_proj(x)  # 2 x [B, S, F]
+        with span("activation"):
+            hidden = swiglu(gate, up)  # [B, S, F]
+        with span("down"):
+            return self.down_proj(hidden)
 
 
 class Block(nn.Module):

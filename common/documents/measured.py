@@ -26,6 +26,7 @@ from common.analysis.comparisons import sequence_memory
 from common.analysis.output import tables
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import run_record, step_profile
+from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
 from common.studies import ablation, benchmark, scaling
@@ -128,17 +129,17 @@ def training(*folders: Path) -> str:
     """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
     rows = []
     for run, _ in baseline_runs(*folders):
-        step, memory, mfu, loss = run["step_ms"], run["memory"], run["mfu"], run["loss"]["all"]
+        step, memory, loss = run["step_ms"], run["memory"], run["loss"]["all"]
         rows.append([
             run["training"]["preset"], device(run), run["precision"]["compute"],
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
             step["median"], spread(step), run["tokens_per_second"],
             f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
-            f"{format_number(100 * mfu['utilization'])} of the {mfu['peak_source']}" if mfu else None,
+            run_record.mfu(run), run_record.of_measured_gemm(run),
             f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
         ])  # fmt: skip
     columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
-    return tables.markdown([*columns, "TFLOP/s", "MFU %", "loss"], rows)
+    return tables.markdown([*columns, "TFLOP/s", "MFU %", "% of measured GEMM", "loss"], rows)
 
 
 def _named(run: Record) -> str:
@@ -179,6 +180,26 @@ def ceilings(*folders: Path) -> str:
     return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
 
 
+def efficiency(*folders: Path) -> str:
+    """A row per run: how near a step comes to three limits, and how long the GPU waits.
+
+    Bytes are the least that the operators have to move. Launches are those of a step, each at the measured cost of one small
+    operation; on a CPU nothing is launched. A profiler slows the host, so idle time is an upper bound.
+    """
+    rows = []
+    for run, path in baseline_runs(*folders):
+        profile, limits, seconds = step_profile.read(path), run["ceilings"], run["step_ms"]["median"] / 1e3
+        moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
+        launches = profile["launch"]["count"] / profile["profiled_steps"] or None
+        idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
+        rows.append([
+            _named(run), run_record.mfu(run), run_record.of_measured_gemm(run), 100 * moved,
+            launches, launches and 100 * launches * limits["operation_seconds"] / seconds, idle,
+        ])  # fmt: skip
+    columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
+    return tables.markdown(columns, rows)
+
+
 def comparison(folder: Path) -> str:
     """A row per run: step time, its ratio to the reference, memory and loss."""
     groups = compared(folder)
@@ -197,8 +218,7 @@ def rates(folder: Path) -> str:
     """A row per run: throughput and utilisation."""
     runs = [run for group in compared(folder) for run in group]
     rows = [
-        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12,
-         100 * run["mfu"]["utilization"] if run["mfu"] else None]
+        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_record.mfu(run)]
         for run in runs
     ]  # fmt: skip
     return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)

@@ -29,7 +29,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
-    measured.spans, measured.ceilings, measured.comparison, measured.rates, measured.trials, measured.curves,
+    measured.spans, measured.ceilings, measured.efficiency, measured.comparison, measured.rates, measured.trials, measured.curves,
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers, measured.lengths,
     measured.scaling_over_gpus, compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers,
     version4.block_fusion, concepts.chip,

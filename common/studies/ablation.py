@@ -62,7 +62,9 @@ ENDED_EARLY = "the study ended before the losses were read and the launches were
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
-PROFILED = dict(num_steps=5, profile_steps=2)  # the last two of five steps
+PROFILED = dict(
+    num_steps=5, profile_steps=2, profile_memory=False, profile_with_stack=False, profile_with_flops=False
+)  # the last two of five steps
 
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
 
@@ -211,7 +213,7 @@ def build(
 def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
-        profiler = Profiler(Namespace(profile_dir=Path(folder), profile_memory=False, **PROFILED), device)
+        profiler = Profiler(Namespace(profile_dir=Path(folder), **PROFILED), device)
         profiler.start()
         for step in range(PROFILED["num_steps"]):
             train()

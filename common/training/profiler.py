@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class Profiler:
             on_trace_ready=self._recorded,
             record_shapes=True,
             profile_memory=options.profile_memory,
+            with_stack=options.profile_with_stack,
+            with_flops=options.profile_with_flops,
             acc_events=True,  # or torch 2.11 warns that one cycle forgets the one before; there is only one
         )
 
@@ -119,6 +122,13 @@ class Profiler:
             shutil.rmtree(self._events, ignore_errors=True)
             raise RunError(f"the profile could not be written into {self.folder}: {error.strerror or error}") from error
 
+    def _operator_flops(self) -> dict[str, int]:
+        """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""
+        counted = Counter()
+        for event in self.profile.events():
+            counted[event.name] += event.flops or 0
+        return dict(+counted)
+
     def _load(self, path: Path) -> Any:
         """Reads a trace that PyTorch was told to write; removes what it left where it could not write all of it."""
         from common.analysis.profiles import chrome_trace
@@ -139,6 +149,7 @@ class Profiler:
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard
 
+        flops = self._operator_flops() if self.options.profile_with_flops else None
         self.export()
         distributed.wait_for_all()  # until every process has written its trace
         if self.rank:
@@ -151,6 +162,8 @@ class Profiler:
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
         }  # fmt: skip
+        if flops is not None:
+            profile["operator_flops"] = flops
         write_json(self.profile_path, profile)
         written = [self.profile_path, *reversed(self.exported)]  # the eager trace came first
         written += sorted(self.folder.glob(f"trace_rank*_{self.stamp}.json"))  # of the other processes

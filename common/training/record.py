@@ -12,7 +12,6 @@ from typing import Any
 from common import device as devices
 from common import ranks
 from common.analysis.formulas import flops
-from common.analysis.formulas import peaks as vendor
 from common.analysis.output import tables
 from common.analysis.profiles import run_record
 from common.config import ModelConfig
@@ -22,23 +21,6 @@ from common.timing import summarize
 
 import torch
 from torch import nn
-
-
-def mfu(flops_per_second: float, peaks: tuple[float, str] | None) -> dict[str, Any] | None:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, arXiv:2204.02311): achieved over peak, and whose peak that is."""
-    if peaks is None:
-        return None
-    peak, source = peaks
-    return {"utilization": flops_per_second / peak, "peak_flops_per_second": peak, "peak_source": source}
-
-
-def peak_flops(device_name: str, precision: Precision, allow_tf32: bool, ceilings: dict | None) -> tuple[float, str] | None:
-    """Peak FLOP/s for the run's precision and where it comes from: measured before listed, None if neither."""
-    if ceilings:
-        return ceilings["flops_per_second"], "measured GEMM"
-    listed = vendor.datasheet(device_name)
-    key = "tf32" if allow_tf32 and precision.name == "fp32" else precision.name
-    return (listed[key], "data sheet") if listed else None
 
 
 def header(
@@ -120,8 +102,9 @@ def build(
         seconds = record["step_ms"]["median"] / 1e3
         record["tokens_per_second"] = tokens / seconds
         record["flops_per_second"] = counted["total"] / seconds
-        peaks = peak_flops(record["device"]["name"], precision, options.allow_tf32, ceilings)
-        record["mfu"] = mfu(record["flops_per_second"], peaks)
+        peak = run_record.peak_flops(record)
+        share = peak and {"utilization": record["flops_per_second"] / peak, "peak_flops_per_second": peak}
+        record["mfu"] = share and share | {"peak_source": "data sheet"}
     return record
 
 
@@ -142,10 +125,14 @@ def summary(record: dict[str, Any]) -> str:
         floor = record["data"]["entropy_floor"]
         known = f", entropy of the source {floor:.3f}" if floor is not None else ""
         last = loss["all"][-20:]
-        share = "MFU not given: this device's peak is not listed (--measure-peak measures it)"
-        if record["mfu"]:
-            peak, source = record["mfu"]["peak_flops_per_second"] / 1e12, record["mfu"]["peak_source"]
-            share = f"MFU {record['mfu']['utilization']:.1%} of {peak:.3g} TFLOP/s ({source})"
+        mfu, of_gemm = run_record.mfu(record), run_record.of_measured_gemm(record)
+        share = "MFU not given: this device's peak is not listed"
+        if mfu is not None:
+            share = f"MFU {mfu:.1f}% of {run_record.peak_flops(record) / 1e12:.3g} TFLOP/s (data sheet)"
+        if of_gemm is not None:
+            share += f"; {of_gemm:.1f}% of measured GEMM ({record['ceilings']['flops_per_second'] / 1e12:.3g} TFLOP/s)"
+        elif mfu is None:
+            share += " (--measure-peak compares with a measured GEMM)"
         processes = training["world_size"]
         together = f" of {processes} processes ({training['parallel']}); what follows is of one" if processes > 1 else ""
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"

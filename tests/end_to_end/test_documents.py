@@ -48,8 +48,11 @@ def commands(document: Path) -> list[str]:
 
 
 def calls(line: str) -> list[list[str]]:
-    """[script, arguments...] of each `python script.py` and `bash script.sh` in a shell line, loops included."""
-    return [shlex.split(call) for call in CALL.findall(line)]
+    """[script, arguments...] of each `python script.py` and `bash script.sh` in a shell line, loops included.
+
+    A command after `--` is a call of its own.
+    """
+    return [shlex.split(call) for part in re.split(r" -- (?=python|bash)", line) for call in CALL.findall(part)]
 
 
 def find_script(document: Path, script: str) -> Path | None:

@@ -29,6 +29,7 @@ HEADER = {  # column of the CSV: heading of the table
     "batch_size": "B", "ms": "ms/step", "p20": "p20", "p80": "p80", "steps": "steps", "tokens_per_second": "tokens/s",
     "speedup": "speed-up", "ideal": "ideal", "efficiency_percent": "efficiency %", "peak_mib": "peak MiB",
     "memory_kind": "memory of", "mib_per_sample": "MiB per extra sample", "tflops": "TFLOP/s", "mfu_percent": "MFU %",
+    "gemm_percent": "% of measured GEMM",
 }  # fmt: skip
 
 
@@ -54,8 +55,8 @@ def analyze(folders: list[Path]) -> Report:
         UsageError: the profiles cannot be compared, or are fewer than two.
     """
     runs = read(folders)
-    mfu = runs[0]["mfu"]
-    share = f"a share of the run's peak ({mfu['peak_source']})" if mfu else "not given: no peak of this device is known"
+    listed = run_record.peak_flops(runs[0]) is not None
+    share = "a share of the data sheet's peak" if listed else "not given: this device's peak is not listed"
     report = Report("Batch scaling")
     report.text(f"{runs[0]['version']}, {run_record.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
     report.table(list(HEADER.values()), rows(runs), csv="batch_scaling", csv_header=list(HEADER), least=("memory of", "ideal"))
@@ -102,7 +103,7 @@ def rows(runs: list[Run]) -> list[list[object]]:
         table.append([
             size(run), step["median"], step["p20"], step["p80"], step["count"], run["tokens_per_second"], speedup, ideal,
             100 * speedup / ideal, memory["peak_mib"], memory["kind"], added, run["flops_per_second"] / 1e12,
-            run["mfu"] and 100 * run["mfu"]["utilization"],
+            run_record.mfu(run), run_record.of_measured_gemm(run),
         ])  # fmt: skip
     return table
 

@@ -20,7 +20,8 @@ FORMATS = ("fp32", "bf16")  # as in the names of the records
 PROFILES = "profiles"
 VENDOR = ("rocprofv3", "rocprof_sys", "rocprof_compute", "ncu", "nsys")
 HEADER = (
-    "precision", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "TFLOP/s", "MFU %", "first loss", "last loss", "steps",
+    "precision", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "TFLOP/s", "MFU %", "% of measured GEMM",
+    "first loss", "last loss", "steps",
 )  # fmt: skip
 
 
@@ -41,8 +42,8 @@ def analyze(folder: Path) -> Report:
     report.text(
         f"Step times are medians of the steps without the profiler. Peak memory is that of the {first['memory']['kind']}."
     )
-    if first["mfu"]:
-        report.text(f"MFU is a share of the device's peak ({first['mfu']['peak_source']}).")
+    if run_record.mfu(first) is not None:
+        report.text("MFU is a share of the data sheet's peak.")
     report.text(*run_record.doubts(runs))
     report.facts([(name, run_record.origin(run)) for name, run in runs.items()])
     if any((folder / PROFILES).glob("profile_*.json")):
@@ -71,9 +72,9 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def row(run: dict[str, Any]) -> list[object]:
     """The cells of a run under HEADER."""
-    step, losses, mfu = run["step_ms"], run["loss"]["all"], run["mfu"]
+    step, losses = run["step_ms"], run["loss"]["all"]
     return [
         run["precision"]["compute"], step["median"], step["p20"], step["p80"], run["tokens_per_second"],
-        run["memory"]["peak_mib"], run["flops_per_second"] / 1e12, 100 * mfu["utilization"] if mfu else None,
-        losses[0], losses[-1], len(losses),
+        run["memory"]["peak_mib"], run["flops_per_second"] / 1e12, run_record.mfu(run),
+        run_record.of_measured_gemm(run), losses[0], losses[-1], len(losses),
     ]  # fmt: skip

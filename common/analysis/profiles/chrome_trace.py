@@ -4,15 +4,15 @@ The events of one thread nest like function calls: an event that starts inside a
 
 - its *self time*: its duration less that of the operators that it called. Calls of the GPU's runtime are not operators, so
   the time to launch a kernel belongs to the operator that launches it. Self times add up to the time covered by operators.
-- its *span*: the innermost enclosing annotation of `common.spans`. An addition of two tensors of one shape outside all spans
-  is a residual connection.
+- its *span*: the innermost enclosing annotation of `common.spans` that is not an inner span. An addition of two tensors of one
+  shape outside all spans is a residual connection. The inner span, if there is one, is its *detail*.
 - its *phase*: `optimizer` inside the optimizer's step, `backward` inside the span of that name or below an autograd node,
   else `forward` until the backward pass of the step starts, and `other` after it or outside all steps.
 
 The backward pass runs autograd nodes that the forward pass recorded, on a GPU in a thread of its own, so no span encloses them.
 The profiler writes a "Sequence number" on both sides. A forward operator carries the number that the next autograd node will
-get, so the last operator with a number made the node with that number, and the node takes its span. Nodes without a number
-(they accumulate gradients at parameters) have the span `other`.
+get, so the last operator with a number made the node with that number, and the node takes its span and detail. Nodes without
+a number (they accumulate gradients at parameters) have the span `other`.
 
 A kernel is joined to the runtime call with the same `correlation`, never by name: ROCm's runtime calls are named
 hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The kernel belongs to the operator that made the call.
@@ -32,7 +32,7 @@ from common.analysis.profiles.step_profile import Shapes
 from common.errors import UsageError
 from common.files import Amount, Integer, Number
 from common.progress import progress
-from common.spans import FORWARD_SPANS
+from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas
 from pydantic import TypeAdapter, ValidationError
@@ -48,10 +48,11 @@ CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.0
 
 OPERATOR_COLUMNS = (
     "name", "span", "phase", "step", "start_us", "cpu_us", "self_cpu_us", "device_us", "self_device_us",
-    "input_shapes", "input_types", "allocated_bytes",
+    "input_shapes", "input_types", "allocated_bytes", "detail",
 )  # fmt: skip
 KERNEL_COLUMNS = (
     "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us", "operators", "graph",
+    "detail",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
@@ -98,13 +99,14 @@ class Trace:
     Attributes:
         operators: a row per operator call: name, span, phase, step (index into `steps`, or -1), start_us, cpu_us,
             self_cpu_us, device_us (kernels launched in it and below), self_device_us (launched in it directly),
-            input_shapes and input_types (JSON), allocated_bytes (net, in it directly; 0 without memory events).
+            input_shapes and input_types (JSON), allocated_bytes (net, in it directly; 0 without memory events), detail (the inner
+            span, or "").
             The time that the autograd engine spends around its nodes has rows named `autograd engine`, and a call that
             only calls the same operator again is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device: name, category, start_us, duration_us, stream, span,
             phase, step, launch_delay_us (from the start of the launching call; NaN if that is not in the trace), operators (rows
             of `operators`: the one that launched it, and those around it), graph (the start of the call that launched the
-            graph which holds it; NaN for a kernel that was launched alone).
+            graph which holds it; NaN for a kernel that was launched alone), detail.
         memory: a row per allocation (bytes > 0) or release (bytes < 0): time_us, bytes, address, device (`cpu` or `gpu`),
             total_bytes (allocated afterwards, as the allocator counts), span, phase.
         steps: a row per ProfilerStep with operators in it: start_us, duration_us, of the host.
@@ -161,6 +163,7 @@ class _Event:
     memory: tuple | None = None
     operator: "_Event | None" = None  # innermost enclosing operator
     span: str | None = None
+    detail: str = ""
     phase: str | None = None
     step: int = -1
     children_us: float = 0.0
@@ -270,18 +273,20 @@ def _encloses(outer: _Event, inner: _Event) -> bool:
 def _attribute(host: list[_Event]) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward precedes its backward."""
     open_events: dict[tuple, list[_Event]] = defaultdict(list)  # by thread, outermost first
-    span_of_node: dict[int, str | None] = {}  # by sequence number
+    span_of_node: dict[int, tuple[str | None, str]] = {}  # span and detail by sequence number
     for event in host:
         stack = open_events[event.thread]
         while stack and not _encloses(stack[-1], event):
             stack.pop()
         if stack:
             parent = stack[-1]
-            event.span, event.phase = parent.span, parent.phase
+            event.span, event.detail, event.phase = parent.span, parent.detail, parent.phase
             event.operator = parent if parent.kind == "operator" else parent.operator
         if event.kind == "annotation":
             if event.name in FORWARD_SPANS:
-                event.span, event.phase = event.name, event.phase or "forward"
+                event.span, event.detail, event.phase = event.name, "", event.phase or "forward"
+            elif event.name in INNER_SPANS and event.span == INNER_SPANS[event.name]:
+                event.detail = event.name
             elif event.name == "backward":
                 event.span, event.phase = None, "backward"
             elif event.name == "optimizer" or event.name.startswith("Optimizer."):
@@ -290,11 +295,11 @@ def _attribute(host: list[_Event]) -> None:
         elif event.kind == "operator":
             number = event.number
             if event.name.startswith(AUTOGRAD_NODE):
-                event.span, event.phase = span_of_node.get(number), "backward"
+                (event.span, event.detail), event.phase = span_of_node.get(number, (None, "")), "backward"
             elif event.span is None and event.phase is None and _is_residual(event):
                 event.span, event.phase = "residual", "forward"
             if number is not None:
-                span_of_node[number] = event.span
+                span_of_node[number] = event.span, event.detail
             if event.operator:
                 event.operator.children_us += event.duration
                 event.operator.repeated = event.operator.repeated or _is_same_call(event.operator, event)
@@ -348,7 +353,7 @@ def _join_kernels(device: list[_Kernel], host: list[_Event]) -> list[tuple]:
             operator.device_us += kernel.duration
             chain.append(operator)
             operator = operator.operator
-        rows.append((*kernel[:5], *where, delay, chain, graph))
+        rows.append((*kernel[:5], *where, delay, chain, graph, launch.detail if launch else ""))
     return rows
 
 
@@ -365,13 +370,13 @@ def _frames(host: list[_Event], kernels: list[tuple], steps: list[_Event]) -> Tr
             shapes, types = event.shapes or "[]", event.types or "[]"
             operators.append(
                 (name, event.span, event.phase, event.step, event.start, cpu_us, self_cpu_us, device_us,
-                 event.self_device_us, shapes, types, event.allocated_bytes)
+                 event.self_device_us, shapes, types, event.allocated_bytes, event.detail)
             )  # fmt: skip
         elif event.kind == "memory":
             size, address, total, device_type = event.memory
             device = "cpu" if device_type == 0 else "gpu"
             memory.append((event.start, size, address, device, total, event.span, event.phase))
-    kernels = [(*row, [numbers[id(event)] for event in chain], graph) for *row, chain, graph in kernels]
+    kernels = [(*row, [numbers[id(event)] for event in chain], graph, detail) for *row, chain, graph, detail in kernels]
     return Trace(
         operators=pandas.DataFrame(operators, columns=OPERATOR_COLUMNS),
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
@@ -387,7 +392,7 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> dict[str, Any]
         attention_only: keep only the operators and kernels of span `attention`; all else is of the whole step.
 
     Returns:
-        operators, kernels, step_us, profiled_steps, device_busy_us, launch, memory_peak_bytes.
+        operators, kernels, details, step_us, profiled_steps, device_busy_us, launch, memory_peak_bytes.
     """
     operators, kernels = trace.operators[trace.operators.step >= 0], trace.kernels[trace.kernels.step >= 0]
     launched = kernels.launch_delay_us.dropna()
@@ -400,9 +405,12 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> dict[str, Any]
     own_time = "self_device_us" if len(trace.kernels) else "self_cpu_us"
     grouped = kernels.groupby(["name", "span", "phase"], sort=False)
     by_kernel = grouped.agg(calls=("name", "size"), device_us=("duration_us", "sum")).reset_index()
+    detailed = operators[operators.span.isin(INNER_SPANS.values())]
+    by_detail = detailed.groupby(["span", "detail", "phase"], sort=False)[own_time].sum().rename("us").reset_index()
     return {
         "operators": by_operator.sort_values(own_time, ascending=False, kind="stable").to_dict("records"),
         "kernels": by_kernel.sort_values("device_us", ascending=False, kind="stable").to_dict("records"),
+        "details": by_detail.sort_values("us", ascending=False, kind="stable").to_dict("records"),
         "step_us": trace.step_us(),
         "profiled_steps": len(trace.steps),
         "device_busy_us": float(trace.device_busy_us()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from common import files
+from common.analysis.formulas import peaks
 from common.analysis.output import tables
 from common.config import ModelConfig
 from common.errors import UsageError
@@ -127,6 +128,8 @@ class Ceilings(TypedDict):
 
 
 class Utilization(TypedDict):
+    """As it was written; older records may hold a share of a measured GEMM. Reports take `mfu` and `of_measured_gemm`."""
+
     utilization: Amount
     peak_flops_per_second: PositiveAmount
     peak_source: str
@@ -200,6 +203,22 @@ def check(path: Path, run: dict[str, Any]) -> dict[str, Any]:
         UsageError: it does not.
     """
     return files.check(path, run, TimedRun if run["step_ms"]["all"] else RunRecord)
+
+
+def peak_flops(run: dict[str, Any]) -> float | None:
+    """FLOP/s of the run's device in its number format by the data sheet; None if that is not listed."""
+    return peaks.flops_per_second(run["device"]["name"], run["precision"]["compute"], run["precision"]["tf32"])
+
+
+def mfu(run: dict[str, Any]) -> float | None:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, arXiv:2204.02311): FLOP/s in percent of `peak_flops`, or None."""
+    peak = peak_flops(run)
+    return 100 * run["flops_per_second"] / peak if peak else None
+
+
+def of_measured_gemm(run: dict[str, Any]) -> float | None:
+    """FLOP/s in percent of the matrix product that the run itself measured; None if it measured none."""
+    return 100 * run["flops_per_second"] / run["ceilings"]["flops_per_second"] if run["ceilings"] else None
 
 
 FEW_STEPS = 10  # fewer timed steps make a median doubtful

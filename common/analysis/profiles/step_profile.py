@@ -12,7 +12,7 @@ from common.errors import UsageError
 from common.files import LARGEST, Amount, Number, PositiveAmount
 
 from pydantic import Field, Json, NonNegativeInt, PositiveInt
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 SCHEMA = "tiny-llama-profile/1"
 
@@ -49,6 +49,15 @@ class Kernel(TypedDict):
     device_us: Amount
 
 
+class Detail(TypedDict):
+    """Time of all operators in one inner span and phase; on a GPU that of the kernels they launch."""
+
+    span: str
+    detail: str  # the inner span, "" for what is in none
+    phase: str
+    us: Number
+
+
 class Launches(TypedDict):
     count: NonNegativeInt
     mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
@@ -69,6 +78,8 @@ class Profile(Profiled):
     step_us: list[PositiveAmount]  # wall time of each step
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU
+    details: NotRequired[list[Detail]]  # older profiles have none
+    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
     device_busy_us: Amount  # time in which at least one kernel ran
     launch: Launches
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory

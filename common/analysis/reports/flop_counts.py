@@ -97,32 +97,32 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def mfu_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Per counter: GFLOP a step, TFLOP/s at the run's median step time, and % of the run's peak (None if unknown)."""
+    """Per counter: GFLOP a step, TFLOP/s at the run's median step time, and % of two peaks (None where one is not known)."""
     run = profile["run"]
-    seconds, peak = run["step_ms"]["median"] / 1e3, run["mfu"] and run["mfu"]["peak_flops_per_second"]
-    header = ["counter", "forward GFLOP", "backward GFLOP", "step GFLOP", "of reference", "TFLOP/s", "% of peak"]
+    seconds, measured = run["step_ms"]["median"] / 1e3, run["ceilings"] and run["ceilings"]["flops_per_second"]
+    peaks = run_record.peak_flops(run), measured
+    header = ["counter", "forward GFLOP", "backward GFLOP", "step GFLOP", "of reference", "TFLOP/s"]
+    header += ["% of peak", "% of measured GEMM"]
     reference = profile["counts"][0]["step"]
     return header, [
         [row["counter"], row["forward"] / 1e9, row["backward"] / 1e9, row["step"] / 1e9, row["step"] / reference,
-         row["step"] / seconds / 1e12, 100 * row["step"] / seconds / peak if peak else None]
+         row["step"] / seconds / 1e12, *(100 * row["step"] / seconds / peak if peak else None for peak in peaks)]
         for row in profile["counts"]
     ]  # fmt: skip
 
 
 def report(profile: dict[str, Any]) -> Report:
     """FLOPs by counter and by part of the model, and why the counters differ; it writes mfu_analysis.csv."""
-    run, parts, peak = profile["run"], profile["parts"], profile["run"]["mfu"]
+    run, parts, peak = profile["run"], profile["parts"], run_record.peak_flops(profile["run"])
     total = parts["causal"]["total"]
     by_part = [
         [part, parts["causal"][part] / 1e9, parts["full"][part] / 1e9, 100 * parts["causal"][part] / total]
         for part in parts["causal"]
     ]
-    known = f"peak {peak['peak_flops_per_second'] / 1e12:.3g} TFLOP/s ({peak['peak_source']})" if peak else ""
+    known = f"peak {peak / 1e12:.3g} TFLOP/s (data sheet)" if peak else "the device's peak is not listed"
     median = tables.format_time(run["step_ms"]["median"])
     result = Report("FLOPs of a training step")
-    result.text(
-        f"{run['version']}, {run_record.describe(run)}; median step {median}, {known or 'peak unknown: add --measure-peak'}."
-    )
+    result.text(f"{run['version']}, {run_record.describe(run)}; median step {median}, {known}.")
     result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
     result.table(["part", "causal GFLOP", "full GFLOP", "% (causal)"], by_part, title="Forward pass by part")
     result.text(HOW_TO_READ)

@@ -34,6 +34,10 @@ LABELS = {
     "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
     "allocated_bytes": "MiB allocated", "calls": "calls",
 }  # fmt: skip
+FLOPS_NOTE = (
+    "GFLOP is what torch.profiler counts: matrix products, convolutions, additions and multiplications. Fused attention, Triton "
+    "kernels and all else count as 0, and so does a step that is replayed as a graph. The FLOPs of the model are in the record."
+)
 PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 
 
@@ -78,6 +82,8 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
+    if any(row["detail"] for row in profile.get("details", [])):
+        report.table(*detail_rows(profile), title=f"Within attention and mlp, {where}")
     if profile["kernels"]:
         header, rows = kernel_rows(profile)
         idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
@@ -91,6 +97,8 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
 def _add_operators(report: Report, profile: dict[str, Any], sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
     report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
+    if "operator_flops" in profile:
+        report.text(FLOPS_NOTE)
 
 
 def _title(what: str, profile: dict[str, Any], rows: list) -> str:
@@ -124,6 +132,9 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
     if profile["memory_peak_bytes"] is not None:
         header.append(LABELS["allocated_bytes"])
         rows = [[*row, total["allocated_bytes"] / steps / 2**20] for row, (_, total) in zip(rows, ranked, strict=True)]
+    if (flops := profile.get("operator_flops")) is not None:
+        header.append("GFLOP")
+        rows = [[*row, flops.get(name, 0) / steps / 1e9] for row, (name, _) in zip(rows, ranked, strict=True)]
     return header, rows, column
 
 
@@ -140,6 +151,21 @@ def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
     header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
+
+
+def detail_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
+    added: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    for row in profile["details"]:
+        added[row["span"], row["detail"]][row["phase"]] += row["us"] / profile["profiled_steps"] / 1e3
+    unit, factor = tables.time_unit(max(phases.total() for phases in added.values()))
+    wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    rows = [
+        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward")), phases.total() * factor,
+         100 * phases.total() / wall]
+        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1].total()))
+    ]  # fmt: skip
+    return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
 
 def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.analysis.output import tables
+from common.analysis.profiles import run_record
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary
 
@@ -39,8 +40,8 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
                 "result/peak_memory_mib": run["memory"]["peak_mib"],
                 "result/loss_last": run["loss"]["all"][-1],
             }
-            if run["mfu"]:
-                results["result/mfu"] = run["mfu"]["utilization"]
+            if (mfu := run_record.mfu(run)) is not None:
+                results["result/mfu"] = mfu / 100
             for tag, value in results.items():
                 writer.add_scalar(tag, value, last)
             settings = {**run["training"], **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}

@@ -1,12 +1,14 @@
 """The documents' tables of measured runs: numbers worked out by hand from records, and the errors where there are none."""
 
 import copy
+import gzip
 import json
 from pathlib import Path
 
 from common.documents import measured
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
+from tests import records
 from tests.conftest import ROOT, cells
 from tests.records import benchmark, scaling
 
@@ -133,14 +135,42 @@ def test_versions_and_peers_with_their_spread_and_memory(tmp_path):
 
 
 def test_a_run_is_a_row(tmp_path):
-    write(tmp_path / "v1_tiny.json", loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10, ms=12.5, parameters=2_500_000, mfu=None)
+    write(
+        tmp_path / "v1_tiny.json",
+        loss=[7.0] + [2.0] * 19 + [3.0, 5.0] * 10,
+        ms=12.5,
+        parameters=2_500_000,
+        device=RECORD["device"] | {"name": "A GPU"},
+    )
     header, row = cells(measured.training(tmp_path))
     found = dict(zip(header, row, strict=True))
     assert (found["ms/step"], found["M parameters"], found["MFU %"]) == ("12.5", "2.5", "")
     assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
-    write(tmp_path / "v1_tiny.json", mfu={"utilization": 0.25, "peak_flops_per_second": 4e12, "peak_source": "data sheet"})
+    ceilings = {"flops_per_second": 33.5e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
+    measured_only = {"utilization": 0.5, "peak_flops_per_second": 33.5e12, "peak_source": "measured GEMM"}
+    device = RECORD["device"] | {"name": "NVIDIA H200"}
+    write(tmp_path / "v1_tiny.json", device=device, flops_per_second=16.75e12, ceilings=ceilings, mfu=measured_only)
     header, row = cells(measured.training(tmp_path))
-    assert row[header.index("MFU %")] == "25 of the data sheet"
+    found = dict(zip(header, row, strict=True))
+    assert (found["MFU %"], found["% of measured GEMM"]) == ("25", "50"), "MFU is a share of the data sheet's peak alone"
+
+
+def test_a_step_is_held_against_three_limits(tmp_path):
+    """A step of 10 ms: 60 MB at 100 GB/s are 6 % of it, 100 launches of 20 us 20 %; the GPU is busy for a quarter."""
+    limits = {"flops_per_second": 33.5e12, "bytes_per_second": 100e9, "operation_seconds": 20e-6, "precision": "fp32"}
+    steps = records.record()["step_ms"] | {"median": 10.0}
+    run = records.record(device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=limits, step_ms=steps)
+    side = json.dumps([[5_000_000], [5_000_000], []])
+    operator = {"name": "aten::add", "input_shapes": side, "input_types": json.dumps(["float", "float", "Scalar"])}
+    profile = records.profile(
+        run, [operator], [{"name": "add"}], launch={"count": 100, "mean_delay_us": 1.0}, device_busy_us=250.0
+    )
+    (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
+    (tmp_path / "v1_tiny_profile.json.gz").write_bytes(gzip.compress(json.dumps(profile).encode()))
+    header, row = cells(measured.efficiency(tmp_path))
+    found = dict(zip(header, row, strict=True))
+    shares = [found[name] for name in ("MFU %", "% of measured GEMM", "% of measured copy", "launches, % of step")]
+    assert shares == ["10", "20", "6", "20"] and (found["launches"], found["GPU idle %"]) == ("100", "75")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +179,7 @@ def test_a_run_is_a_row(tmp_path):
         ("training", "v1"),
         ("phases", "v1"),
         ("spans", "v1"),
+        ("efficiency", "v1"),
         ("comparison", "versions"),
         ("captured_steps", "versions"),
         ("versions_and_peers", "versions"),

@@ -11,6 +11,8 @@ import subprocess
 import sys
 
 from common import cli
+from common.analysis.formulas import flops
+from common.config import ModelConfig
 from common.training import profiler, run
 from tests.conftest import PATHS, TINY, V1
 from version1_pytorch_baseline import tiny_llama_v1
@@ -50,6 +52,36 @@ def test_memory_and_operators_are_shown_too(execute, tmp_path):
         page = page.replace(namespace, "")
     assert "<svg" in page and "http://" not in page, "the page needs nothing from elsewhere"
     assert "MiB allocated" in printed.out
+
+
+def test_stacks_and_flops_are_added_where_asked(execute, tmp_path):
+    """The profiler counts what Version 1's products execute, and Python's calls are in the trace but are no operators."""
+    printed = execute(SCRIPT, *QUICK, "--profile-with-stack", "--profile-with-flops", "--profile-operators")
+    (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
+    profile = json.loads(path.read_text())
+    counted, run = profile["operator_flops"], profile["run"]
+    sizes = ModelConfig(**run["model"]), run["training"]["batch_size"], run["training"]["sequence_length"]
+    executed = flops.training_step(*sizes, causal=False)["total"]
+    assert (counted["aten::mm"] + counted["aten::bmm"]) / profile["profiled_steps"] == executed
+    trace = json.loads((path.parent / profile["trace"]).read_text())["traceEvents"]
+    names = {event["name"] for event in trace if event.get("cat") == "python_function"}
+    assert any("tiny_llama_v1.py" in name for name in names)
+    assert not names & {row["name"] for row in profile["operators"]}
+    assert "GFLOP" in printed.out and "count as 0" in " ".join(printed.out.split())
+
+
+def test_without_them_a_profile_has_neither(execute, tmp_path):
+    printed = execute(SCRIPT, *QUICK, "--profile-operators")
+    (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
+    assert (
+        "operator_flops" not in json.loads(path.read_text())
+        and "python_function" not in next(path.parent.glob("trace_*.json")).read_text()
+    )
+    assert "count as 0" not in " ".join(printed.out.split())
+
+
+def test_flops_of_attention_alone_are_refused(refused):
+    assert "counts the whole step" in refused(SCRIPT, *QUICK, "--profile-with-flops", "--profile-attention-only")
 
 
 def test_attention_only_keeps_nothing_else(execute, tmp_path):

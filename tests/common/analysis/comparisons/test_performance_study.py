@@ -11,15 +11,16 @@ from tests.records import profile, record
 
 import pytest
 
-PEAK = {"utilization": 0.5, "peak_flops_per_second": 1e12, "peak_source": "data sheet"}
+CEILINGS = {"flops_per_second": 800e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "bf16"}
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A run in fp32 and one in bf16, which takes half the time."""
     step = {"all": [6.0] * 20, "profiled": 0, "median": 6.0, "p20": 5.5, "p80": 6.5, "count": 20}
+    fast = {"device__name": "NVIDIA H200", "flops_per_second": 989e12 / 2, "ceilings": CEILINGS}
     write_json(tmp_path / "metrics_fp32.json", record(flops_per_second=3e12))
-    write_json(tmp_path / "metrics_bf16.json", record(precision__compute="bf16", step_ms=step, mfu=PEAK))
+    write_json(tmp_path / "metrics_bf16.json", record(precision__compute="bf16", step_ms=step, **fast))
     return tmp_path
 
 
@@ -27,7 +28,7 @@ def test_a_row_for_each_number_format(study):
     header, plain, mixed = cells(performance_study.analyze(study).markdown())
     plain, mixed = (dict(zip(header, row, strict=True)) for row in (plain, mixed))
     assert (plain["precision"], plain["ms/step"], plain["TFLOP/s"], plain["MFU %"]) == ("fp32", "12", "3", "")
-    assert (mixed["precision"], mixed["ms/step"], mixed["MFU %"]) == ("bf16", "6", "50")
+    assert (mixed["precision"], mixed["ms/step"], mixed["MFU %"], mixed["% of measured GEMM"]) == ("bf16", "6", "50", "61.8")
     assert (plain["first loss"], plain["last loss"], plain["steps"]) == ("7", "5", "3")
 
 
@@ -38,7 +39,7 @@ def test_profile_flops_and_the_vendors_folders_are_shown_where_they_are(study):
     (study / "profiles/ncu").mkdir(parents=True)
     for name in ("profile_1.json", "profile_2.json"):
         write_json(study / "profiles" / name, profile(record(), [{"name": "aten::mm"}]))
-    flop_counts.write(study / "flops_analysis", {}, record(mfu=PEAK))
+    flop_counts.write(study / "flops_analysis", {}, record())
     found = performance_study.analyze(study).markdown()
     assert [line[3:] for line in found.splitlines() if line.startswith("## ")] == sections
     assert "ncu: `profiles/ncu`" in found.replace("\\", "") and "rocprofv3" not in found

@@ -13,12 +13,13 @@ from tests.records import record
 import pytest
 
 COUNTED = {"FlopCounterMode": {"forward": 300, "backward": 600}}
-PEAK = {"utilization": 0.5, "peak_flops_per_second": 1e12, "peak_source": "measured GEMM"}
+H200 = {"kind": "cuda", "name": "NVIDIA H200", "memory_mib": 143771.0, "multiprocessors": 132}  # 67 TFLOP/s in fp32
+CEILINGS = {"flops_per_second": 1e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
 
 
 @pytest.fixture
 def written(tmp_path):
-    return flop_counts.write(tmp_path, COUNTED, record(mfu=PEAK))
+    return flop_counts.write(tmp_path, COUNTED, record(device=H200, ceilings=CEILINGS))
 
 
 def test_the_first_row_is_the_causal_formula_and_all_are_held_against_it(written):
@@ -30,7 +31,8 @@ def test_the_first_row_is_the_causal_formula_and_all_are_held_against_it(written
     assert cells[flop_counts.REFERENCE]["step GFLOP"] == needed / 1e9
     counter = cells["FlopCounterMode"]
     assert counter["step GFLOP"] == 900 / 1e9 and counter["of reference"] == 900 / needed
-    assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter["% of peak"] == pytest.approx(7.5e-6)
+    assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter["% of measured GEMM"] == pytest.approx(7.5e-6)
+    assert counter["% of peak"] == pytest.approx(7.5e-6 / 67)
 
 
 def test_both_files_hold_the_counts(written):
@@ -38,14 +40,14 @@ def test_both_files_hold_the_counts(written):
     with written[1].open() as file:
         assert [row["counter"] for row in csv.DictReader(file)][-1] == "FlopCounterMode"
     shown = flop_counts.report(flop_counts.read(written[0])).terminal()
-    assert "FlopCounterMode" in shown and "DeepSpeed is not installed here" in shown and "peak 1 TFLOP/s" in shown
+    assert "FlopCounterMode" in shown and "DeepSpeed is not installed here" in shown and "peak 67 TFLOP/s (data sheet)" in shown
 
 
-def test_without_a_peak_it_says_how_to_measure_one(tmp_path):
+def test_a_device_that_is_not_listed_has_no_percentage(tmp_path):
     (path, _) = flop_counts.write(tmp_path, COUNTED, record())
     profile = flop_counts.read(path)
-    assert "--measure-peak" in flop_counts.report(profile).terminal()
-    assert all(row[-1] is None for row in flop_counts.mfu_rows(profile)[1])
+    assert "peak is not listed" in flop_counts.report(profile).terminal()
+    assert all(row[-2:] == [None, None] for row in flop_counts.mfu_rows(profile)[1])
 
 
 def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch):

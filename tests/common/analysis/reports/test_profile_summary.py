@@ -56,6 +56,23 @@ def test_the_spans_and_what_is_outside_them_make_up_a_step(cpu_profile):
     assert sum(row[3] for row in rows) == pytest.approx(wall) and sum(row[4] for row in rows) == pytest.approx(100)
 
 
+def test_the_parts_of_attention_and_mlp_add_up_to_their_spans(cpu_profile, gpu_profile):
+    profile = step_profile.read(cpu_profile)
+    header, rows = profile_summary.detail_rows(profile)
+    assert header[:3] == ["span", "part", "forward ms"]
+    spans = {row[0]: row for row in profile_summary.span_rows(profile)[1]}
+    for name, parts in (
+        ("attention", {"qkv_projection", "attention_core", "output_projection", "rest"}),
+        ("mlp", {"gate_up", "activation", "down"}),
+    ):
+        own = [row for row in rows if row[0] == name]
+        assert {row[1] for row in own} - {"rest"} == parts - {"rest"}
+        for column in (2, 3, 4, 5):
+            assert sum(row[column] for row in own) == pytest.approx(spans[name][column - 1])
+    assert "**Within attention and mlp, in operators on the CPU**" in markdown(cpu_profile)
+    assert "Within attention and mlp" not in markdown(gpu_profile), "its trace has no inner spans"
+
+
 def test_the_idle_gpu_is_what_is_not_busy(gpu_profile):
     profile = step_profile.read(gpu_profile)
     header, rows = profile_summary.span_rows(profile)
