@@ -205,7 +205,9 @@ def costly(text: str) -> bool:
 
 def smaller(line: str) -> str:
     for script, added in SMALL_FLAGS.items():
-        line = re.sub(rf"\b((?:python|bash) (?:[\w./-]+/)?{script}\b{ARGUMENTS})", rf"\1 {added} ", line)
+        line = re.sub(
+            rf"\b((?:python|bash|torchrun --nproc-per-node 2) (?:[\w./-]+/)?{script}\b{ARGUMENTS})", rf"\1 {added} ", line
+        )
     return line
 
 
