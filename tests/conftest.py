@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ TINY = (
 )  # fmt: skip
 
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it starts in the background
 if not torch.cuda.is_available():
     # Triton's kernels are interpreted if this is set when they are imported, and PyTorch's FLOP counter imports some: so it
     # is set before any test module is imported.

@@ -293,6 +293,7 @@ def test_a_link_is_measured_by_all_reduces(tmp_path, monkeypatch):
     assert scaling.link(options(link_us=None), needed=False) == (None, None)
 
 
+@pytest.mark.slow
 def test_a_real_study_on_two_processes(execute, monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "small.yaml").write_text(SMALL)

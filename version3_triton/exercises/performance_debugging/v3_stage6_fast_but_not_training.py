@@ -59,7 +59,7 @@ def caveat(device: torch.device) -> str | None:
 
 def prepare(options: Namespace) -> None:
     if options.skip_check:
-        step.check_gradients = lambda model, optimizer: None
+        step.check_gradients = lambda model, optimizer, form=None: None
 
 
 if __name__ == "__main__":

@@ -293,6 +293,7 @@ print(len(chrome_trace.load(large).operators), (peak() - before) / large.stat().
 """
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_of_a_large_trace_is_held(cpu_trace, tmp_path):
     """As a whole it would take more than 7 bytes for each byte of the file."""
     content, text = json.loads(cpu_trace.read_text()), []

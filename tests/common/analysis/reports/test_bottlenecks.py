@@ -194,8 +194,9 @@ def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, cpu_trace):
 
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
-    text = analyze(".")
-    assert "not classed" in text and "--measure-peak" in text
+    analyze(".")
+    (report,) = (tmp_path / "bottleneck_analysis").glob("bottlenecks_*.md")  # a terminal may be too narrow for all columns
+    assert "not classed" in report.read_text() and "--measure-peak" in report.read_text()
     content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
 
