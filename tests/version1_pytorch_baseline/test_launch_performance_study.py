@@ -118,6 +118,7 @@ def test_help_is_the_head_of_the_file(study):
     assert f"bash {NAME} [tiny|small|medium|large] [--enable-profilers]" in shown and "#" not in shown
 
 
+@pytest.mark.slow
 def test_a_real_study(tmp_path):
     machine = Machine(tmp_path)
     small = (*TINY, "--num-steps", 3, "--data", "synthetic", "--device", "cpu")

@@ -154,6 +154,7 @@ def test_a_section_without_its_measurement_names_the_command(tmp_path):
     assert (tmp_path / "a.html").read_text().count("<svg") == 2
 
 
+@pytest.mark.slow
 def test_both_documented_forms(run_script, tmp_path):
     version1, version2 = tmp_path / "version1_pytorch_baseline", tmp_path / "version2_pytorch_fused"
     before, after = write_profiles(tmp_path, "h100")

@@ -106,6 +106,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_first_process_alone_writes_and_a_slow_one_is_named(torchrun, execute, tmp_path):
     """The second sleeps in each forward pass of a block. The losses are those of one process with both batches."""
     script = altered_version(tmp_path, "pass")

@@ -132,6 +132,7 @@ def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
     assert not any(row.name in ("aten::view", "aten::empty", "autograd engine") for row in found.by_name)
 
 
+@pytest.mark.slow
 def test_versions_are_compared_as_documented(run_script, tmp_path):
     for folder, where in ((V1, "before"), (V2, "after")):
         run_script(folder / "run_pytorch_profiler.py", *TINY, "--num-steps", 3, "--profile-dir", where, "--generate-report")

@@ -151,6 +151,7 @@ def test_bad_input_is_one_line(refused, tmp_path):
         assert message in refused(SCRIPT, "--profile-dirs", *arguments)
 
 
+@pytest.mark.slow
 def test_real_runs_grow_linearly_with_flash_attention_and_quadratically_without(run_script, tmp_path):
     """The quadratic factor must lie between L matrices, which are kept for the backward pass, and L + 2."""
     own = "--vocab-size 40 --data synthetic --num-steps 3 --warmup-steps 1 --enable-memory-profiling"
