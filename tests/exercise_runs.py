@@ -1,5 +1,6 @@
-"""Runs an exercise's own tests on the starter or the solution, as an attendee does."""
+"""Runs an exercise's own tests on the starter or the solution, as an attendee does, and says what their functions are."""
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -21,3 +22,15 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[xml.et
     done = subprocess.run([*command, "--tb=line"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     print(done.stdout)
     return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
+
+
+def described(path: Path) -> dict[str, tuple[str, str]]:
+    """Arguments and first line of the docstring of each function, methods as Class.method."""
+    tree = ast.parse(path.read_text())
+    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {
+        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
+        for prefix, owner in functions.items()
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+    }

@@ -11,7 +11,7 @@
 
     measure_scaling.sh   scaling_<preset>_<precision>.json          weak and strong scaling over GPUs, beside a model on paper
 
-These come from training runs with `--metrics-out`: curve_<version>.json, with `--num-steps 200` in each version's folder, and
+These come from training runs with `--metrics-out`: curve_<version>.json, with one `--num-steps` in each version's folder, and
 trial_*.json, the first version with one setting changed (LOG.md has the commands).
 """
 
@@ -239,7 +239,7 @@ def curves(folder: Path) -> str:
     """A column per version after the first: the largest difference of its losses to the first version's so far."""
     runs = [run_record.read(path) for path in sorted(folder.glob("curve_*.json"))]
     if len(runs) < 2:
-        raise UsageError(f"{folder} needs curve_*.json of two versions: runs with --num-steps 200 --metrics-out FILE")
+        raise UsageError(f"{folder} needs curve_*.json of two versions: runs with the same --num-steps and --metrics-out FILE")
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
     rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in range(20, len(expected) + 1, 20)]

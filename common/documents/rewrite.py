@@ -8,6 +8,7 @@ file is in pictures/. Everything between two markers is overwritten:
     python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
 """
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -59,9 +60,12 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
         known = TABLES if kind == "table" else PICTURES
         if name not in known:
             raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
-        content = known[name](*(ROOT / argument for argument in arguments.split()))
-        if kind == "picture":
-            content = f"![{content.description}]({Path(os.path.relpath(file_of(content), folder)).as_posix()})\n"
+        paths = tuple(ROOT / argument for argument in arguments.split())
+        if kind == "table":
+            content = TABLES[name](*paths)
+        else:
+            shown = picture(name, paths)
+            content = f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})\n"
         return f"{opening}\n{content}\n{closing}"
 
     return MARKED.sub(replace, text)
@@ -71,10 +75,16 @@ def file_of(picture: Picture) -> Path:
     return ROOT / "pictures" / f"{picture.name}.svg"
 
 
+@functools.cache
+def picture(name: str, paths: tuple[Path, ...]) -> Picture:
+    """A picture of these files, which are read once: both the document and the picture's own file need it."""
+    return PICTURES[name](*paths)
+
+
 def pictures(text: str) -> list[Picture]:
     """The pictures that a document shows."""
     found = (match.groups() for match in MARKED.finditer(text))
-    return [PICTURES[name](*(ROOT / path for path in paths.split())) for _, kind, name, paths, _ in found if kind == "picture"]
+    return [picture(name, tuple(ROOT / path for path in paths.split())) for _, kind, name, paths, _ in found if kind == "picture"]
 
 
 def main() -> None:

@@ -3,14 +3,12 @@
 On a GPU the exercises' kernels run there, without one in Triton's interpreter.
 """
 
-import ast
 import re
 import runpy
-from pathlib import Path
 
 from common.errors import UsageError
 from tests.conftest import ROOT, runs_kernels
-from tests.exercise_runs import needs_triton, run_tests
+from tests.exercise_runs import described, needs_triton, run_tests
 
 import pytest
 
@@ -35,18 +33,6 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(tmp_pat
         found = MISSING.search(failure.get("message"))
         assert found and found[3].startswith(name.split("_")[1]), f"{name}: {failure.get('message')}"
         assert found[1] in described(FOLDER / f"starter/{found[3]}.py"), found[1]
-
-
-def described(path: Path) -> dict[str, tuple[str, str]]:
-    """Arguments and first line of the docstring of each function, methods as Class.method."""
-    tree = ast.parse(path.read_text())
-    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return {
-        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
-        for prefix, owner in functions.items()
-        for node in owner.body
-        if isinstance(node, ast.FunctionDef)
-    }
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

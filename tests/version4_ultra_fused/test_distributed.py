@@ -1,15 +1,13 @@
 """The ladder: its tests pass for the solutions, every one fails for the starters and names what is to be written; its tables."""
 
-import ast
 import re
 import runpy
-from pathlib import Path
 
 from common.analysis.formulas import flops
 from common.config import resolve
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
-from tests.exercise_runs import run_tests
+from tests.exercise_runs import described, run_tests
 
 import pytest
 
@@ -34,18 +32,6 @@ def test_every_test_of_the_starters_fails_and_names_what_is_to_be_written(tmp_pa
         message = case.find("failure").get("message")
         found = MISSING.search(message)
         assert found and case.get("name").startswith(f"test_problem{found[2]}_"), f"{case.get('name')}: {message}"
-
-
-def described(path: Path) -> dict[str, tuple[str, str]]:
-    """Arguments and first line of the docstring of each function, methods as Class.method."""
-    tree = ast.parse(path.read_text())
-    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return {
-        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
-        for prefix, owner in functions.items()
-        for node in owner.body
-        if isinstance(node, ast.FunctionDef)
-    }
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
