@@ -65,7 +65,7 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
     prepared = step.prepare(version, options, precision, batches[0], 2)
     with step.without_update(prepared.optimizer, precision):
         step.run(prepared.step, prepared.optimizer, batches[0], 1)
-        held = distributed.states(prepared.optimizer)
+        held = distributed.whole_states(prepared.optimizer)
         named = {name: held[parameter] for name, parameter in prepared.model.named_parameters() if parameter in held}
         gradients = {name: distributed.whole(state)["exp_avg"] * 10 for name, state in named.items()}
     losses = [prepared.step(batches[i]).item() for i in range(count - 1)]

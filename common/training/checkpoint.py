@@ -154,8 +154,11 @@ class Checkpoints:
         reader, rank = dcp.FileSystemReader(self.source), ranks.here().rank
         with _failure_explained(f"cannot read {self.source}"):
             saved_by = rank if f"random.cpu.{rank}" in reader.read_metadata().state_dict_metadata else 0  # by fewer processes
-            state = _tensors(prepared, saved_by)
+            states = distributed.whole_states(prepared.optimizer)
+            state = _tensors(prepared, states, saved_by)
             dcp.load(state, storage_reader=reader, no_dist=not distributed.active())
+        if hasattr(prepared.optimizer, "take_states"):
+            prepared.optimizer.take_states(states)
         prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
         if self.position["scaler"]:
             precision.scaler.load_state_dict(self.position["scaler"])
@@ -182,8 +185,10 @@ class Checkpoints:
                 shutil.rmtree(left_over)
             building.mkdir()
         distributed.wait_for_all()
+        distributed.gather_weights(self.prepared.optimizer)
         with _failure_explained(f"cannot write {target}"):
-            state, writer = _tensors(self.prepared, ranks.here().rank), dcp.FileSystemWriter(building)
+            states = distributed.whole_states(self.prepared.optimizer)
+            state, writer = _tensors(self.prepared, states, ranks.here().rank), dcp.FileSystemWriter(building)
             dcp.save(state, storage_writer=writer, no_dist=not distributed.active())
             if main:
                 scaler = self.precision.scaler.state_dict()
@@ -197,9 +202,9 @@ class Checkpoints:
         print(f"saved {target}", flush=True)
 
 
-def _tensors(prepared: Prepared, rank: int) -> dict[str, Tensor]:
-    """By name: the weights and the optimizer's state, not copied, and the states of the random number generators."""
-    tensors, states = {f"random.cpu.{rank}": torch.get_rng_state()}, distributed.states(prepared.optimizer)
+def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
+    """By name: the weights and the optimizer's states, not copied, and the states of the random number generators."""
+    tensors = {f"random.cpu.{rank}": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         tensors[f"random.gpu.{rank}"] = torch.cuda.get_rng_state()
     for name, parameter in prepared.model.named_parameters():

@@ -211,6 +211,20 @@ def states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
     return getattr(optimizer, "optim", optimizer).state
 
 
+def whole_states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+    """As `states`, but with tensors that are whole, or know their place in the whole; all processes must call it.
+
+    An optimizer that shares out single tensors has methods for that: `whole_states`, `take_states` and `gather_weights`.
+    """
+    return optimizer.whole_states() if hasattr(optimizer, "whole_states") else states(optimizer)
+
+
+def gather_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the weights complete that an optimizer leaves to other processes; all processes must call it."""
+    if hasattr(optimizer, "gather_weights"):
+        optimizer.gather_weights()
+
+
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor, which shares its memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -145,6 +145,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
     if outcome.error:
         raise outcome.error
     if options.save_model:
+        distributed.gather_weights(prepared.optimizer)
         state = distributed.whole(weights.baseline_state_dict(prepared.model))
         if here.main_process:
             checkpoint.save(options.save_model, state, options.model, dataset)

@@ -9,12 +9,15 @@ The matrices of a block can be updated as soon as their gradients are there, bes
 job of several processes the gradients of the block are added up over the processes first, in the products' dtype:
 
     ddp      one all-reduce; every process updates the block
-    zero1    one process owns the block: it alone gets the sum, has the moments and updates, and sends the new float32 weights to
-             the others (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1, with whole blocks as shares)
+    zero1    each process gets the sum of its share of the block alone, has the moments of that share and updates it; then the
+             shares of the new weights are gathered, in the dtype that the products read (Rajbhandari et al. 2020,
+             arXiv:1910.02054, stage 1). The bytes are those of ddp, and the update is shared out.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+from common import ranks
 from version4_ultra_fused import kernels
 
 import torch
@@ -24,39 +27,62 @@ from torch import Tensor, nn
 ALIGNMENT = 64  # elements: every tensor in a flat buffer begins at a multiple of 128 bytes
 
 
-class Flat:
-    """Parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq` and, once `allocate` was called, `gradient` and `working`.
+def _rounded_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
-    Each parameter becomes a view of `master` and gets `moments`, and from `allocate` on `gradient`, where the backward pass
-    writes, and `working`, which the products read. Without a dtype of their own the working weights are the masters.
+
+class Flat:
+    """Groups of parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq`; after `allocate` also `gradient` and `working`.
+
+    Each parameter becomes a view of `master` and gets, from `allocate` on, `gradient`, where the backward pass writes, and
+    `working`, which the products read. Without a dtype of their own the working weights are the masters.
+
+    Attributes:
+        parts: the place of each group in the buffers. Every part can be divided into `shares` of equal size.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters, self.offsets, size = parameters, [], 0
-        for parameter in parameters:
-            self.offsets.append(size)
-            size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-        self.master = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self.gradient = self.working = self.kept = None
-        for parameter, master, *moments in self.views(self.master, self.exp_avg, self.exp_avg_sq):
+    def __init__(self, groups: list[list[nn.Parameter]], shares: int) -> None:
+        self.parameters = [parameter for group in groups for parameter in group]
+        self.offsets, self.parts, end = [], [], 0
+        for group in groups:
+            start = end
+            for parameter in group:
+                self.offsets.append(end)
+                end = _rounded_up(end + parameter.numel(), ALIGNMENT)
+            end = start + _rounded_up(end - start, ALIGNMENT * shares)
+            self.parts.append(slice(start, end))
+        self.master = torch.zeros(end, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+        self.gradient = self.working = None
+        for parameter, master in self.views(self.master):
             master.copy_(parameter.data)
-            parameter.data, parameter.moments = master, moments
+            parameter.data = master
+        self.shard(0, 1)
 
-    def keep(self, owned: list[slice]) -> None:
-        """Drops the moments outside these parts of the buffers; the others move to memory of their own, in `kept`, by start."""
-        self.kept = {part.start: (self.exp_avg[part].clone(), self.exp_avg_sq[part].clone()) for part in owned}
-        for parameter, start in zip(self.parameters, self.offsets, strict=True):
-            parameter.moments = None
-            for part in owned:
-                if part.start <= start < part.stop:
-                    begin, end = start - part.start, start - part.start + parameter.numel()
-                    parameter.moments = [moment[begin:end].view(parameter.shape) for moment in self.kept[part.start]]
-        self.exp_avg = self.exp_avg_sq = None
+    def shard(self, rank: int, shares: int) -> None:
+        """Holds moments, of zeros, for one share of each part alone."""
+        self.rank, self.shares = rank, shares
+        self.exp_avg, self.exp_avg_sq = (self.master.new_zeros(self.master.numel() // shares) for _ in range(2))
+
+    def share(self, part: slice) -> slice:
+        """The share of a part that this process updates."""
+        size = (part.stop - part.start) // self.shares
+        return slice(part.start + self.rank * size, part.start + (self.rank + 1) * size)
 
     def moments(self, part: slice) -> tuple[Tensor, Tensor]:
-        """The moments of a part of the buffers, which was kept if any were dropped."""
-        return self.kept[part.start] if self.kept is not None else (self.exp_avg[part], self.exp_avg_sq[part])
+        """The moments of this process's share of a part."""
+        held = slice(part.start // self.shares, part.stop // self.shares)
+        return self.exp_avg[held], self.exp_avg_sq[held]
+
+    def fragments(self) -> Iterator[tuple[nn.Parameter, slice, list[Tensor]]]:
+        """What this process updates of each parameter: the parameter, a slice of its elements, and their moments."""
+        for parameter, start in zip(self.parameters, self.offsets, strict=True):
+            part = next(part for part in self.parts if start < part.stop)
+            share = self.share(part)
+            begin, end = max(start, share.start), min(start + parameter.numel(), share.stop)
+            if begin < end:
+                moments = [moment[begin - share.start : end - share.start] for moment in self.moments(part)]
+                whole = end - begin == parameter.numel()
+                yield parameter, slice(begin - start, end - start), [m.view_as(parameter) if whole else m for m in moments]
 
     def views(self, *buffers: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Each parameter, and its part of each buffer in its shape."""
@@ -89,35 +115,57 @@ class MasterAdamW(torch.optim.Optimizer):
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
         blocks = [[parameter for parameter in block.parameters() if parameter.dim() == 2] for block in model.layers]
-        inner = {id(parameter) for block in blocks for parameter in block}
-        self.matrices = Flat([parameter for block in blocks for parameter in block])
-        self.others = Flat([parameter for parameter in model.parameters() if id(parameter) not in inner])
-        size = self.matrices.master.numel() // len(blocks)
-        self.blocks = [slice(i * size, (i + 1) * size) for i in range(len(blocks))]  # of the matrices' buffers
+        inner, shares = {id(parameter) for block in blocks for parameter in block}, ranks.here().world_size
+        self.matrices = Flat(blocks, shares)
+        self.others = Flat([[parameter for parameter in model.parameters() if id(parameter) not in inner]], shares)
+        self.blocks = self.matrices.parts
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
         self.updated = 0  # blocks, from the last, in the step under way
-        self.form, self.rank, self.world_size = None, 0, 1  # of --parallel
+        self.form, self.world_size = None, 1  # of --parallel
+        self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
         self._hold_states()
         model.register_load_state_dict_post_hook(self.renew)
 
     def _hold_states(self) -> None:
         self.state.clear()
-        for parameter in self.matrices.parameters + self.others.parameters:
-            if parameter.moments:
-                self.state[parameter] = {"step": self.steps, "exp_avg": parameter.moments[0], "exp_avg_sq": parameter.moments[1]}
+        for flat in (self.matrices, self.others):
+            for parameter, _, (exp_avg, exp_avg_sq) in flat.fragments():
+                self.state[parameter] = {"step": self.steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
 
     def communicate(self, form: str) -> None:
         """From now on an update adds up the gradients of all processes first, in the form `ddp` or `zero1`; before the first."""
-        self.form, self.rank, self.world_size = form, dist.get_rank(), dist.get_world_size()
+        self.form, self.world_size = form, dist.get_world_size()
         if form == "zero1":
-            whole = slice(0, len(self.others.master))
-            for flat, parts in ((self.matrices, self.blocks), (self.others, [whole])):
-                flat.keep([part for part in parts if self.owner(flat, part) == self.rank])
+            for flat in (self.matrices, self.others):
+                flat.shard(dist.get_rank(), self.world_size)
             self._hold_states()
 
-    def owner(self, flat: Flat, part: slice) -> int:
-        """The process that updates a block under zero1; the embedding and the norms are one more block."""
-        return (self.blocks.index(part) if flat is self.matrices else len(self.blocks)) % self.world_size
+    def whole_states(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """The state of every parameter, in new memory if the processes share it; then all must call this."""
+        if self.form != "zero1":
+            return dict(self.state)
+        found = {}
+        for flat in (self.matrices, self.others):
+            whole = torch.empty_like(flat.master), torch.empty_like(flat.master)
+            for part in flat.parts:
+                for buffer, moment in zip(whole, flat.moments(part), strict=True):
+                    dist.all_gather_into_tensor(buffer[part], moment)
+            for parameter, *moments in flat.views(*whole):
+                found[parameter] = {"step": self.steps, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+        return found
+
+    def take_states(self, states: dict[nn.Parameter, dict[str, Tensor]]) -> None:
+        """Copies what this process updates out of `whole_states`, after these have changed."""
+        for flat in (self.matrices, self.others):
+            for parameter, elements, moments in flat.fragments():
+                for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
+                    moment.copy_(states[parameter][name].flatten()[elements].view_as(moment))
+
+    def gather_weights(self) -> None:
+        """Makes every float32 weight the newest: under zero1 a process has its share of the blocks' alone. All must call it."""
+        if self.form == "zero1":
+            for part in self.matrices.parts:
+                dist.all_gather_into_tensor(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
 
     def work_in(self, dtype: torch.dtype) -> None:
         """Makes the buffers that products read and write, in the products' dtype; before the first step."""
@@ -143,7 +191,19 @@ class MasterAdamW(torch.optim.Optimizer):
         if not self.updated:
             self.steps += 1
         self.updated += 1
-        self._update(self.matrices, self.blocks[-self.updated])
+        with self._beside():
+            self._update(self.matrices, self.blocks[-self.updated])
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Makes a stream current on which collectives wait for other processes, while the products of the next block go on."""
+        if not (self.form and self.steps.is_cuda):
+            yield
+            return
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -153,23 +213,24 @@ class MasterAdamW(torch.optim.Optimizer):
             self.steps += 1
         if self.updated < len(self.blocks):
             self._update(self.matrices, slice(0, self.blocks[-self.updated - 1].stop))
-        self._update(self.others, slice(0, len(self.others.master)))
+        self._update(self.others, *self.others.parts)
         self.updated = 0
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
 
     def _update(self, flat: Flat, part: slice) -> None:
-        owner = self.owner(flat, part) if self.form == "zero1" else self.rank
+        share = flat.share(part)
         if self.form == "ddp":
             dist.all_reduce(flat.gradient[part])
         elif self.form == "zero1":
-            dist.reduce(flat.gradient[part], owner)
-        working = None if flat.working is None else flat.working[part]
-        if owner == self.rank:
-            (group,) = self.param_groups
-            kernels.adamw(
-                flat.master[part], *flat.moments(part), flat.gradient[part], working, self.steps,
-                group["lr"], *group["betas"], group["eps"], group["weight_decay"], 1 / self.world_size,
-            )  # fmt: skip
+            dist.reduce_scatter_tensor(flat.gradient[share], flat.gradient[part])
+        (group,) = self.param_groups
+        kernels.adamw(
+            flat.master[share], *flat.moments(part), flat.gradient[share], None if flat.working is None else flat.working[share],
+            self.steps, group["lr"], *group["betas"], group["eps"], group["weight_decay"], 1 / self.world_size,
+        )  # fmt: skip
         if self.form == "zero1":
-            dist.broadcast(flat.master[part], owner)
-            if owner != self.rank and working is not None:
-                working.copy_(flat.master[part])
+            read = flat.master if flat is self.others or flat.working is None else flat.working  # by the next step
+            dist.all_gather_into_tensor(read[part], read[share])
+            if flat is self.others:
+                flat.renew()

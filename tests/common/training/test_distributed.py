@@ -69,7 +69,8 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
         for found in (first[case], second[case]):
             assert found["gradient_error"] < tolerance and found["loss_error"] < tolerance, case
         assert sorted({*first[case]["compared"], *second[case]["compared"]}) == first[case]["parameters"]
-    assert all(not set(first[case]["compared"]) & set(second[case]["compared"]) for case in first if "zero1" in case)
+    shared_out = [case for case in first if "zero1" in case and "v4" not in case]  # Version 4 cuts tensors, and gathers them
+    assert shared_out and all(not set(first[case]["compared"]) & set(second[case]["compared"]) for case in shared_out)
     assert first["untied ddp"]["fell_by"] > 0.05 and len(first["untied ddp"]["parameters"]) == 21
 
     layers, buckets = 2, 1  # of at most 25 MiB
@@ -80,7 +81,7 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
     }  # a block's weights are gathered for each pass; embedding, last norm and head stay
     expected |= {  # Version 4 communicates once a block, and once for the embedding and the norms
         "v4 ddp": {"allreduce": layers + 1},
-        "v4 zero1": {"reduce": layers + 1, "broadcast": layers + 1},
+        "v4 zero1": {"reduce_scatter_base": layers + 1, "allgather_base": layers + 1},
     }
     for case, found in first.items():
         assert found["collectives"] == expected.get(case, expected[case.split()[1]]), case

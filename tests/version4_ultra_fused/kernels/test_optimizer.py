@@ -1,5 +1,6 @@
 """MasterAdamW beside torch.optim.AdamW, in PyTorch's form of the update."""
 
+from common import ranks
 from tests import models
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused import tiny_llama_v4
@@ -53,21 +54,45 @@ def test_an_early_update_reaches_the_last_block_first():
     assert all(first) and not any(last)
 
 
-@pytest.mark.parametrize("rank, owned", [(0, {"layers.0", "others"}), (1, {"layers.1"})])
-def test_under_zero1_a_process_holds_the_moments_of_its_blocks_alone(monkeypatch, rank, owned):
-    """A block of the model belongs to one of two processes; the embedding and the norms are one more block."""
-    model, optimizer, _, _ = pair()
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    optimizer.communicate("zero1")
-    found = {name for name, parameter in model.named_parameters() if parameter in optimizer.state}
-    matrices = {name for name, parameter in model.named_parameters() if name.startswith("layers") and parameter.dim() == 2}
-    expected = {name for name, _ in model.named_parameters() if (name[:8] if name in matrices else "others") in owned}
-    assert found == expected
-    moments = [moment for state in optimizer.state.values() for moment in (state["exp_avg"], state["exp_avg_sq"])]
-    held = {moment.untyped_storage().data_ptr(): moment.untyped_storage().nbytes() for moment in moments}
-    whole = [flat.master.nbytes for flat in (optimizer.matrices, optimizer.others)]
-    assert sum(held.values()) == 2 * (whole[0] // 2 + whole[1] * ("others" in owned))
+def shared_out(monkeypatch, processes: int) -> list:
+    """The optimizer of each process under zero1, of models alike."""
+    monkeypatch.setattr(ranks, "here", lambda: ranks.Ranks(0, 0, processes, True))
+    monkeypatch.setattr(dist, "get_world_size", lambda: processes)
+    optimizers = []
+    for rank in range(processes):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        optimizers.append(pair()[1])
+        optimizers[-1].communicate("zero1")
+    return optimizers
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shared_out(monkeypatch, processes):
+    optimizers = shared_out(monkeypatch, processes)
+    for kind in ("matrices", "others"):
+        flats = [getattr(optimizer, kind) for optimizer in optimizers]
+        seen = [torch.zeros(parameter.numel(), dtype=torch.int) for parameter in flats[0].parameters]
+        places = {id(parameter): i for flat in flats for i, parameter in enumerate(flat.parameters)}
+        for flat in flats:
+            for parameter, elements, (exp_avg, exp_avg_sq) in flat.fragments():
+                seen[places[id(parameter)]][elements] += 1
+                assert exp_avg.numel() == exp_avg_sq.numel() == elements.stop - elements.start
+            assert len(flat.exp_avg) == len(flat.exp_avg_sq) == len(flat.master) / processes
+        assert all((times == 1).all() for times in seen)
+
+
+def test_states_that_were_shared_out_are_taken_back(monkeypatch):
+    """What a checkpoint of all processes holds, each takes its part of, wherever it begins in a tensor."""
+    for optimizer in shared_out(monkeypatch, 3):
+        whole = {
+            parameter: {name: torch.rand_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            for flat in (optimizer.matrices, optimizer.others)
+            for parameter in flat.parameters
+        }
+        optimizer.take_states(whole)
+        for parameter, elements, moments in (*optimizer.matrices.fragments(), *optimizer.others.fragments()):
+            for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
+                assert torch.equal(moment.flatten(), whole[parameter][name].flatten()[elements])
 
 
 def test_the_working_weights_are_the_masters_rounded(monkeypatch):
