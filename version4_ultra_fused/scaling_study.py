@@ -6,8 +6,8 @@
 
 Weak scaling keeps the batch of a process (--batch-size), strong scaling that of the job (--global-batch-size). Each cell is a
 torchrun job of the version's script. One process is always measured, because efficiency is against it. A form that a version does
-not support is left out with a line. The model predicts from the step on one GPU and a link, which is measured unless both
---link-gbs and --link-us are given.
+not support is left out with a line. With --fill-gpus, jobs that need few GPUs run side by side. The model predicts from the step
+on one GPU and a link, which is measured unless both --link-gbs and --link-us are given.
 
 Writes scaling.json (measured), and from it scaling.csv, .html, .md and .png, into --output-dir.
 The exit code is 1 if a job failed for another reason than memory, and the other cells are measured all the same.
@@ -44,6 +44,11 @@ def main() -> int:
         "--profile-steps", type=cli.positive, default=3, metavar="N", help="after these, once a cell (default: 3)"
     )
     parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="jobs a cell, in turn (default: 3)")
+    parser.add_argument(
+        "--fill-gpus",
+        action="store_true",
+        help="run jobs at the same time, each on GPUs of its own: faster, but they share the host",
+    )
     parser.add_argument("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each job (default: 600)")
     parser.add_argument("--link-gbs", type=cli.amount, metavar="GB/S", help="of a link in each direction (default: measured)")
     parser.add_argument("--link-us", type=cli.amount, metavar="US", help="latency of a link (default: measured)")

@@ -20,7 +20,10 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -118,6 +121,7 @@ class Scaling(run_record.Header):
     sequence_length: PositiveInt
     steps: PositiveInt
     repeats: PositiveInt
+    filled: NotRequired[bool]  # jobs ran at the same time, each on GPUs of its own
     left_out: list[str]
     link: Link | None
     cells: list[Cell]
@@ -181,42 +185,71 @@ def measure(cells: list[Cell], left_out: list[str], options: Namespace, known: d
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_"))},
         "seed": options.seed, "models": options.models, "forms": options.forms, "processes": sorted({1, *options.processes}),
         "batch_size": options.batch_size, "global_batch_size": options.global_batch_size, "sequence_length": options.seq_len,
-        "steps": options.num_steps, "repeats": options.repeats, "left_out": left_out, "link": None, "cells": cells,
+        "steps": options.num_steps, "repeats": options.repeats, "filled": options.fill_gpus,
+        "left_out": left_out, "link": None, "cells": cells,
     }  # fmt: skip
-    jobs = list(_in_turn(cells, options.repeats))
-    with signals.deferred() as received:
+    count = len(cells) * options.repeats
+    with signals.deferred() as received, ExitStack() as at_the_end:
         with progress("measuring the link"):
             measured["link"], problem = link(options, max(measured["processes"]) > 1)
         if problem:
             left_out.append(f"the model on paper: {problem}")
             print(f"leaves out {left_out[-1]}")
-        for number, (cell, repeat) in enumerate(jobs, 1):
-            if received:
-                break
-            if cell["status"] not in ("ok", "not run"):
-                continue  # what has failed is not repeated
-            with progress(_place(cell)):
-                outcome = run_job(cell, known[cell["model"]], options, profiled=repeat == 0)
-            if received and outcome["status"] != "ok":
+        for number, (cell, outcome) in enumerate(_outcomes(cells, known, options, received, at_the_end), 1):
+            if received and outcome and outcome["status"] != "ok":
                 break  # Ctrl-C reaches the job too
+            if not outcome or cell["status"] not in ("ok", "not run"):
+                continue
             cell |= {key: outcome[key] for key in ("status", "reason")} | outcome.get("traced", {})
             if cell["status"] == "ok":
                 cell["runs"].append(outcome["run"])
                 cell["parameters"] = outcome["parameters"]
             measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
             files.write_measurement(path, measured, "--output-dir")
-            print(f"{number:4d} of {len(jobs)}  {_line(cell)}", flush=True)
+            print(f"{number:4d} of {count}  {_line(cell)}", flush=True)
     measured["status"] = "interrupted" if received else "completed"
     files.write_measurement(path, measured, "--output-dir")
     failed = any(cell["status"] in ("failed", "timed out") for cell in cells)
     return 128 + received[0] if received else int(failed)
 
 
-def _in_turn(cells: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
-    """All cells of a number of processes, then their repeats, so that a slow spell of the machine affects all of them."""
+def _outcomes(
+    cells: list[Cell], known: dict[str, benchmark.Model], options: Namespace, received: list[int], at_the_end: ExitStack
+) -> Iterator[tuple[Cell, dict[str, Any] | None]]:
+    """Each job's cell and outcome, None if it was not run: the cells of a number of processes in turn, so that a slow spell of
+    the machine affects all of them, and then their repeats."""
     for n in dict.fromkeys(cell["processes"] for cell in cells):
-        for repeat in range(repeats):
-            yield from ((cell, repeat) for cell in cells if cell["processes"] == n)
+        jobs = [(cell, repeat) for repeat in range(options.repeats) for cell in cells if cell["processes"] == n]
+        lanes, free = gpu_sets(n, options), SimpleQueue()
+        for lane in lanes:
+            free.put(lane)
+
+        def run(job: tuple[Cell, int], free: SimpleQueue = free) -> dict[str, Any] | None:
+            cell, repeat = job
+            if received or cell["status"] not in ("ok", "not run"):
+                return None  # what has failed is not repeated
+            gpus = free.get()
+            try:
+                return run_job(cell, known[cell["model"]], options, repeat == 0, gpus)
+            finally:
+                free.put(gpus)
+
+        pool = ThreadPoolExecutor(len(lanes))
+        at_the_end.callback(pool.shutdown, wait=False, cancel_futures=True)  # whatever ends it, no further job starts
+        outcomes = (pool.map if len(lanes) > 1 else map)(run, jobs)  # one at a time in this thread, where signals arrive
+        for cell, _ in jobs:
+            with progress(_place(cell)):
+                outcome = next(outcomes)
+            yield cell, outcome
+
+
+def gpu_sets(processes: int, options: Namespace) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
+    most = torch.cuda.device_count() // processes if options.fill_gpus else 1
+    if most < 2:
+        return [None]
+    gpus = benchmark.visible_gpus(most * processes)
+    return [",".join(gpus[i : i + processes]) for i in range(0, len(gpus), processes)]
 
 
 def _place(cell: Cell) -> str:
@@ -234,11 +267,14 @@ def _line(cell: Cell) -> str:
     return f"{_place(cell):<28} {tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
 
 
-def torchrun(processes: int, command: list[str], options: Namespace, folder: Path) -> tuple[int | None, str]:
+def torchrun(
+    processes: int, command: list[str], options: Namespace, folder: Path, gpus: str | None = None
+) -> tuple[int | None, str]:
     """The exit code of a torchrun job, None if it took too long, and what it printed. Whatever ends this, the job ends too."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     threads = str(max(1, (os.cpu_count() or 1) // max(options.processes)))  # alike in all cells
     environment = {"OMP_NUM_THREADS": threads} | os.environ | {"PYTHONPATH": paths}
+    environment |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with subprocess.Popen(
         launcher + command, cwd=folder, env=environment, text=True, errors="replace",
@@ -266,7 +302,7 @@ def ending(code: int | None, said: str, options: Namespace) -> dict[str, Any]:
     return {"status": "out of memory" if full else "failed", "reason": reason}
 
 
-def run_job(cell: Cell, model: benchmark.Model, options: Namespace, profiled: bool) -> dict[str, Any]:
+def run_job(cell: Cell, model: benchmark.Model, options: Namespace, profiled: bool, gpus: str | None = None) -> dict[str, Any]:
     """The outcome of one job of a cell: its status and reason, and if that is "ok" what the job measured."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -284,7 +320,7 @@ def run_job(cell: Cell, model: benchmark.Model, options: Namespace, profiled: bo
         capture = True if model.captured else options.capture_step
         command += [] if capture is None else ["--capture-step" if capture else "--no-capture-step"]
         command += ["--profile-dir", str(profiles), "--profile-steps", str(options.profile_steps)] if profiled else []
-        code, said = torchrun(cell["processes"], command, options, folder)
+        code, said = torchrun(cell["processes"], command, options, folder, gpus)
         if code != 0 or not (folder / "metrics.json").exists():
             return ending(code, said, options)
         run = run_record.read(folder / "metrics.json")
@@ -569,6 +605,10 @@ def analyze(path: Path) -> Report:
     report.text(
         f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
         f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
+        *(
+            ["Jobs ran at the same time where there were GPUs left for them, and shared the host."]
+            * measured.get("filled", False)
+        ),
         multicast(measured),
         f"Made by `{measured['command']}` on {measured['date']}.",
     )

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -32,7 +34,7 @@ def options(**changes) -> Namespace:
     chosen = dict(
         models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, global_batch_size=4, seq_len=8, num_steps=2,
         profile_steps=2, repeats=2, timeout=100, preset="tiny", config=None, seed=0, device="cpu", use_amp=False, amp_dtype=None,
-        capture_step=None, link_gbs=1.0, link_us=1.0, keep_traces=False, model=ModelConfig(), output_dir=Path("out"),
+        capture_step=None, link_gbs=1.0, link_us=1.0, keep_traces=False, fill_gpus=False, model=ModelConfig(), output_dir=Path("out"),
     )  # fmt: skip
     return Namespace(**chosen | changes)
 
@@ -94,7 +96,7 @@ def measured_with(monkeypatch, path: Path, outcome=lambda cell: {}, **changes) -
     """What `measure` makes of jobs that answer outcome(cell), by default "ok" and what was measured."""
     calls = []
 
-    def answer(cell, model, chosen, profiled):
+    def answer(cell, model, chosen, profiled, gpus=None):
         calls.append((*places([cell])[0][1:], profiled))
         run = {"step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2}, "peak_mib": 5.0, "kind": "process RSS"}
         found = {key: record()[key] for key in ("device", "environment")} | {"run": run, "parameters": 9}
@@ -116,6 +118,32 @@ def test_cells_are_measured_in_turn_and_profiled_once(monkeypatch, tmp_path):
     assert [len(cell["runs"]) for cell in measured["cells"]] == [2, 2, 2] and measured["variables"]["NCCL_NVLS_ENABLE"] == "0"
     assert measured["link"] == {"gb_per_second": 1.0, "microseconds": 1.0, "source": "given", "messages": []}
     assert measured["status"] == "completed" and scaling.analyze(tmp_path / "scaling.json")
+
+
+def test_jobs_fill_the_gpus_and_each_has_its_own(monkeypatch, tmp_path):
+    busy, most, seen, lock = set(), [], [], threading.Lock()
+
+    def answer(cell, model, chosen, profiled, gpus=None):
+        own = set((gpus or "0,1,2,3").split(","))
+        with lock:
+            assert not own & busy and (gpus is None or len(own) == cell["processes"])
+            busy.update(own)
+            most.append(len(busy))
+        time.sleep(0.05)
+        with lock:
+            busy.difference_update(own)
+            seen.append((*places([cell])[0][1:], profiled))
+        return {"status": "failed", "reason": "made up"}
+
+    monkeypatch.setattr(scaling, "run_job", answer)
+    monkeypatch.setattr(scaling.devices, "select", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    chosen = options(processes=[1, 2, 4], fill_gpus=True, repeats=1)
+    assert [len(scaling.gpu_sets(n, chosen)) for n in (1, 2, 4)] == [4, 2, 1]
+    cells, _ = scaling.plan(chosen, KNOWN)
+    assert scaling.measure(cells, [], chosen, KNOWN, tmp_path / "s.json") == 1
+    assert max(most) == 4 and sorted(map(str, seen)) == sorted(map(str, ((*place[1:], True) for place in places(cells))))
 
 
 @pytest.mark.parametrize("status, code", [("out of memory", 0), ("timed out", 1), ("failed", 1)])
@@ -278,7 +306,7 @@ def test_a_link_is_measured_by_all_reduces(tmp_path, monkeypatch):
     for name, value in zip(ranks.VARIABLES, (0, 0, 1, "localhost", 0), strict=True):
         monkeypatch.setenv(name, str(value))
 
-    def torchrun(processes, command, chosen, folder):
+    def torchrun(processes, command, chosen, folder, gpus=None):
         assert (processes, command[:2]) == (2, ["-m", "common.studies.scaling"])
         monkeypatch.setattr(sys, "argv", command[1:])
         scaling.main()
