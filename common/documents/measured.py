@@ -322,21 +322,24 @@ def _median_ms(cell: Record) -> float | None:
 def versions_and_peers(folder: Path) -> str:
     """A row per model, a column per preset, precision and shape: ms per step, and how many times faster than the first model.
 
-    A case without a time of the first model is only in `versions_and_peers_spread`. A step that was not measured is replaced by
-    its status.
+    The fastest of a column is bold. A case without a time of the first model is only in `versions_and_peers_spread`. A step that
+    was not measured is replaced by its status.
     """
     studies, models, cases = _peers(folder)
     columns = {", ".join(case): found for case, found in cases.items() if models[0] in found and _median_ms(found[models[0]])}
     rows = []
     for model in models:
-        row = [_time_and_ratio(found[model], found[models[0]]) if model in found else None for found in columns.values()]
+        row = [_time_and_ratio(model, found, found[models[0]]) if model in found else None for found in columns.values()]
         rows += [[model, *row]] if any(row) else []
     return table(["model", *columns], rows, *studies)
 
 
-def _time_and_ratio(cell: Record, reference: Record) -> str:
-    ms, most = _median_ms(cell), _median_ms(reference)
-    return f"{format_number(ms)} ms, {format_number(most / ms)}x" if ms else cell["status"]
+def _time_and_ratio(model: str, cells: dict[str, Record], reference: Record) -> str:
+    ms, most = _median_ms(cells[model]), _median_ms(reference)
+    if ms is None:
+        return cells[model]["status"]
+    shown = f"{format_number(ms)} ms, {format_number(most / ms)}x"
+    return f"**{shown}**" if ms == min(filter(None, map(_median_ms, cells.values()))) else shown
 
 
 def versions_and_peers_spread(folder: Path) -> str:

@@ -131,7 +131,7 @@ def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(t
     assert cells(measured.versions_and_peers(tmp_path)) == [
         ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
         ["v1", "8 ms, 1x", "6 ms, 1x"],
-        ["v4", "2 ms, 4x", "4 ms, 1.5x"],
+        ["v4", "**2 ms, 4x**", "**4 ms, 1.5x**"],
         ["captured-bf16", "3 ms, 2.67x", ""],
         ["liger", "", "failed"],
     ]

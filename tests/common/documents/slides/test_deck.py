@@ -30,7 +30,8 @@ addEventListener("load", () => {
   document.dispatchEvent(new KeyboardEvent("keydown", {key: "n"}));
   for (let number = 0; number < sections.length; number++) {
     show(number);
-    if (sections[number].scrollHeight > sections[number].clientHeight + 1) full.push(number + 1);
+    const {scrollHeight, clientHeight, scrollWidth, clientWidth} = sections[number];
+    if (scrollHeight > clientHeight + 1 || scrollWidth > clientWidth + 1) full.push(number + 1);
   }
   document.documentElement.dataset.result = JSON.stringify({seen, full, theme: document.documentElement.dataset.theme});
 });
