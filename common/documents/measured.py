@@ -153,17 +153,26 @@ def phases(*folders: Path) -> str:
     return tables.markdown(["run", *(f"{name} ms" for name in names)], rows)
 
 
-def spans(*folders: Path) -> str:
-    """A column per run: the share of a profiled step's wall time in each span, by GPU kernels or by CPU operators."""
-    idle, columns = "GPU idle, or outside operators", {}
+IDLE = "GPU idle, or outside operators"
+
+
+def span_shares(*folders: Path) -> dict[str, dict[str, float]]:
+    """By run, the share of a profiled step's wall time in each span in percent, by GPU kernels or by CPU operators; then IDLE."""
+    columns = {}
     for _, path in baseline_runs(*folders):
         profile = step_profile.read(path)
         step_us = sum(profile["step_us"])
         wall_ms = step_us / profile["profiled_steps"] / 1e3
         shares = {span: 100 * sum(phases.values()) / wall_ms for span, phases in step_profile.span_milliseconds(profile).items()}
-        shares[idle] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
+        shares[IDLE] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
         columns[_named(profile["run"])] = shares
-    names = [*dict.fromkeys(name for shares in columns.values() for name in shares if name != idle), idle]
+    return columns
+
+
+def spans(*folders: Path) -> str:
+    """A column per run: the share of a profiled step's wall time in each span."""
+    columns = span_shares(*folders)
+    names = [*dict.fromkeys(name for shares in columns.values() for name in shares if name != IDLE), IDLE]
     rows = [[name, *(shares.get(name, 0.0) for shares in columns.values())] for name in names]
     return tables.markdown(["% of step", *columns], rows)
 

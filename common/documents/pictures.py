@@ -19,7 +19,7 @@ from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
-from common.documents.measured import find
+from common.documents.measured import IDLE, find, span_shares
 from common.errors import UsageError
 from common.studies import ablation, benchmark
 
@@ -32,6 +32,10 @@ GIB = 2**30
 HELD = {  # what holds memory in a step
     "weights": plots.BLUE, "AdamW's moments": plots.SKY, "scores [B, H, S, S]": plots.ORANGE, "other activations": plots.GREEN,
     "gradients": plots.VERMILION,
+}  # fmt: skip
+SPANS = {
+    "attention": plots.SKY, "mlp": plots.ORANGE, "norm": plots.PURPLE, "loss": plots.GREEN, "optimizer": plots.VERMILION,
+    "other": "0.6", IDLE: "0.88",
 }  # fmt: skip
 KINDS = {
     "matrix products": plots.BLUE, "attention": plots.GREEN, "reductions": plots.PURPLE, "elementwise": plots.ORANGE,
@@ -175,6 +179,43 @@ def _areas(axes: "Axes", panel: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ kernels
+
+
+def step_spans(*folders: Path) -> Picture:
+    """The share of each span in a profiled step of Version 1, a bar for each run that has a profile."""
+    panels = {}
+    for run, shares in span_shares(*folders).items():
+        panels[run] = {span: round(shares[span], 1) for span in SPANS if span in shares and span != "other"}
+        panels[run]["other"] = round(sum(shares.values()) - sum(panels[run].values()), 1)
+    said = [
+        f"{run}: {', '.join(f'{span} {tables.format_number(share)}%' for span, share in shares.items())}"
+        for run, shares in panels.items()
+    ]
+    description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {'; '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(11, 0.9 + 0.42 * len(panels))
+        axes = figure.add_subplot()
+        for run, shares in panels.items():
+            begin = 0.0
+            for span in SPANS:
+                share = max(0.0, shares.get(span, 0.0))
+                axes.barh(run, share, left=begin, color=SPANS[span])
+                if share >= 5:
+                    axes.text(begin + share / 2, run, f"{share:.0f}", fontsize=8, ha="center", va="center")
+                begin += share
+        axes.invert_yaxis()
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("% of the step", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        from matplotlib.patches import Patch
+
+        handles = [Patch(color=shade, label=span) for span, shade in SPANS.items()]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(SPANS), fontsize=8)
+        return figure
+
+    return Picture("step-spans", panels, description, draw)
 
 
 def layer_kernels(*paths: Path) -> Picture:

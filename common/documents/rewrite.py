@@ -40,8 +40,8 @@ TABLES: dict[str, Callable[..., str]] = {function.__name__: function for functio
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 DRAWN = (
-    drawings.ladder, drawings.memory, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates, concepts.roofline,
-    concepts.timeline, concepts.causal_tiles,
+    drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
+    concepts.roofline, concepts.timeline, concepts.causal_tiles,
 )  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 

@@ -135,3 +135,12 @@ def test_rates_of_kernels_are_those_of_the_largest_shape():
     assert list(picture.numbers["swiglu"])[-1] == "kernel"
     assert picture.numbers["rms_norm"]["kernel"] == 95.5  # as the table of version3_triton/README.md shows it
     assert "4 x 8192 tokens, D = 4,096" in picture.description
+
+
+def test_the_spans_of_a_step_add_up_to_its_time():
+    picture = pictures.step_spans(ROOT / "results/cpu", ROOT / "results/h100")
+    assert len(picture.numbers) == 5
+    assert all(sum(shares.values()) == pytest.approx(100, abs=0.5) for shares in picture.numbers.values())
+    tiny = picture.numbers["tiny, NVIDIA H100 80GB HBM3"]
+    assert (tiny["attention"], tiny[pictures.IDLE]) == (3.7, 92.1)  # as the table of version1_pytorch_baseline/README.md has them
+    assert {"attention", "92", pictures.IDLE} <= texts(picture.drawn())
