@@ -8,7 +8,7 @@ STAMP := .venv/set-up
 # Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
 PRESET ?= tiny
 
-.PHONY: help setup train compare test test-slow docs lint clean
+.PHONY: help setup train compare test test-slow docs slides lint clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
@@ -31,6 +31,9 @@ test-slow: $(STAMP) ## set up, then run the tests that take minutes
 
 docs: $(STAMP) ## rewrite the tables of the documents from results/
 	.venv/bin/python -m common.documents
+
+slides: docs ## make the slides, slides/slides.html, from slides/slides.md
+	.venv/bin/python -m common.documents.slides.deck
 
 lint: $(STAMP) ## check style and format
 	.venv/bin/python -m ruff check

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,19 @@ def same_settings() -> Iterator[None]:
     if torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(False)
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Callable[..., str]:
+    """browser(*flags, address): what a browser of the Chromium family prints, without a window. Skips where there is none."""
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")))
+    program = next(found, None) or pytest.skip("needs chromium or google-chrome")
+
+    def run(*arguments: str) -> str:
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,720", f"--user-data-dir={tmp_path / 'user'}")
+        return subprocess.run([program, *flags, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    return run
 
 
 @pytest.fixture

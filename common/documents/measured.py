@@ -153,17 +153,26 @@ def phases(*folders: Path) -> str:
     return tables.markdown(["run", *(f"{name} ms" for name in names)], rows)
 
 
-def spans(*folders: Path) -> str:
-    """A column per run: the share of a profiled step's wall time in each span, by GPU kernels or by CPU operators."""
-    idle, columns = "GPU idle, or outside operators", {}
+IDLE = "GPU idle, or outside operators"
+
+
+def span_shares(*folders: Path) -> dict[str, dict[str, float]]:
+    """By run, the share of a profiled step's wall time in each span in percent, by GPU kernels or by CPU operators; then IDLE."""
+    columns = {}
     for _, path in baseline_runs(*folders):
         profile = step_profile.read(path)
         step_us = sum(profile["step_us"])
         wall_ms = step_us / profile["profiled_steps"] / 1e3
         shares = {span: 100 * sum(phases.values()) / wall_ms for span, phases in step_profile.span_milliseconds(profile).items()}
-        shares[idle] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
+        shares[IDLE] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
         columns[_named(profile["run"])] = shares
-    names = [*dict.fromkeys(name for shares in columns.values() for name in shares if name != idle), idle]
+    return columns
+
+
+def spans(*folders: Path) -> str:
+    """A column per run: the share of a profiled step's wall time in each span."""
+    columns = span_shares(*folders)
+    names = [*dict.fromkeys(name for shares in columns.values() for name in shares if name != IDLE), IDLE]
     rows = [[name, *(shares.get(name, 0.0) for shares in columns.values())] for name in names]
     return tables.markdown(["% of step", *columns], rows)
 
@@ -299,30 +308,63 @@ def _eager_to_captured(*pair: Record) -> str:
     return " -> ".join(shown) + (f" ({ms[0] / ms[1]:.2f}x)" if all(ms) else "")
 
 
-def versions_and_peers(folder: Path) -> str:
-    """A row per model, a column per preset, precision and shape: ms per step, their range over the processes, and memory.
+def _peers(folder: Path) -> tuple[list[Record], list[str], dict[tuple[str, ...], dict[str, Record]]]:
+    """The studies of all versions and peers, the models, and the cells by (preset, precision, shape) and model.
 
-    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status. The models
-    stand in the order of the file that has most.
+    The models stand in the order of the file that has most.
     """
-    studies, cells = [], {}
-    for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
-        studies.append(benchmark.read(path))
-        for cell in studies[-1]["cells"]:
-            column = f"{preset}, {precision}, {cell['batch_size']} x {cell['sequence_length']}"
-            cells.setdefault(column, {})[cell["model"]] = _time_and_memory(cell)
-    names = [name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"]]
-    rows = [[model, *(column.get(model) for column in cells.values())] for model in dict.fromkeys(names)]
-    return table(["model", *cells], rows, *studies)
+    found = find(folder, "peers_{preset}_{precision}.json")
+    studies = [benchmark.read(path) for *_, path in found]
+    models = dict.fromkeys(name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"])
+    cases: dict[tuple[str, ...], dict[str, Record]] = {}
+    for (*case, _), study in zip(found, studies, strict=True):
+        for cell in study["cells"]:
+            shape = f"{cell['batch_size']} x {cell['sequence_length']}"
+            cases.setdefault((*case, shape), {})[cell["model"]] = cell
+    return studies, list(models), cases
 
 
-def _time_and_memory(cell: Record) -> str:
-    if cell["status"] != "ok":
-        return cell["status"]
-    times = [run["step_ms"]["median"] for run in cell["runs"]]
-    held = median(run["reserved_mib"] for run in cell["runs"]) / 1024
-    middle, least, most = map(format_number, (median(times), min(times), max(times)))
-    return f"{middle} ms ({least} to {most}), {held:.2f} GiB"
+def _median_ms(cell: Record) -> float | None:
+    return median(run["step_ms"]["median"] for run in cell["runs"]) if cell["status"] == "ok" else None
+
+
+def versions_and_peers(folder: Path) -> str:
+    """A row per model, a column per preset, precision and shape: ms per step, and how many times faster than the first model.
+
+    The fastest of a column is bold. A case without a time of the first model is only in `versions_and_peers_spread`. A step that
+    was not measured is replaced by its status.
+    """
+    studies, models, cases = _peers(folder)
+    columns = {", ".join(case): found for case, found in cases.items() if models[0] in found and _median_ms(found[models[0]])}
+    rows = []
+    for model in models:
+        row = [_time_and_ratio(model, found, found[models[0]]) if model in found else None for found in columns.values()]
+        rows += [[model, *row]] if any(row) else []
+    return table(["model", *columns], rows, *studies)
+
+
+def _time_and_ratio(model: str, cells: dict[str, Record], reference: Record) -> str:
+    ms, most = _median_ms(cells[model]), _median_ms(reference)
+    if ms is None:
+        return cells[model]["status"]
+    shown = f"{format_number(ms)} ms, {format_number(most / ms)}x"
+    return f"**{shown}**" if ms == min(filter(None, map(_median_ms, cells.values()))) else shown
+
+
+def versions_and_peers_spread(folder: Path) -> str:
+    """A row per preset, precision, shape and model: ms per step, their range over the processes, and memory.
+
+    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status.
+    """
+    studies, models, cases = _peers(folder)
+    rows = []
+    for case, found in cases.items():
+        for model, cell in ((name, found[name]) for name in models if name in found):
+            times = [run["step_ms"]["median"] for run in cell["runs"]]
+            ends = f"{format_number(min(times))} to {format_number(max(times))}" if times else None
+            held = f"{median(run['reserved_mib'] for run in cell['runs']) / 1024:.2f}" if times else None
+            rows.append([*case, model, format_number(_median_ms(cell)) or cell["status"], ends, held])
+    return table(["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"], rows, *studies)
 
 
 def lengths(path: Path) -> str:

@@ -19,7 +19,8 @@ from common import cli
 from common.analysis.comparisons import source_diff
 from common.analysis.reports import kernel_benchmark
 from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, measured, version4
-from common.documents.pictures import Picture, ladder
+from common.documents import pictures as drawings
+from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
@@ -31,14 +32,17 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
     measured.spans, measured.ceilings, measured.efficiency, measured.comparison, measured.rates, measured.trials, measured.curves,
-    measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers, measured.lengths,
-    measured.scaling_over_gpus, compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers,
-    version4.block_fusion, concepts.chip,
+    measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers,
+    measured.versions_and_peers_spread, measured.lengths, measured.scaling_over_gpus, compiled_kernels.compiled,
+    compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
-DRAWN = (ladder, concepts.roofline, concepts.timeline, concepts.causal_tiles)
+DRAWN = (
+    drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
+    concepts.roofline, concepts.timeline, concepts.causal_tiles,
+)  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 
 

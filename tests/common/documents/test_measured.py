@@ -123,14 +123,29 @@ def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):
     ]
 
 
-def test_versions_and_peers_with_their_spread_and_memory(tmp_path):
-    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, captured_bf16=3.0)
-    suite(tmp_path / "peers_small_bf16.json", v4=4.0, liger="failed")
+def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(tmp_path):
+    """The case that lacks the first model is left out, and so is the model that only it has."""
+    suite(tmp_path / "peers_tiny_fp32.json", v4=2.0, hf=9.0)
+    suite(tmp_path / "peers_tiny_bf16.json", v1=8.0, v4=2.0, captured_bf16=3.0)
+    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
     assert cells(measured.versions_and_peers(tmp_path)) == [
         ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
-        ["v4", "2 ms (1.5 to 3), 0.01 GiB", "4 ms (3.5 to 5), 0.01 GiB"],
-        ["captured-bf16", "3 ms (2.5 to 4), 0.01 GiB", ""],
+        ["v1", "8 ms, 1x", "6 ms, 1x"],
+        ["v4", "**2 ms, 4x**", "**4 ms, 1.5x**"],
+        ["captured-bf16", "3 ms, 2.67x", ""],
         ["liger", "", "failed"],
+    ]
+
+
+def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
+    suite(tmp_path / "peers_tiny_fp32.json", v4=2.0)
+    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
+    assert cells(measured.versions_and_peers_spread(tmp_path)) == [
+        ["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"],
+        ["tiny", "fp32", "8 x 128", "v4", "2", "1.5 to 3", "0.01"],
+        ["small", "bf16", "8 x 128", "v1", "6", "5.5 to 7", "0.01"],
+        ["small", "bf16", "8 x 128", "v4", "4", "3.5 to 5", "0.01"],
+        ["small", "bf16", "8 x 128", "liger", "failed", "", ""],
     ]
 
 
@@ -183,6 +198,7 @@ def test_a_step_is_held_against_three_limits(tmp_path):
         ("comparison", "versions"),
         ("captured_steps", "versions"),
         ("versions_and_peers", "versions"),
+        ("versions_and_peers_spread", "versions"),
     ],
 )
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, script):

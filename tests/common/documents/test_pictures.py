@@ -2,12 +2,21 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
+from common.analysis.formulas import footprint
+from common.config import ModelConfig
 from common.documents import pictures, rewrite
 from common.errors import UsageError
+from tests.conftest import ROOT
 from tests.records import benchmark
+from tests.small_traces import event
 
 import pytest
+
+
+def texts(drawn: str) -> set[str]:
+    return {text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def peers(path, **ms: float) -> None:
@@ -27,8 +36,7 @@ def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):
     assert picture.numbers["small, 8 x 128 tokens"] == {"v1": 40.0, "v4": 1.5}
     assert picture.description.endswith("tiny 0.5 ms, small 1.5 ms")
     drawn = picture.drawn()
-    shown = {text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"v1", "v4", "captured-bf16", "20", "0.75", "40", "1.5"} <= shown
+    assert {"v1", "v4", "captured-bf16", "20", "0.75", "40", "1.5"} <= texts(drawn)
 
 
 def test_a_picture_is_out_of_date_when_its_numbers_have_changed(tmp_path):
@@ -54,3 +62,85 @@ def test_a_document_links_its_picture(tmp_path, monkeypatch):
 def test_an_unknown_picture_is_refused_and_the_known_ones_are_named():
     with pytest.raises(UsageError, match="no picture is called lader; there are .*ladder"):
         rewrite.refreshed("<!-- picture: lader results -->\n<!-- /picture -->\n")
+
+
+def test_memory_over_a_step_agrees_with_the_formulas_of_its_two_highest_moments():
+    """The end of the forward pass has all activations and no gradients, the end of the backward pass the opposite."""
+    config, shape = ModelConfig(num_layers=3), (8, 128)
+    areas, kept = pictures.held(config, *shape), footprint.activations(config, *shape, "cuda")
+    totals = [sum(sizes) for sizes in zip(*areas.values(), strict=True)]
+    stays = footprint.states(config)
+    assert len(totals) == 2 * (3 + 2) + 2
+    assert totals[0] == stays["weights"] + stays["adamw"] == pytest.approx(totals[-1])
+    assert totals[5] == pytest.approx(stays["weights"] + stays["adamw"] + kept["total"])
+    assert totals[10] == pytest.approx(stays["total"])
+    assert max(totals) >= footprint.least_peak(config, *shape, "cuda") * (1 - 1e-9)
+    assert areas["scores [B, H, S, S]"][5] == pytest.approx(kept["scores"])
+
+
+def test_the_picture_of_memory_has_the_measured_peak_of_the_first_model(tmp_path):
+    peers(tmp_path / "peers_medium_bf16.json", v1=20.0, v4=0.5)
+    picture = pictures.memory(tmp_path)
+    assert picture.numbers["medium"]["model"] == "v1" and picture.numbers["medium"]["peak"] == 1 / 1024
+    assert {"measured peak", "gradients", "medium, 8 x 128 tokens"} <= texts(picture.drawn())
+    assert "Memory over one training step of v1 in bf16, by formula" in picture.description
+
+
+def kernel_trace(path: Path, layer: list[str], layers: int) -> Path:
+    """One step on a GPU: an embedding, `layers` times the kernels of `layer`, 2 us each, and an optimizer's kernels."""
+    names = ["gather_kernel", *layer * layers, *["multi_tensor_apply"] * 2 * layers]
+    events = [event("user_annotation", "ProfilerStep#0", 0, 1000)]
+    for i, name in enumerate(names):
+        events += [
+            event("cpu_op", "aten::op", 3 * i, 3 * i + 2),
+            event("cuda_runtime", "cudaLaunchKernel", 3 * i, 3 * i + 1, correlation=i),
+            event("kernel", name, 500 + 3 * i, 502 + 3 * i, 0, stream=7, correlation=i),
+        ]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_path):
+    """The optimizer's kernels repeat as well, but none of them is a matrix product."""
+    layer = ["rms_norm_kernel", "nvjet_a", "silu_elementwise", "nvjet_b"]
+    picture = pictures.layer_kernels(
+        kernel_trace(tmp_path / "traces" / "v1_tiny.json", layer, 4),
+        kernel_trace(tmp_path / "traces" / "v4_tiny.json", ["nvjet"], 4),
+    )
+    kinds = ["reductions", "matrix products", "elementwise", "matrix products"]
+    assert picture.numbers["v1"]["layer"] == [(kind, 2.0) for kind in kinds]
+    assert picture.numbers["v1"]["step"] == {"matrix products": 8, "reductions": 4, "elementwise": 12, "copies": 1}
+    assert picture.description.endswith(
+        "v1: 4 in a layer's forward pass, 25 in a step; v4: 1 in a layer's forward pass, 13 in a step"
+    )
+    assert {"v1", "v4", " 4 kernels", " 25", "elementwise"} <= texts(picture.drawn())
+
+
+def test_a_trace_in_which_nothing_repeats_has_no_layer(tmp_path):
+    with pytest.raises(UsageError, match="repeats once for each of 4 layers"):
+        pictures.layer_kernels(kernel_trace(tmp_path / "traces" / "v1_tiny.json", ["nvjet"], 3))
+
+
+def test_fusions_are_switched_on_one_after_another():
+    picture = pictures.fusions(ROOT / "results/h100/v2_ablation_tiny_fp32.json")
+    assert [row[0] for row in picture.numbers] == ["none", "+ QKV", "+ flash", "+ SwiGLU", "+ compile"]
+    assert [row[1] for row in picture.numbers] == [546, 510, 446, 422, 177]
+    assert {"+ compile", "177", "5.81"} <= texts(picture.drawn())
+
+
+def test_rates_of_kernels_are_those_of_the_largest_shape():
+    picture = pictures.kernel_rates(ROOT / "results/h100/kernels_memory.json")
+    assert list(picture.numbers) == ["rms_norm", "add_rms_norm", "apply_rope", "swiglu"]
+    assert list(picture.numbers["swiglu"])[-1] == "kernel"
+    assert picture.numbers["rms_norm"]["kernel"] == 95.5  # as the table of version3_triton/README.md shows it
+    assert "4 x 8192 tokens, D = 4,096" in picture.description
+
+
+def test_the_spans_of_a_step_add_up_to_its_time():
+    picture = pictures.step_spans(ROOT / "results/cpu", ROOT / "results/h100")
+    assert len(picture.numbers) == 5
+    assert all(sum(shares.values()) == pytest.approx(100, abs=0.5) for shares in picture.numbers.values())
+    tiny = picture.numbers["tiny, NVIDIA H100 80GB HBM3"]
+    assert (tiny["attention"], tiny[pictures.IDLE]) == (3.7, 92.1)  # as the table of version1_pytorch_baseline/README.md has them
+    assert {"attention", "92", pictures.IDLE} <= texts(picture.drawn())
