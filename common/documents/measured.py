@@ -395,3 +395,22 @@ def scaling_over_gpus(folder: Path) -> str:
     columns += ["efficiency on paper (a model), %", "error of its step time, %"]
     notes = dict.fromkeys(scaling.multicast(study) for study in studies)
     return f"{table(columns, rows, *studies)}\n{' '.join(notes)}\n"
+
+
+def weak_scaling(folder: Path) -> str:
+    """A row per preset, version and form, a column per number of GPUs: step time and efficiency, if each GPU keeps its batch."""
+    found: dict[tuple, dict[int, str]] = {}
+    studies = []
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        studies.append(scaling.read(path))
+        for row in scaling.results(studies[-1]):
+            if row["scaling"] == "weak" and row["ms"]:
+                time = tables.format_time(row["ms"])
+                for form in [row["parallel"]] if row["parallel"] else studies[-1]["forms"]:
+                    cells = found.setdefault((preset, precision, row["model"], form), {})
+                    cells[row["processes"]] = time if row["processes"] == 1 else f"{time}, {100 * row['efficiency']:.0f}%"
+    found = {key: cells for key, cells in found.items() if len(cells) > 1}
+    counts = sorted({count for cells in found.values() for count in cells})
+    columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
+    rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]
+    return table(columns, rows, *studies)

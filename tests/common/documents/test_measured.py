@@ -219,3 +219,7 @@ def test_scaling_over_gpus_has_a_row_for_each_measured_cell_and_says_whether_mul
     assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
     with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
         measured.scaling_over_gpus(tmp_path / "none")
+
+    header, *rows = cells(TABLES["weak_scaling"](tmp_path))
+    assert header == ["preset", "precision", "version", "form", "1 GPU", "2 GPUs"]
+    assert rows == [["large", "bf16", "v1", "ddp", "8 ms", "10 ms, 80%"]]
