@@ -25,14 +25,12 @@ from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.block_fusion import fused_blocks
-from version4_ultra_fused.kernels.gradients import Gradients, products_dtype, store, working
+from version4_ultra_fused.kernels.gradients import Gradients, backward_of, products_dtype, store, working
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import torch
-import torch.nn as nn
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
 CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
 SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
@@ -53,10 +51,11 @@ class AttentionFunction(torch.autograd.Function):
             qkv = kernels.qkv_rope(y, working(attn.qkv_proj.weight, dtype), model.cos, model.sin, length, turned)
             heads = CausalAttention(qkv, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
             ctx.saved, ctx.block, ctx.model = (x, y, rstd, heads), block, model
-            return x, heads.out @ working(attn.o_proj.weight, dtype).T
+            with span("output_projection"):
+                return x, heads.out @ working(attn.o_proj.weight, dtype).T
 
     @staticmethod
-    @once_differentiable
+    @backward_of("attention")
     def backward(ctx, dx: Tensor, dbranch: Tensor):
         (x, y, rstd, heads), attn, model, ctx.saved = ctx.saved, ctx.block.self_attn, ctx.model, None
         model.gradients.matrix(attn.o_proj.weight, dbranch, heads.out)
@@ -79,10 +78,11 @@ class FeedForwardFunction(torch.autograd.Function):
         with span("mlp"):
             gate_up, activated = kernels.gate_up_swiglu(y, working(mlp.gate_up_proj.weight, dtype))  # [N, 2 F], [N, F]
             ctx.saved, ctx.block, ctx.model = (x, y, rstd, gate_up, activated), block, model
-            return x, activated @ working(mlp.down_proj.weight, dtype).T
+            with span("down"):
+                return x, activated @ working(mlp.down_proj.weight, dtype).T
 
     @staticmethod
-    @once_differentiable
+    @backward_of("mlp")
     def backward(ctx, dx: Tensor, dbranch: Tensor):
         (x, y, rstd, gate_up, activated), mlp, model, ctx.saved = ctx.saved, ctx.block.mlp, ctx.model, None
         model.gradients.matrix(mlp.down_proj.weight, dbranch, activated)
@@ -133,7 +133,7 @@ class EmbeddingFunction(torch.autograd.Function):
         return weight.index_select(0, ids)
 
     @staticmethod
-    @once_differentiable
+    @backward_of("embed")
     def backward(ctx, dx: Tensor):
         weight, (ids, order) = ctx.model.embed_tokens.weight, ctx.sorted
         ctx.model.gradients.later(
@@ -154,7 +154,7 @@ class LossFunction(torch.autograd.Function):
         return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
 
     @staticmethod
-    @once_differentiable
+    @backward_of("loss")
     def backward(ctx, dloss: Tensor):
         (total, y, rstd, dlogits), model, ctx.saved = ctx.saved, ctx.model, None
         if dloss.data_ptr() != model.one.data_ptr():  # a training step passes `model.one`, which changes nothing

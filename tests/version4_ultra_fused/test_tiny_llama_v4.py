@@ -6,6 +6,7 @@ Without a GPU the kernels run in Triton's interpreter where a test asks for them
 import json
 
 from common import device as devices
+from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.precision import Precision
 from tests import models
@@ -162,6 +163,22 @@ def test_a_kernel_a_block_needs_a_gpu(no_kernels):
 @pytest.mark.parametrize("flags", [("--use-amp",), ("--no-capture-step", "--disable-all-fusion"), ("--time-phases",)])
 def test_its_flags_run(execute, no_kernels, flags):
     assert "completed, 3 of 3 steps" in execute(SCRIPT, *QUICK, *flags).out
+
+
+def test_products_of_both_passes_have_the_spans_of_their_layer(execute, no_kernels, tmp_path):
+    """The backward pass is written by hand, so it opens its spans itself."""
+    execute(SCRIPT, *TINY, "--num-steps", 5, "--enable-pytorch-profiler", "--profile-dir", "profiles", "--profile-steps", 1)
+    (path,) = (tmp_path / "profiles").glob("trace_*.json*")
+    operators = chrome_trace.load(path).operators
+    products = operators[operators.name.isin(["aten::mm", "aten::bmm", "aten::addmm"])]
+    assert {*products[products.phase == "forward"].span} == {*products[products.phase == "backward"].span} == {
+        "attention", "mlp", "loss"
+    }  # fmt: skip
+    forward = products[(products.phase == "forward") & (products.span != "loss")]
+    assert {*zip(forward.span, forward.detail, strict=True)} == {
+        ("attention", "qkv_projection"), ("attention", "output_projection"), ("mlp", "gate_up"), ("mlp", "down")
+    }  # fmt: skip
+    assert {"norm", "embed"} <= {*operators[operators.phase == "backward"].span}
 
 
 @needs_interpreter

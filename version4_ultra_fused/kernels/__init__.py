@@ -7,6 +7,7 @@ A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operati
 import functools
 from collections.abc import Callable
 
+from common.spans import span
 from version3_triton.kernels import HAS_TRITON, missing
 from version4_ultra_fused.kernels import reference
 
@@ -39,6 +40,5 @@ def _operation(name: str) -> Callable:
 add_norm, add_norm_backward, sum_parts, cross_entropy, add_embedding_gradient, adamw = map(
     _operation, ("add_norm", "add_norm_backward", "sum_parts", "cross_entropy", "add_embedding_gradient", "adamw")
 )
-qkv_rope, turn_back, gate_up_swiglu, swiglu_backward = map(
-    _operation, ("qkv_rope", "turn_back", "gate_up_swiglu", "swiglu_backward")
-)
+qkv_rope, gate_up_swiglu = span("qkv_projection")(_operation("qkv_rope")), span("gate_up")(_operation("gate_up_swiglu"))
+turn_back, swiglu_backward = map(_operation, ("turn_back", "swiglu_backward"))

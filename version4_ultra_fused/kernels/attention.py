@@ -18,6 +18,7 @@ give the same bits.
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from common.spans import span
 from version3_triton.kernels import HAS_TRITON, INTERPRETED, missing, reference
 from version4_ultra_fused import kernels
 
@@ -63,6 +64,7 @@ class CausalAttention:
         exact: take kernels that repeat bit for bit, at any length.
     """
 
+    @span("attention_core")
     def __init__(self, qkv: Tensor, cos: Tensor, sin: Tensor, length: int, heads: tuple[int, int, int], exact: bool) -> None:
         self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
         split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
@@ -79,6 +81,7 @@ class CausalAttention:
             self.graph = (flash_attention if own else reference).attention(*self.inputs)  # [B, H, S, Dh]
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
+    @span("attention_core")
     def gradient(self, dout: Tensor) -> Tensor:
         """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`."""
         if self.short:

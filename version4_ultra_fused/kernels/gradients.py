@@ -9,10 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from common.spans import span
 from version4_ultra_fused import kernels
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def backward_of(name: str) -> Callable[[Callable], Callable]:
+    """Decorates the backward pass of an autograd.Function: it runs in the span `name`, and cannot be differentiated again."""
+    return lambda backward: once_differentiable(span(name)(backward))
 
 
 def working(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
@@ -111,6 +118,7 @@ class Gradients:
         """Writes dy^T x, for a product x W^T."""
         self.later(lambda: store(weight, product(dy, x)), dy, x)
 
+    @span("norm")
     def norm(
         self, weight: nn.Parameter, dy: Tensor, dx: Tensor | None, x: Tensor, rstd: Tensor, branch: bool = True
     ) -> tuple[Tensor, Tensor | None]:
