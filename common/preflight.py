@@ -255,8 +255,8 @@ def gpu(device: torch.device) -> Check:
     if built_for == vendor():
         mend = "check driver, permissions, and the variables CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES"
         return Check("GPU", found, without, mend)
-    build = "rocmX.Y, of your ROCm" if vendor() == "amd" else "cu130, or an older one for an older driver"
-    mend = f"this torch is built for {built_for or 'CPUs'}: run `make clean`, then `make setup` with TORCH_BUILD={build}"
+    build = "TORCH_BUILD=rocmX.Y, your ROCm" if vendor() == "amd" else "TORCH_BUILD=cu126 where the driver is old"
+    mend = f"this torch is built for {built_for or 'CPUs'}: run `make clean`, then `make setup`, with {build}"
     return Check("GPU", found, without, mend)
 
 
@@ -339,15 +339,13 @@ def processes(device: torch.device) -> Check:
     return Check("processes", f"gloo works, {os.cpu_count()} CPU cores")
 
 
-def port(number: int, user: str) -> Check:
+def port(number: int, user: str, flag: str) -> Check:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", number))
         except OSError as error:
-            return Check(
-                f"port {number}", first_line(error.strerror), f"{user} can't take it", f"give {user} another one with --port"
-            )
+            return Check(f"port {number}", first_line(error.strerror), f"{user} can't take it", f"give {user} another {flag}")
     return Check(f"port {number}", f"free for {user}")
 
 
@@ -394,8 +392,8 @@ def checks(device: torch.device) -> Iterator[Check]:
         yield permissions(device) if maker == "amd" else counters()
     for check in (processes, disk, memory, variables):
         yield check(device)
-    yield port(TENSORBOARD_PORT, "tensorboard")
-    yield port(TORCHRUN_PORT, "torchrun")
+    yield port(TENSORBOARD_PORT, "tensorboard", "--port")
+    yield port(TORCHRUN_PORT, "torchrun", "--master-port")
 
 
 def parts(found: Sequence[Check]) -> dict[str, tuple[str, list[str]]]:

@@ -116,10 +116,10 @@ def test_the_version_of_torch(monkeypatch, version, fits):
     [
         ("Linux", "", None, "nothing has to be done"),
         ("Darwin", "", None, "nothing has to be done"),
-        ("Linux", "amd", None, "built for CPUs: run `make clean`, then `make setup` with TORCH_BUILD=rocm"),
-        ("Linux", "amd", "cuda", "built for nvidia: run `make clean`, then `make setup` with TORCH_BUILD=rocm"),
+        ("Linux", "amd", None, "built for CPUs: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
+        ("Linux", "amd", "cuda", "built for nvidia: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
         ("Linux", "amd", "hip", "check driver, permissions, and the variables"),
-        ("Linux", "nvidia", None, "TORCH_BUILD=cu130"),
+        ("Linux", "nvidia", None, "run `make clean`, then `make setup`"),
         ("Linux", "nvidia", "cuda", "check driver, permissions, and the variables"),
     ],
 )
@@ -228,9 +228,9 @@ def test_a_port_that_is_taken():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        check = preflight.port(number, "tensorboard")
+        check = preflight.port(number, "tensorboard", "--port")
     assert not check.ok and check.name == f"port {number}" and "--port" in check.mend
-    assert preflight.port(number, "tensorboard").ok
+    assert preflight.port(number, "tensorboard", "--port").ok
 
 
 def test_room_on_disk_and_in_memory(monkeypatch):
