@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from common.files import read_json
-from tests.conftest import ROOT, TINY, V1
+from tests.conftest import ROOT, TINY, V1, cells
 
 import pytest
 
@@ -96,6 +97,27 @@ def test_without_a_repository_it_is_cloned(tmp_path):
     setup = CODE[0].replace('REPOSITORY = ""', f"REPOSITORY = {f'file://{source}'!r}")
     for _ in range(2):  # the second time it is there
         assert in_a_process([setup], folder).stdout == f"repository: {folder / 'tiny-llama-workshop'}\n"
+
+
+@pytest.mark.parametrize("made, complete, installs", [(False, False, True), (False, True, False), (True, False, False)])
+def test_packages_are_installed_only_where_there_is_no_environment(tmp_path, made, complete, installs):
+    environment = tmp_path / ".venv/bin/python"
+    if made:
+        environment.parent.mkdir(parents=True)
+        environment.touch()
+    calls = []
+    packages = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: complete or name != "tokenizers"))
+    shell = SimpleNamespace(run=lambda command, check: calls.append(command))
+    space = {"ROOT": tmp_path, "sys": sys, "importlib": packages, "subprocess": shell}
+    exec(CODE[1], space)
+    assert space["PYTHON"] == (str(environment) if made else sys.executable)
+    assert calls == [[sys.executable, "-m", "pip", "install", "--quiet", "--editable", str(tmp_path)]] * installs
+
+
+def test_measured_shares_are_those_of_the_table():
+    table = (V1 / "README.md").read_text(encoding="utf-8").partition("<!-- table: spans")[2].partition("<!-- /table")[0]
+    quoted = re.findall(r"([\d.]+)%", TEXT)
+    assert quoted and set(quoted) <= {cell for row in cells(table) for cell in row}
 
 
 def test_it_is_stored_without_what_a_run_left():
