@@ -47,23 +47,18 @@ OPTIONAL = {
     "jax": "the JAX half of the profiling lab is skipped",
 }
 INSTALLED_BY = {"jax": 'run `pip install "jax[cpu]"` if you want it (optional)'}
-TOOLS = {  # of each vendor: the commands, and what does not work without them
+TOOLS = {  # of each vendor: the commands, what does not work without them, and what to install
     "amd": {
-        "amd-smi": "sample_gpu.py needs rocm-smi in its place",
-        "rocprofv3": "no times of kernels from AMD's profiler",
-        "rocprof-sys-run": "no timeline from AMD's profiler",
-        "rocprof-compute": "no counters and no roofline from AMD's profiler",
+        "amd-smi": ("sample_gpu.py needs rocm-smi in its place", "amd-smi-lib"),
+        "rocprofv3": ("AMD's profiler gives no times of kernels", "rocprofiler-sdk"),
+        "rocprof-sys-run": ("AMD's profiler gives no timeline", "rocprofiler-systems"),
+        "rocprof-compute": ("AMD's profiler gives no counters and no roofline", "rocprofiler-compute"),
     },
     "nvidia": {
-        "nvidia-smi": "sample_gpu.py has nothing to ask",
-        "nsys": "no timeline from NVIDIA's profiler",
-        "ncu": "no counters from NVIDIA's profiler",
+        "nvidia-smi": ("sample_gpu.py has nothing to ask", "NVIDIA's driver"),
+        "nsys": ("NVIDIA's profiler gives no timeline", "Nsight Systems"),
+        "ncu": ("NVIDIA's profiler gives no counters", "Nsight Compute"),
     },
-}
-INSTALLED_WITH = {
-    "amd": "load or install the ROCm profilers (rocprofiler-sdk, rocprofiler-systems, rocprofiler-compute, amd-smi-lib), and put "
-    "/opt/rocm/bin on PATH",
-    "nvidia": "load or install the CUDA toolkit with Nsight Systems and Nsight Compute, and put its bin folder on PATH",
 }
 # Variables that make a run slower than the machine is, or keep it from parts of the machine.
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_LOG_LEVEL", "TRITON_INTERPRET", "TORCHDYNAMO_DISABLE",
@@ -270,15 +265,14 @@ def gpu_memory(device: torch.device) -> Check:
 
 
 def tool(maker: str, name: str) -> Check:
-    path = shutil.which(name)
+    path, (without, package) = shutil.which(name), TOOLS[maker][name]
     if not path:
-        return Check(name, "not on PATH", TOOLS[maker][name], INSTALLED_WITH[maker])
+        mend = f"install {package} or load its module, and put its folder on PATH"
+        return Check(name, "not on PATH", without, mend)
     if name in sample_gpu.TOOLS:
         gpus = len(sample_gpu.read(name))
         if not gpus:
-            return Check(
-                name, f"{path} reports no GPU", TOOLS[maker][name], "check that the driver is loaded and matches the tool"
-            )
+            return Check(name, f"{path} reports no GPU", without, "check that the driver is loaded and matches the tool")
         return Check(name, f"{path}, reports {gpus} GPU{'s' * (gpus > 1)}")
     return Check(name, path)
 
