@@ -8,11 +8,14 @@ STAMP := .venv/set-up
 # Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
 PRESET ?= tiny
 
-.PHONY: help setup train compare test test-slow docs slides lint clean
+.PHONY: help setup preflight train compare test test-slow docs slides lint clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make the environment .venv, once
+
+preflight: $(STAMP) ## set up, then check what this machine can do for each part (JSON=FILE.json: also as a file)
+	.venv/bin/python -m common.preflight $(JSON:%=--json %)
 
 train: $(STAMP) ## set up, then train Version 1 at the default configuration
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py

@@ -114,6 +114,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
 
 
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that no process holds, and all of its bytes."""
+    return torch.cuda.mem_get_info(device)
+
+
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None

@@ -1,4 +1,4 @@
-"""The batch script of Slurm, with stand-ins for Slurm's commands."""
+"""The batch scripts of Slurm, with stand-ins for Slurm's commands."""
 
 import os
 import subprocess
@@ -6,18 +6,19 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+import pytest
 from torch.distributed.run import get_args_parser
 
-SCRIPT = ROOT / "slurm/train.sbatch"
+SCRIPT, ONE_GPU = ROOT / "slurm/train.sbatch", ROOT / "slurm/one_gpu.sbatch"
 JOB = {"SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[3-4]"}
 
 
-def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def submit(folder: Path, *arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess:
     for name, says in (("scontrol", 'printf "node3\\nnode4\\n"'), ("srun", 'printf "%s\\n" "$@"')):
         (folder / name).write_text(f"#!/bin/sh\n{says}\n")
         (folder / name).chmod(0o755)
     environment = os.environ | JOB | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    return subprocess.run(["bash", str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
+    return subprocess.run(["bash", str(script), *arguments], capture_output=True, text=True, env=environment)
 
 
 def test_torchrun_is_started_once_a_node_and_gets_the_script_and_its_flags(tmp_path):
@@ -29,6 +30,14 @@ def test_torchrun_is_started_once_a_node_and_gets_the_script_and_its_flags(tmp_p
     assert own.training_script_args == ["--parallel", "fsdp", "--metrics-out", "a name.json"]
 
 
-def test_without_a_script_it_says_how_it_is_used(tmp_path):
-    done = submit(tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "slurm/train.sbatch SCRIPT" in done.stderr
+@pytest.mark.parametrize("script", [SCRIPT, ONE_GPU], ids=lambda path: path.name)
+def test_without_a_script_it_says_how_it_is_used(tmp_path, script):
+    done = submit(tmp_path, script=script)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"slurm/{script.name} SCRIPT" in done.stderr
+
+
+@pytest.mark.parametrize("name, interpreter", [("tiny_llama_v1.py", "python"), ("run_all_profilers.sh", "bash")])
+def test_one_attendee_gets_one_gpu(tmp_path, name, interpreter):
+    flags = submit(tmp_path, name, "--metrics-out", "a name.json", script=ONE_GPU).stdout.splitlines()
+    assert flags[flags.index("--gpus") + 1] == "1"
+    assert flags[-4:] == [interpreter, name, "--metrics-out", "a name.json"]

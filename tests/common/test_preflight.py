@@ -1,0 +1,293 @@
+"""Preflight on machines of all kinds, made of stand-ins: what it finds, what it says of what is missing, and the exit code."""
+
+import importlib.util
+import os
+import platform
+import socket
+import sys
+from collections import namedtuple
+
+from common import cli, data, preflight
+from common.errors import UsageError
+from common.files import read_json
+from common.preflight import Check
+from tests.conftest import needs_interpreter
+from tests.stand_ins import Machine
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Machine:
+    """A CPU without driver, tools and caches of compilers; compilers answer at once."""
+    result = Machine(tmp_path)
+    monkeypatch.setenv("PATH", str(result.bin))
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for name in ("KFD", "RENDER_NODES", "NVIDIA_PARAMETERS", "STATUS"):
+        monkeypatch.setattr(preflight, name, tmp_path / name)
+    monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: None)
+    monkeypatch.setattr(preflight, "triton", lambda _: Check("triton", "3.7.1"))
+    monkeypatch.setattr(preflight, "text", lambda _: Check("text", "1,000 tokens"))
+    for name in preflight.SLOWING:
+        monkeypatch.delenv(name, raising=False)
+    return result
+
+
+def flight(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["preflight", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.command(preflight.main)
+    return ended.value.code
+
+
+def test_a_laptop_is_ready_for_version_1(machine, monkeypatch, capsys, tmp_path):
+    assert flight(monkeypatch, "--json", tmp_path / "preflight.json") == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith("\nVersion 1 can be run\n")
+    found = read_json(tmp_path / "preflight.json", preflight.SCHEMA)
+    states = {row["part"]: row["state"] for row in found["parts"]}
+    assert states.keys() == preflight.PARTS.keys() and states["V1"] != "not" and states["V3"] == "limited"
+    lines = printed.splitlines()
+    for check in found["checks"]:
+        [line] = [line for line in lines if line.split()[1 : 1 + len(check["name"].split())] == check["name"].split()][:1]
+        assert line.split()[0] == ("ok" if check["ok"] else "missing")
+        assert check["ok"] == (not check["without"]) == (not check["mend"])
+
+
+def test_without_a_package_version_1_is_not_ready(machine, monkeypatch, capsys):
+    real = preflight.version_of
+    monkeypatch.setattr(preflight, "version_of", lambda name: None if name == "tokenizers" else real(name))
+    assert flight(monkeypatch) == 1
+    printed = capsys.readouterr().out
+    assert "missing  packages         no tokenizers; then no script runs; to mend it: run `make setup`" in printed
+    assert printed.endswith("Version 1 can't be run: mend what is missing for it first\n")
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_any_check(machine, monkeypatch, capsys):
+    assert flight(monkeypatch, "--json", machine.script / "preflight.json") == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("maker", ["amd", "nvidia"])
+def test_each_part_names_checks_that_exist(machine, monkeypatch, maker):
+    monkeypatch.setattr(preflight, "vendor", lambda: maker)
+    known = {check.name for check in preflight.checks(CPU)} | {"GPU memory", "permissions", "counters"}
+    known |= {name for tools in preflight.TOOLS.values() for name in tools}
+    assert {name for needed, wanted in preflight.PARTS.values() for name in (*needed, *wanted)} <= known
+
+
+@pytest.mark.parametrize(
+    "missing, expected",
+    [
+        ([], dict.fromkeys(preflight.PARTS, "ready")),
+        (["training"], dict.fromkeys(preflight.PARTS, "not")),
+        (["torch"], dict.fromkeys(preflight.PARTS, "limited")),
+        (["triton"], {"V1": "ready", "V2": "ready", "V3": "not", "V4": "not", "performance debugging": "limited"}),
+        (["processes"], {"V1": "ready", "several processes": "not"}),
+        (["ncu"], {"V1": "ready", "vendor profilers": "limited"}),
+    ],
+)
+def test_what_a_part_needs_and_what_limits_it(missing, expected):
+    states = preflight.parts([Check("disk", "there"), *(Check(name, "gone", "it fails", "buy one") for name in missing)])
+    assert expected.items() <= {name: state for name, (state, _) in states.items()}.items()
+    assert all(lacks == [name for name in missing if state != "ready"] for state, lacks in states.values())
+
+
+@pytest.mark.parametrize(
+    "version, fits", [("2.10.1", False), ("2.11.0a0+git1234567", True), ("2.15.0+rocm7.2", True), ("2.16.0", False)]
+)
+def test_the_version_of_torch(monkeypatch, version, fits):
+    monkeypatch.setattr(torch, "__version__", version)
+    check = preflight.pytorch(CPU)
+    assert check.ok == fits and version in check.found
+
+
+# --------------------------------------------------------------------------------------------------- why there is no GPU
+
+
+@pytest.mark.parametrize(
+    "system, present, build, mend",
+    [
+        ("Linux", "", None, "nothing has to be done"),
+        ("Darwin", "", None, "nothing has to be done"),
+        ("Linux", "amd", None, "built for CPUs: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
+        ("Linux", "amd", "cuda", "built for nvidia: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
+        ("Linux", "amd", "hip", "check driver, permissions, and the variables"),
+        ("Linux", "nvidia", None, "run `make clean`, then `make setup`"),
+        ("Linux", "nvidia", "cuda", "check driver, permissions, and the variables"),
+    ],
+)
+def test_a_gpu_that_pytorch_does_not_see(machine, monkeypatch, system, present, build, mend):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    if present == "amd":
+        preflight.KFD.touch()
+    elif present:
+        machine.tools("nvidia-smi")
+    if build:
+        monkeypatch.setattr(torch.version, build, "7.2")
+    check = preflight.gpu(CPU)
+    assert not check.ok and mend in check.mend
+
+
+def test_a_device_that_computes_nothing():
+    check = preflight.training(torch.device("meta"))
+    assert not check.ok and "no version trains" in check.without
+    assert preflight.training(CPU).ok
+
+
+def test_a_gpu_that_others_use(monkeypatch):
+    monkeypatch.setattr(preflight.devices, "free_memory", lambda _: (70 * 2**30, 80 * 2**30))
+    assert preflight.gpu_memory(CPU).ok
+    monkeypatch.setattr(preflight.devices, "free_memory", lambda _: (30 * 2**30, 80 * 2**30))
+    check = preflight.gpu_memory(CPU)
+    assert check.found == "30.0 of 80.0 GiB free" and "CUDA_VISIBLE_DEVICES" in check.mend
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_profiler_that_sees_no_kernels(monkeypatch):
+    assert preflight.profiler(CPU).found == "torch.profiler sees operators"
+    monkeypatch.setattr(preflight.devices, "is_gpu", lambda _: True)
+    monkeypatch.setattr(preflight.devices, "synchronize", lambda _: None)
+    assert preflight.profiler(CPU).found == "torch.profiler sees no kernels"
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_described_and_its_kernels_are_seen():
+    device = torch.device("cuda")
+    assert preflight.gpu(device).ok and "GiB free" in preflight.gpu_memory(device).found
+    assert preflight.profiler(device).found == "torch.profiler sees kernels"
+
+
+# ------------------------------------------------------------------------------------------------- tools and permissions
+
+
+def test_tools_that_are_there_and_tools_that_are_not(machine):
+    machine.command("nsys", "true")
+    machine.command("nvidia-smi", "/bin/echo 0, 87, 412.31, 20480, 1980, 2619")
+    assert preflight.tool("nvidia", "nsys") == Check("nsys", str(machine.bin / "nsys"))
+    assert preflight.tool("nvidia", "nvidia-smi").found.endswith("reports 1 GPU")
+    missing = preflight.tool("amd", "rocprofv3")
+    assert not missing.ok and "rocprofiler-sdk" in missing.mend
+    machine.command("nvidia-smi", "false")
+    assert preflight.tool("nvidia", "nvidia-smi").found.endswith("reports no GPU")
+
+
+def test_the_tools_of_the_vendor_are_asked_for(machine):
+    preflight.KFD.touch()
+    amd = {check.name for check in preflight.checks(CPU)}
+    preflight.KFD.unlink()
+    preflight.NVIDIA_PARAMETERS.touch()
+    nvidia = {check.name for check in preflight.checks(CPU)}
+    assert amd - nvidia == {*preflight.TOOLS["amd"], "permissions"}
+    assert nvidia - amd == {*preflight.TOOLS["nvidia"], "counters"}
+
+
+def test_device_files_of_an_amd_gpu(machine, monkeypatch):
+    assert "there is no " in preflight.permissions(CPU).found
+    preflight.KFD.touch()
+    preflight.RENDER_NODES.mkdir()
+    node = preflight.RENDER_NODES / "renderD128"
+    node.touch()
+    assert preflight.permissions(CPU).ok
+
+    monkeypatch.setattr(os, "access", lambda path, mode: path != node)
+    closed = preflight.permissions(CPU)
+    assert closed.found.startswith(f"{node} is closed") and f"--group-add {node.stat().st_gid}" in closed.mend
+    monkeypatch.setattr(preflight.devices, "is_gpu", lambda _: True)  # WSL has no /dev/kfd
+    assert preflight.permissions(CPU).ok
+
+
+@pytest.mark.parametrize(
+    "restricted, capabilities, allowed",
+    [
+        (1, "0000000000000000", False),
+        (1, "000001ffffffffff", True),
+        (1, "00000000a80425fb", False),
+        (0, "0000000000000000", True),
+    ],
+)
+def test_who_may_read_counters(machine, restricted, capabilities, allowed):
+    """root in a container has the third set of capabilities, which lacks CAP_SYS_ADMIN."""
+    preflight.NVIDIA_PARAMETERS.write_text(f"ResmanDebugLevel: 1\nRmProfilingAdminOnly: {restricted}\n")
+    preflight.STATUS.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    check = preflight.counters()
+    assert check.ok == allowed and (allowed or "ERR_NVGPUCTRPERM" in check.without)
+
+
+# --------------------------------------------------------------------------------------------------- the machine itself
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        check = preflight.port(number, "tensorboard", "--port")
+    assert not check.ok and check.name == f"port {number}" and "--port" in check.mend
+    assert preflight.port(number, "tensorboard", "--port").ok
+
+
+def test_room_on_disk_and_in_memory(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    for gib, enough in ((0.5, False), (50, True)):
+        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, gib=gib: usage(0, 0, gib * 2**30))
+        monkeypatch.setattr(preflight.devices, "describe", lambda _, gib=gib: {"memory_mib": gib * 1024})
+        assert (preflight.disk(CPU).ok, preflight.memory(CPU).ok) == (enough, enough)
+
+
+def test_a_variable_that_slows_a_run(machine, monkeypatch):
+    assert preflight.variables(CPU).ok
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert preflight.variables(CPU).found == "CUDA_LAUNCH_BLOCKING=1"
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert preflight.variables(CPU).ok
+
+
+def test_gloo_works_or_its_error_is_shown(monkeypatch):
+    assert preflight.processes(CPU).ok and not torch.distributed.is_initialized()
+
+    def fails(*_, **__):
+        raise RuntimeError("Unable to find address for: lo\nmore")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", fails)
+    check = preflight.processes(CPU)
+    assert check.found == "Unable to find address for: lo" and "GLOO_SOCKET_IFNAME" in check.mend
+
+
+def test_the_text_is_prepared_or_the_cache_is_named(monkeypatch, tmp_path):
+    prepared = data.Dataset("stdlib", data.markov(300, 0).tokens[:1000], "0" * 64, tokenizer=tmp_path / "tokenizer.json")
+    monkeypatch.setattr(data, "load", lambda *_, **__: prepared)
+    assert preflight.text(CPU).found == f"1,000 tokens in {tmp_path}"
+
+    def refuses(*_, **__):
+        raise UsageError("neither a nor b can be written to")
+
+    monkeypatch.setattr(data, "load", refuses)
+    assert "--data synthetic" in preflight.text(CPU).without
+
+
+def test_a_compiler_that_is_missing(monkeypatch):
+    monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: "torch.compile does not work here: no g++")
+    assert not preflight.compiler(CPU).ok and "g++" in preflight.compiler(CPU).mend
+
+
+@needs_interpreter
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+def test_triton_interprets_a_kernel_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check = preflight.triton(CPU)
+    assert check.ok and "interprets" in check.found, check
+
+
+def test_triton_that_fails_or_is_not_there(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "false")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    assert not preflight.triton(CPU).ok
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert preflight.triton(CPU).found == "not installed" and "WSL" in preflight.triton(CPU).mend
