@@ -83,10 +83,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
+def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
-    The function must not wait for the GPU. What it reads and writes stays where it was while the graph was captured.
+    The function must not wait for the GPU. What it reads and writes stays where it was while the graph was captured. With
+    `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -95,7 +96,7 @@ def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], No
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local" if collectives else "global"):
         for _ in range(times):
             work()
     return graph.replay

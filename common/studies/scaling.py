@@ -428,19 +428,9 @@ def main() -> None:
 
 def _repeated(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """Does it REPEATED times; on a GPU as one graph, because the host launches slower than a small message passes a link."""
-
-    def several() -> None:
-        for _ in range(REPEATED):
-            work()
-
-    if not devices.is_gpu(device):
-        return several
-    several()  # makes the connections
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        several()
-    return graph.replay
+    if devices.is_gpu(device):
+        return devices.capture_graph(work, REPEATED, collectives=True)
+    return lambda: [work() for _ in range(REPEATED)]
 
 
 # ----------------------------------------------------------------------------------------------------------- tabulating
