@@ -90,7 +90,12 @@ class Split(TypedDict):
 
 def find(folder: Path) -> list[Path]:
     """The traces of a job in a folder that holds no others, in the order of the ranks."""
-    return sorted(folder.glob("trace_*.json"), key=lambda path: int((re.match(r"trace_rank(\d+)_", path.name) or [0, 0])[1]))
+    return sorted(folder.glob("trace_*.json"), key=rank_of)
+
+
+def rank_of(path: Path) -> int:
+    """The rank that wrote a trace, by its name."""
+    return int((re.match(r"trace_rank(\d+)_", path.name) or [0, 0])[1])
 
 
 def kind(name: str) -> str:
