@@ -42,7 +42,7 @@ TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughp
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
-    concepts.roofline, concepts.timeline, concepts.causal_tiles,
+    concepts.roofline, concepts.timeline, concepts.causal_tiles, version4.scaling_efficiency,
 )  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 

@@ -1,14 +1,20 @@
-"""Tables of Version 4's comparisons, from the files that benchmark_levers.py and benchmark_block_fusion.py write."""
+"""Tables and a picture of Version 4's comparisons: of levers, of the block in one kernel, and of several GPUs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from common.analysis.output import plots
 from common.analysis.profiles import run_record
-from common.documents.measured import table
+from common.documents.measured import find, table
+from common.documents.pictures import Picture
 from common.files import read
+from common.studies import benchmark, scaling
 
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Way(TypedDict):
@@ -71,3 +77,39 @@ def block_fusion(path: Path) -> str:
         rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
     header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
     return table(header, rows, measured)
+
+
+def scaling_efficiency(folder: Path) -> Picture:
+    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        study = scaling.read(path)
+        panel = panels.setdefault(f"{preset}, {precision}", {})
+        for row in scaling.results(study):
+            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
+                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
+                line[row["processes"]] = round(100 * row["efficiency"], 1)
+    device = study["device"]["name"]
+    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
+    said = [
+        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
+        for title, panel in panels.items()
+    ]
+    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            for number, (name, points) in enumerate(panel.items()):
+                style = {"color": benchmark.COLOURS[number % 7], "marker": benchmark.MARKERS[number % 7]}
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **style)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
+            axes.spines[["top", "right"]].set_visible(False)
+        handles = axes.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", fontsize=8)
+        return figure
+
+    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

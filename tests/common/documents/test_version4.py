@@ -4,7 +4,7 @@ import json
 
 from common.documents import version4
 from common.errors import UsageError
-from tests.records import record
+from tests.records import record, scaling
 
 import pytest
 
@@ -51,3 +51,13 @@ def test_another_file_is_refused(tmp_path):
     write(tmp_path / "levers.json", "tiny-llama-benchmark/1", [])
     with pytest.raises(UsageError, match="levers.json"):
         version4.levers(tmp_path / "levers.json")
+
+
+def test_the_efficiency_on_several_gpus_is_that_of_weak_scaling(tmp_path):
+    path = tmp_path / "scaling_large_bf16.json"
+    path.write_text(json.dumps(scaling()))
+    picture = version4.scaling_efficiency(tmp_path)
+    assert picture.numbers == {"large, bf16": {"v1, ddp": {1: 100.0, 2: 80.0}}}
+    assert "large, bf16: v1, ddp 80% on 2" in picture.description and "efficiency, %" in picture.drawn()
+    with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
+        version4.scaling_efficiency(tmp_path / "none")
