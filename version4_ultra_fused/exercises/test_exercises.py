@@ -58,7 +58,7 @@ def test_matmul(m, n, k, dtype):
     check(adapter.launch_matmul(plain_matmul.matmul_kernel, x, w, TILE), x.double() @ w.double().T, dtype)
 
 
-# ---------------------------------------------------------------------------------------------- problem 1a: SwiGLU
+# ------------------------------------------------------------------------------------------ problem 1a: SwiGLU
 
 
 def check_gate_up(m: int, f: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
@@ -82,7 +82,7 @@ def test_exercise1_a_other_tiles(tile):
     check_gate_up(35, 40, 50, torch.float32, adapter.Tile(*tile))
 
 
-# ---------------------------------------------------------------------------------------------- problem 1b: the residual stream
+# ------------------------------------------------------------------------------------------ problem 1b: the residual stream
 
 
 def check_residual(m: int, n: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
@@ -103,7 +103,7 @@ def test_exercise1_b_other_tiles(tile):
     check_residual(35, 40, 50, torch.float32, adapter.Tile(*tile))
 
 
-# ---------------------------------------------------------------------------------------------- problem 1c: the gradient of SwiGLU
+# ------------------------------------------------------------------------------------------ problem 1c: the gradient of SwiGLU
 
 
 def check_gradient(m: int, f: int, d: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
