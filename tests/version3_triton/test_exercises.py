@@ -13,8 +13,8 @@ from tests.exercise_runs import described, needs_triton, run_tests
 import pytest
 
 FOLDER = ROOT / "version3_triton/exercises"
-EXERCISES = sorted(path.stem for path in FOLDER.glob("exercise*.md"))
-MISSING = re.compile(r"([\w.]+): part ([a-d]) of (exercise\d_\w+)\.md")  # what a starter says
+EXERCISES = sorted(path.stem for path in FOLDER.glob("starter/*.py"))
+MISSING = re.compile(r"([\w.]+): problem (\w+) of (\w+)\.md")  # what a starter says
 
 
 @needs_triton
@@ -29,10 +29,12 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(tmp_pat
     code, cases = run_tests(FOLDER, "starter", tmp_path / "results.xml")
     failures = {case.get("name"): case.find("failure") for case in cases}
     assert code == 1 and len(failures) > 80 and [name for name, failure in failures.items() if failure is None] == []
+    written = {name for exercise in EXERCISES for name in described(FOLDER / f"starter/{exercise}.py")}
     for name, failure in failures.items():
         found = MISSING.search(failure.get("message"))
-        assert found and found[3].startswith(name.split("_")[1]), f"{name}: {failure.get('message')}"
-        assert found[1] in described(FOLDER / f"starter/{found[3]}.py"), found[1]
+        assert found and found[1] in written, f"{name}: {failure.get('message')}"
+        problem = name.removeprefix("test_").removeprefix("exercise")  # 1_a_add, rope_forward
+        assert problem[0] == found[2][0], f"{name} fails with {found[2]}"
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -42,19 +44,20 @@ def test_starter_and_solution_have_the_same_signatures_and_summaries(exercise):
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_every_function_to_be_written_is_in_its_part_of_the_document(exercise):
+def test_every_function_to_be_written_is_in_its_problem(exercise):
     starter = FOLDER / f"starter/{exercise}.py"
     missing = MISSING.findall(starter.read_text())
     assert {name for name, _, _ in missing} == described(starter).keys()
-    sections = re.split(r"^## Part (?=[a-e]:)", (FOLDER / f"{exercise}.md").read_text(), flags=re.MULTILINE)[1:]
-    parts = {section[0]: section for section in sections}
-    for name, part, where in missing:
-        assert where == exercise and f"`{name.split('.')[0]}" in parts[part], (name, part)
+    for name, problem, page in missing:
+        sections = re.split(r"^## Problem \((?=\w+\):)", (FOLDER / f"{page}.md").read_text(), flags=re.MULTILINE)[1:]
+        [section] = [section for section in sections if section.startswith(f"{problem})")]
+        assert f"`{name.split('.')[0]}" in section, (name, problem)
 
 
-def test_the_reading_exercise_names_functions_that_exist():
+def test_the_reading_problem_names_functions_that_exist():
     """Questions about the backward pass, and what they point to in production code."""
-    named = set(re.findall(r"`(_\w+)`", (FOLDER / "exercise3_flash_attention.md").read_text()))
+    section = (FOLDER / "if_you_have_time.md").read_text().split("\n## Problem (reading)")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(_\w+)`", section))
     assert named and named <= described(ROOT / "version3_triton/kernels/flash_attention.py").keys()
 
 

@@ -51,8 +51,8 @@ def test_what_is_to_be_written_is_in_its_section(problem):
     for name, _ in missing:
         assert name in described(starter)
         assert f"`{name}`" in section or f"`{name.split('.')[-1]}`" in section, name
-    assert re.search(r"^\*\d+ minutes, (must|optional)\.\*", section, re.MULTILINE)
-    assert "*Hand in" in section and "<details><summary>What you should find</summary>" in section
+    assert re.search(r"^\*\d+ min on a laptop, \d+ min on a GPU\. (Must|Optional)\. ", section, re.MULTILINE)
+    assert "*Deliverable:*" in section and "<details><summary>What you should find</summary>" in section
 
 
 def test_the_answers_of_the_accounting_are_those_of_the_solution():

@@ -134,3 +134,20 @@ def launch_attention(
         H=heads, GROUPS=heads // k.shape[1], DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
     )  # fmt: skip
     return o, lse, visited
+
+
+# ------------------------------------------------------------------------------------------------------- if you have time
+
+
+def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """Every head of x turned by its position; one program per token and head.
+
+    Args:
+        x: [B, S, heads, Dh]; tokens with any stride, as the queries of one product with keys and values are.
+        cos, sin: [S, Dh], contiguous.
+        sign: 1 or -1.
+    """
+    batch, length, heads, head_dim = x.shape
+    out, grid = _output(x, *x.shape), (batch * length, heads)
+    _launch(kernel, grid, (out,), x, cos, sin, out, length, x.stride(1), SIGN=sign, HALF=head_dim // 2)
+    return out

@@ -1,7 +1,8 @@
-"""Tests for the parts of the three exercises, the same for starter/ and solution/ (adapter.py selects one).
+"""Tests for the problems of the exercises, the same for starter/ and solution/ (adapter.py selects one).
 
     pytest test_exercises.py -k exercise1         # one exercise
-    pytest test_exercises.py -k exercise1_b       # one part
+    pytest test_exercises.py -k exercise1_b       # one problem
+    pytest test_exercises.py -k rope              # one of if_you_have_time.md; also tiles, profiles
 
 On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
 wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
@@ -27,6 +28,7 @@ import adapter  # noqa: E402
 basics = adapter.load("exercise1_triton_basics")
 swiglu = adapter.load("exercise2_swiglu_optimization")
 flash = adapter.load("exercise3_flash_attention")
+optional = adapter.load("if_you_have_time")
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 ROUNDINGS = 16  # tolerance, in roundings of the largest number
@@ -267,3 +269,60 @@ def test_exercise3_d_the_kernel_skips_the_others(length, block_m, block_n):
     q, k, v = heads_of_one_product(1, 1, length, 16)
     _, _, visited = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, block_m, block_n)
     assert visited.sum(-1).unique().tolist() == [flash.visited_blocks(length, block_m, block_n)]
+
+
+# ------------------------------------------------------------------------------------------------------- if you have time
+
+
+def rope_inputs(batch: int, length: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, S, heads, Dh] as the first part of a wider tensor, and tables of angles; NaN after each token."""
+    x = random(batch * length, heads * head_dim, dtype=dtype).unflatten(0, (batch, length)).unflatten(2, (heads, head_dim))
+    angles = torch.randn(length, head_dim // 2, device=DEVICE).repeat(1, 2)
+    return x, angles.cos(), angles.sin()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
+
+
+ROPE_SHAPES = [(1, 1, 1, 2), (2, 5, 3, 16), (3, 7, 2, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
+def test_rope_forward(shape, dtype):
+    x, cos, sin = rope_inputs(*shape, dtype)
+    check(adapter.launch_rope(optional.rope_kernel, x, cos, sin, 1), turned(x.double(), cos.double(), sin.double()), dtype)
+
+
+@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
+def test_rope_backward(shape):
+    """The same kernel with SIGN = -1 computes the gradient of x."""
+    x, cos, sin = rope_inputs(*shape, torch.float32)
+    dy, wide = torch.randn(shape, device=DEVICE), x.double().requires_grad_()
+    (exact,) = torch.autograd.grad(turned(wide, cos.double(), sin.double()), wide, dy.double())
+    check(adapter.launch_rope(optional.rope_kernel, dy, cos, sin, -1), exact, torch.float32)
+
+
+@pytest.mark.parametrize("length, block_m, block_n", [*TILINGS, (100, 64, 32), (256, 64, 128)])
+def test_tiles_numbers_read(length, block_m, block_n):
+    """Each program reads the keys of its blocks up to the block of its last query."""
+    read = set()
+    for query in range(length):
+        program, end = query // block_m, query // block_n * block_n + block_n
+        read |= {(program, key) for key in range(min(end, length))}
+    assert optional.numbers_read(length, block_m, block_n, 16) == 2 * 16 * len(read)
+
+
+def test_tiles_fastest():
+    sizes = (("forward", 64, 3.0), ("forward", 64, None), ("forward", 64, 2.0), ("keys", 64, 1.0), ("forward", 128, 1.0))
+    rows = [{"kernel": kernel, "size": size, "candidate": [i], "us": us} for i, (kernel, size, us) in enumerate(sizes)]
+    assert [row["candidate"] for row in optional.fastest(rows, "forward", 64)] == [[2], [0]]
+
+
+def test_profiles_grown(tmp_path):
+    slow, fast = tmp_path / "slow.csv", tmp_path / "fast.csv"
+    slow.write_text('name,calls,share\n"product, wide",1,0.5\nnorm,2,0.25\nnew,1,0.25\n')
+    fast.write_text('name,calls,share\nnorm,2,0.75\n"product, wide",1,0.25\n')
+    assert optional.grown(slow, 40.0, fast, 16.0) == [("product, wide", 16.0), ("new", 10.0), ("norm", -2.0)]

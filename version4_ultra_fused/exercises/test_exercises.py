@@ -1,6 +1,6 @@
-"""Tests for the parts of the exercise, the same for starter/ and solution/ (adapter.py selects one).
+"""Tests for the problems of the exercise, the same for starter/ and solution/ (adapter.py selects one).
 
-    pytest test_exercises.py -k exercise1_a       # one part
+    pytest test_exercises.py -k exercise1_a       # one problem
 
 On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
 wrong. The tests compare results with the same formulas in PyTorch, in float64. NaN follows every input, to detect loads after its
@@ -58,7 +58,7 @@ def test_matmul(m, n, k, dtype):
     check(adapter.launch_matmul(plain_matmul.matmul_kernel, x, w, TILE), x.double() @ w.double().T, dtype)
 
 
-# ---------------------------------------------------------------------------------------------- part a: SwiGLU
+# ------------------------------------------------------------------------------------------ problem 1a: SwiGLU
 
 
 def check_gate_up(m: int, f: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
@@ -82,7 +82,7 @@ def test_exercise1_a_other_tiles(tile):
     check_gate_up(35, 40, 50, torch.float32, adapter.Tile(*tile))
 
 
-# ---------------------------------------------------------------------------------------------- part b: the residual stream
+# ------------------------------------------------------------------------------------------ problem 1b: the residual stream
 
 
 def check_residual(m: int, n: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
@@ -103,7 +103,7 @@ def test_exercise1_b_other_tiles(tile):
     check_residual(35, 40, 50, torch.float32, adapter.Tile(*tile))
 
 
-# ---------------------------------------------------------------------------------------------- part c: the gradient of SwiGLU
+# ------------------------------------------------------------------------------------------ problem 1c: the gradient of SwiGLU
 
 
 def check_gradient(m: int, f: int, d: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:

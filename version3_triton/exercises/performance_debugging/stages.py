@@ -1,8 +1,12 @@
 """What the stages share. A stage is Version 3 with one thing replaced: what its file defines takes the place of Version 3's.
 
 Every stage takes Version 3's flags, and two more: `--fixed` undoes the replacement, and `--diagnose` prints statistics of the
-first batch in place of training. A stage may have `prepare(options)`, called before the run, and `caveat(device)`: what to know
-about its figures on this device, in a sentence, or None.
+first batch in place of training. A stage may have
+
+    add_arguments(parser)     adds its own flags
+    prepare(options)          is called before the run
+    caveat(device)            returns a sentence about what this device cannot show, or None
+    HAS_FIX = False           leaves out --fixed
 
 The record of a run (schema tiny-llama-run/1) gets a section more:
 
@@ -16,6 +20,7 @@ The record of a run (schema tiny-llama-run/1) gets a section more:
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -30,16 +35,19 @@ import diagnose
 import torch
 from torch import Tensor, nn
 
-__all__ = ["add_arguments", "kernels", "main", "of", "train", "v3", "with_operations"]
+__all__ = ["kernels", "main", "of", "train", "v3", "with_operations"]
 
 
-def add_arguments(parser: ArgumentParser, has_fix: bool = True) -> None:
-    """The flags of every stage, beside Version 3's."""
-    parser.set_defaults(fixed=False)
+def add_arguments(module: ModuleType, parser: ArgumentParser) -> None:
+    """The flags of a stage, beside Version 3's."""
     group = parser.add_argument_group("stage")
-    if has_fix:
+    if getattr(module, "HAS_FIX", True):
         group.add_argument("--fixed", action="store_true", help="with the fix")
+    else:
+        parser.set_defaults(fixed=False)
     group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
 
 
 def with_operations(options: Namespace, **replaced: Callable) -> nn.Module:
@@ -52,7 +60,7 @@ def with_operations(options: Namespace, **replaced: Callable) -> nn.Module:
 
 def of(module: ModuleType) -> SimpleNamespace:
     """The version that a stage's file stands for."""
-    return SimpleNamespace(**vars(v3) | {"add_arguments": add_arguments} | vars(module))
+    return SimpleNamespace(**vars(v3) | vars(module) | {"add_arguments": partial(add_arguments, module)})
 
 
 def main(module: ModuleType) -> None:

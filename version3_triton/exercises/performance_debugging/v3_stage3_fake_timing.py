@@ -22,7 +22,6 @@ import torch
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    stages.add_arguments(parser)
     parser.set_defaults(time_phases=True)
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    stages.add_arguments(parser)
     parser.add_argument("--skip-check", action="store_true", help="train without asking whether every parameter gets a gradient")
 
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from adapter import launch_swiglu_backward, launch_swiglu_forward
 from torch import Tensor
 
-# ----------------------------------------------------------------------------------------------------------------- part a
+# ------------------------------------------------------------------------------------------------------------- problem 2a
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
     tl.store(y_ptr + row * size + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-# ----------------------------------------------------------------------------------------------------------------- part b
+# ------------------------------------------------------------------------------------------------------------- problem 2b
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def swiglu_backward_kernel(
     tl.store(dup_ptr + place, dup.to(dup_ptr.dtype.element_ty), mask=inside)
 
 
-# ----------------------------------------------------------------------------------------------------------------- part c
+# ------------------------------------------------------------------------------------------------------------- problem 2c
 
 
 class SwiGLU(torch.autograd.Function):
@@ -61,7 +61,7 @@ class SwiGLU(torch.autograd.Function):
         return launch_swiglu_backward(swiglu_backward_kernel, gate, up, dy.contiguous())
 
 
-# ----------------------------------------------------------------------------------------------------------------- part d
+# ------------------------------------------------------------------------------------------------------------- problem 2d
 
 
 def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[int, int]:

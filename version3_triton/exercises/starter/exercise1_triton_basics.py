@@ -1,13 +1,13 @@
-"""Exercise 1: programs, blocks and rows. ../exercise1_triton_basics.md describes the parts.
+"""Exercise 1: programs, blocks and rows. ../exercise1_triton_basics.md describes the problems.
 
-Replace each line that names its part, and run `pytest test_exercises.py -k exercise1` in the folder above. The arguments of a
-kernel are pointers, then sizes, then strides; ../adapter.py passes them. Strides and offsets count elements, not bytes.
+Replace each line that names its problem, and run `pytest test_exercises.py -k exercise1` in the folder above. The arguments of
+a kernel are pointers, then sizes, then strides; ../adapter.py passes them. Strides and offsets count elements, not bytes.
 """
 
 import triton
 import triton.language as tl
 
-# ----------------------------------------------------------------------------------------------------------------- part a
+# ------------------------------------------------------------------------------------------------------------- problem 1a
 
 
 @triton.jit
@@ -20,15 +20,15 @@ def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
         x_ptr, y_ptr, out_ptr: [size], contiguous.
         BLOCK: elements of a program, a power of two.
     """
-    tl.static_assert(False, "add_kernel: part a of exercise1_triton_basics.md")
+    tl.static_assert(False, "add_kernel: problem 1a of exercise1_triton_basics.md")
 
 
 def add_grid(size: int, block: int) -> tuple[int]:
     """The grid of `add_kernel`: the fewest programs that cover all elements."""
-    raise NotImplementedError("add_grid: part a of exercise1_triton_basics.md")
+    raise NotImplementedError("add_grid: problem 1a of exercise1_triton_basics.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part b
+# ------------------------------------------------------------------------------------------------------------- problem 1b
 
 
 @triton.jit
@@ -42,10 +42,10 @@ def softmax_kernel(x_ptr, out_ptr, size, x_row, x_column, BLOCK: tl.constexpr):
         out_ptr: [rows, size], contiguous.
         BLOCK: a power of two, size or more.
     """
-    tl.static_assert(False, "softmax_kernel: part b of exercise1_triton_basics.md")
+    tl.static_assert(False, "softmax_kernel: problem 1b of exercise1_triton_basics.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part c
+# ------------------------------------------------------------------------------------------------------------- problem 1c
 
 
 @triton.jit
@@ -61,4 +61,4 @@ def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, x_row, BLOCK: tl.cons
         eps: float.
         BLOCK: a power of two, size or more.
     """
-    tl.static_assert(False, "rms_norm_kernel: part c of exercise1_triton_basics.md")
+    tl.static_assert(False, "rms_norm_kernel: problem 1c of if_you_have_time.md")

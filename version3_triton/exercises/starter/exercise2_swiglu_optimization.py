@@ -1,7 +1,7 @@
-"""Exercise 2: SwiGLU as a forward and a backward kernel, in autograd. ../exercise2_swiglu_optimization.md describes the parts.
+"""Exercise 2: SwiGLU as a forward and a backward kernel, in autograd. ../exercise2_swiglu_optimization.md has the problems.
 
-Replace each line that names its part, and run `pytest test_exercises.py -k exercise2` in the folder above. Part c uses the
-launchers of ../adapter.py.
+Replace each line that names its problem, and run `pytest test_exercises.py -k exercise2` in the folder above. Problem 2c uses
+the launchers of ../adapter.py.
 """
 
 # ruff: noqa: F401  (imports for your code)
@@ -12,7 +12,7 @@ import triton.language as tl
 from adapter import launch_swiglu_backward, launch_swiglu_forward
 from torch import Tensor
 
-# ----------------------------------------------------------------------------------------------------------------- part a
+# ------------------------------------------------------------------------------------------------------------- problem 2a
 
 
 @triton.jit
@@ -26,10 +26,10 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
         y_ptr: [rows, size], contiguous.
         BLOCK: columns of a program, a power of two.
     """
-    tl.static_assert(False, "swiglu_forward_kernel: part a of exercise2_swiglu_optimization.md")
+    tl.static_assert(False, "swiglu_forward_kernel: problem 2a of exercise2_swiglu_optimization.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part b
+# ------------------------------------------------------------------------------------------------------------- problem 2b
 
 
 @triton.jit
@@ -42,10 +42,10 @@ def swiglu_backward_kernel(
         dy_ptr: [rows, size], contiguous.
         dgate_ptr, dup_ptr: [rows, size], contiguous; the outputs.
     """
-    tl.static_assert(False, "swiglu_backward_kernel: part b of exercise2_swiglu_optimization.md")
+    tl.static_assert(False, "swiglu_backward_kernel: problem 2b of exercise2_swiglu_optimization.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part c
+# ------------------------------------------------------------------------------------------------------------- problem 2c
 
 
 class SwiGLU(torch.autograd.Function):
@@ -56,14 +56,14 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        raise NotImplementedError("SwiGLU.forward: part c of exercise2_swiglu_optimization.md")
+        raise NotImplementedError("SwiGLU.forward: problem 2c of exercise2_swiglu_optimization.md")
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("SwiGLU.backward: part c of exercise2_swiglu_optimization.md")
+        raise NotImplementedError("SwiGLU.backward: problem 2c of exercise2_swiglu_optimization.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part d
+# ------------------------------------------------------------------------------------------------------------- problem 2d
 
 
 def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[int, int]:
@@ -73,6 +73,6 @@ def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[i
 
     Args:
         element_size: bytes of an element.
-        fused: True for the kernels of parts a and b; False for the five operators that autograd runs for `F.silu(gate) * up`.
+        fused: True for the kernels of 2a and 2b; False for the five operators that autograd runs for `F.silu(gate) * up`.
     """
-    raise NotImplementedError("bytes_moved: part d of exercise2_swiglu_optimization.md")
+    raise NotImplementedError("bytes_moved: problem 2d of if_you_have_time.md")

@@ -1,12 +1,12 @@
-"""Exercise 3: online softmax, and attention without scores in memory. ../exercise3_flash_attention.md describes the parts.
+"""Exercise 3: online softmax, and attention without scores in memory. ../exercise3_flash_attention.md describes the problems.
 
-Replace each line that names its part, and run `pytest test_exercises.py -k exercise3` in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k exercise3` in the folder above.
 """
 
 import triton
 import triton.language as tl
 
-# ----------------------------------------------------------------------------------------------------------------- part a
+# ------------------------------------------------------------------------------------------------------------- problem 3a
 
 
 @triton.jit
@@ -20,10 +20,10 @@ def log_sum_exp_kernel(x_ptr, lse_ptr, size, x_row, BLOCK: tl.constexpr):
         lse_ptr: [rows], float32.
         BLOCK: a power of two.
     """
-    tl.static_assert(False, "log_sum_exp_kernel: part a of exercise3_flash_attention.md")
+    tl.static_assert(False, "log_sum_exp_kernel: problem 3a of exercise3_flash_attention.md")
 
 
-# ---------------------------------------------------------------------------------------------------------- parts b, c, d
+# ------------------------------------------------------------------------------------------------------------ problem 3b
 
 
 @triton.jit
@@ -39,15 +39,15 @@ def attention_forward_kernel(
 
     Args:
         q_ptr: [B, H, S, DIM]; q[b, h, i, e] lies at q_ptr + b q_batch + h q_head + i q_row + e. S is `length`.
-        k_ptr, v_ptr: [B, H / GROUPS, S, DIM], with their own strides. Part c: head h reads key/value head h // GROUPS.
+        k_ptr, v_ptr: [B, H / GROUPS, S, DIM], with their own strides. Step 2: head h reads key/value head h // GROUPS.
         o_ptr: [B, H, S, DIM], contiguous, with the dtype of q.
         lse_ptr: [B, H, S], contiguous, float32: natural log of the sum over j <= i of exp(s_ij).
-        visited_ptr: [B, H, number of programs in t], contiguous, int32. Part d: the number of key blocks that the program read.
+        visited_ptr: [B, H, number of programs in t], contiguous, int32. Step 3: the number of key blocks that the program read.
         DIM, BLOCK_M, BLOCK_N: powers of two, 16 or more.
     """
-    tl.static_assert(False, "attention_forward_kernel: part b of exercise3_flash_attention.md")
+    tl.static_assert(False, "attention_forward_kernel: problem 3b of exercise3_flash_attention.md")
 
 
 def visited_blocks(length: int, block_m: int, block_n: int) -> int:
     """The number of key blocks that all programs of one head read, if each stops after the key of its last query."""
-    raise NotImplementedError("visited_blocks: part d of exercise3_flash_attention.md")
+    raise NotImplementedError("visited_blocks: problem 3b of exercise3_flash_attention.md")

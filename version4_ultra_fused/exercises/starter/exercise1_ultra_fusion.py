@@ -1,7 +1,7 @@
-"""Exercise 1: the epilogue of a matrix product. ../exercise1_ultra_fusion.md describes the parts.
+"""Exercise 1: the epilogue of a matrix product. ../exercise1_ultra_fusion.md describes the problems.
 
-Replace each line that names its part, and run `pytest test_exercises.py` in the folder above. `acc` is the program's tile of the
-product, [BM, BN] in float32; ../plain_matmul.py has the main loop and a kernel with the plainest epilogue.
+Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above. `acc` is the program's tile of
+the product, [BM, BN] in float32; ../plain_matmul.py has the main loop and a kernel with the plainest epilogue.
 """
 
 # ruff: noqa: F841  (the tile is for your code)
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from plain_matmul import product
 
-# ----------------------------------------------------------------------------------------------------------------- part a
+# ------------------------------------------------------------------------------------------------------------ problem 1a
 
 
 @triton.jit
@@ -28,10 +28,10 @@ def gate_up_kernel(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     acc = product(x_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
-    raise NotImplementedError("gate_up_kernel: part a of exercise1_ultra_fusion.md")
+    raise NotImplementedError("gate_up_kernel: problem 1a of exercise1_ultra_fusion.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part b
+# ------------------------------------------------------------------------------------------------------------ problem 1b
 
 
 @triton.jit
@@ -49,10 +49,10 @@ def residual_kernel(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     acc = product(x_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
-    raise NotImplementedError("residual_kernel: part b of exercise1_ultra_fusion.md")
+    raise NotImplementedError("residual_kernel: problem 1b of exercise1_ultra_fusion.md")
 
 
-# ----------------------------------------------------------------------------------------------------------------- part c
+# ------------------------------------------------------------------------------------------------------------ problem 1c
 
 
 @triton.jit
@@ -70,4 +70,4 @@ def swiglu_gradient_kernel(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     acc = product(dy_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
-    raise NotImplementedError("swiglu_gradient_kernel: part c of exercise1_ultra_fusion.md")
+    raise NotImplementedError("swiglu_gradient_kernel: problem 1c of if_you_have_time.md")

@@ -1,0 +1,90 @@
+"""Handouts of the stages: they train with the stages' numbers, and their text does not tell the cause."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+from common.files import read_json
+from common.training import run, step
+from tests.conftest import cells, needs_interpreter
+from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL
+
+import make_handouts
+import pytest
+import stages
+
+LETTERS = list(make_handouts.STAGES)
+TELLING = re.compile(r"broken|slow|fake|optimi[sz]ed|fast|not_training|fixed|caveat|contiguous|synchroni[sz]|initiali[sz]")
+
+
+@pytest.fixture
+def folder(tmp_path, execute) -> Path:
+    execute(FOLDER / "make_handouts.py", "--output-dir", "handouts", check=0)
+    return tmp_path / "handouts"
+
+
+def source_of(letter: str) -> Path:
+    return FOLDER / f"{NAMES[f'stage{make_handouts.STAGES[letter]}']}.py"
+
+
+def test_every_stage_has_one_handout(folder):
+    assert sorted(make_handouts.STAGES.values()) == sorted(int(name[len("stage") :]) for name in NAMES)
+    assert sorted(path.name for path in folder.glob("stage_*")) == [f"stage_{letter}.py" for letter in "abcdef"]
+
+
+def test_no_name_and_no_line_of_a_handout_tells(folder):
+    for path in folder.glob("[sk]*_?.py"):
+        text = path.read_text()
+        told = TELLING.findall(text if path.stem.startswith("stage") else path.stem)
+        assert not told, (path.name, told)
+        comments = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
+        documented = [
+            node for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+        ]  # fmt: skip
+        assert not comments and not documented, path.name
+    for letter in LETTERS:
+        report = ast.get_docstring(ast.parse(source_of(letter).read_text()))
+        assert not set(report.splitlines()) & set((folder / f"stage_{letter}.py").read_text().splitlines()) - {""}
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_handout_trains_with_the_numbers_of_its_stage(folder, letter, execute, monkeypatch, no_kernels):
+    losses = []
+    for number, path in enumerate((source_of(letter), folder / f"stage_{letter}.py")):
+        monkeypatch.setattr(run, "phase_times", run.phase_times)  # the stages replace both for good
+        monkeypatch.setattr(step, "check_gradients", step.check_gradients)
+        skip = ["--skip-check"] if make_handouts.STAGES[letter] == 6 else []
+        execute(path, *SMALL, *skip, "--metrics-out", f"{number}.json")
+        losses.append(read_json(folder.parent / f"{number}.json")["loss"]["all"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_handout_has_no_flag_that_repairs_it(folder, letter, refused):
+    assert "--fixed" in refused(folder / f"stage_{letter}.py", "--fixed")
+
+
+@needs_interpreter
+@pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
+def test_a_handout_runs_alone_with_its_kernel(folder, run_script, monkeypatch):
+    """In a process that has only the folder of the handouts, in Triton's interpreter."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    [letter] = [letter for letter in LETTERS if make_handouts.STAGES[letter] == 6]
+    assert "kernel_" in (folder / f"stage_{letter}.py").read_text()
+    sizes = ("--num-layers", "1", "--seq-len", "8", "--batch-size", "1", "--num-steps", "1")
+    run_script(folder / f"stage_{letter}.py", *SMALL, *sizes, "--skip-check", "--metrics-out", "run.json")
+    record = read_json(folder.parent / "run.json")
+    assert record["status"] == "completed" and record["stage"]["updated"] == 1
+
+
+def test_the_instructor_has_the_key():
+    rows = {row[0]: row[1] for row in cells((FOLDER / "INSTRUCTOR.md").read_text()) if len(row) > 5}
+    for letter in LETTERS:
+        assert rows[f"`stage_{letter}.py`"] == f"`{source_of(letter).name}`"
+
+
+def test_handouts_need_a_folder(refused):
+    assert "--output-dir" in refused(FOLDER / "make_handouts.py")

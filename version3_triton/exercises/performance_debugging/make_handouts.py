@@ -1,0 +1,117 @@
+"""Writes the stages as handouts: the same programs under neutral names, without reports, comments and fixes.
+
+    python make_handouts.py --output-dir handouts
+    python handouts/stage_a.py --num-steps 20
+
+The folder gets stage_a.py to stage_f.py, their kernels, what all stages share, and a link to `common`. A handout is generated
+from its stage: docstrings, comments, `caveat`, and the branches of `options.fixed` are left out. It trains with the same numbers.
+INSTRUCTOR.md says which stage each one is.
+"""
+
+import ast
+import os
+import shutil
+from pathlib import Path
+
+from common import cli
+from common.files import writable_folder, write_text
+
+HERE = Path(__file__).resolve().parent
+STAGES = {"a": 2, "b": 6, "c": 1, "d": 5, "e": 4, "f": 3}  # the letter of each stage's handout
+SHARED = ("stages.py", "diagnose.py")
+DEFINED = {"add_arguments", "make_model", "make_optimizer", "make_step", "prepare"}  # what takes the place of Version 3's
+DOCSTRING = '''"""Stage {upper}: Version 3, with one thing replaced or with nothing replaced.
+
+    python stage_{letter}.py --num-steps 20
+    python stage_{letter}.py --diagnose
+"""
+'''
+
+
+class Neutral(ast.NodeTransformer):
+    """Removes docstrings and what `options.fixed` would choose, and renames the modules of kernels."""
+
+    def __init__(self, renamed: dict[str, str]) -> None:
+        self.renamed = renamed
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+        if documented:
+            node.body = node.body[1:] or [ast.Pass()]
+        return super().generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.Constant(False) if ast.unparse(node) == "options.fixed" else self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        known = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
+        return ast.Constant(not node.operand.value) if known else node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        node.module = self.renamed.get(node.module, node.module)
+        return node
+
+
+def names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def handout(tree: ast.Module) -> str:
+    """The definitions that a stage is made of, what they use, and the imports for them; without --fixed."""
+    definitions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    script = [node for node in tree.body if isinstance(node, ast.If)]
+    used = DEFINED.union(*map(names, script))
+    while more := set().union(*(names(definitions[name]) for name in used & definitions.keys())) - used:
+        used |= more
+    for node in imports:
+        node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used]
+    kept = [node for name, node in definitions.items() if name in used]
+    without_fix = ast.parse("HAS_FIX = False").body
+    return ast.unparse([node for node in imports if node.names] + without_fix + kept + script)
+
+
+def handouts() -> dict[str, str]:
+    """Name and text of every generated file."""
+    written = {}
+    for letter, number in STAGES.items():
+        [path] = HERE.glob(f"v3_stage{number}_*.py")
+        tree = parsed(path)
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        kernels = {path.stem: f"kernel_{letter}" for path in HERE.glob("*_kernel.py") if path.stem in imported}
+        for name, renamed in kernels.items():
+            written[f"{renamed}.py"] = ast.unparse(Neutral({}).visit(parsed(HERE / f"{name}.py"))) + "\n"
+        docstring = DOCSTRING.format(letter=letter, upper=letter.upper())
+        written[f"stage_{letter}.py"] = f"{docstring}\n{handout(Neutral(kernels).visit(tree))}\n"
+    return written
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
+    folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
+    for name, text in handouts().items():
+        write_text(folder / name, text)
+    for name in SHARED:
+        shutil.copy(HERE / name, folder)
+    link = folder / "common"
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath((HERE / "common").resolve(), folder.resolve()))
+    print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,56 @@
+"""The optional problems, solved. ../starter/ describes the arguments."""
+
+import csv
+from pathlib import Path
+
+import triton
+import triton.language as tl
+
+# ------------------------------------------------------------------------------------------------------------------- rope
+
+
+@triton.jit
+def rope_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, length, token_stride, SIGN: tl.constexpr, HALF: tl.constexpr):
+    """out = (a cos - b sin, b cos + a sin) with sin times SIGN, for the halves a and b of every head; in float32 inside."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, HALF)
+    table = token % length * (2 * HALF) + column  # both halves of the tables are equal, so one is enough
+    cos = tl.load(cos_ptr + table).to(tl.float32)
+    sin = tl.load(sin_ptr + table).to(tl.float32) * SIGN
+    source = x_ptr + token * token_stride + head * (2 * HALF) + column
+    a = tl.load(source).to(tl.float32)
+    b = tl.load(source + HALF).to(tl.float32)
+    target = out_ptr + (token * tl.num_programs(1) + head) * (2 * HALF) + column
+    tl.store(target, (a * cos - b * sin).to(out_ptr.dtype.element_ty))
+    tl.store(target + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty))
+
+
+# ------------------------------------------------------------------------------------------------------------------ tiles
+
+
+def numbers_read(length: int, block_m: int, block_n: int, head_dim: int) -> int:
+    """How many numbers of K and V all programs of one head read, if no cache helps."""
+    ends = (min(first + block_m, length) for first in range(0, length, block_m))  # after the last query of each program
+    rows = sum(min(triton.cdiv(end, block_n) * block_n, length) for end in ends)
+    return 2 * rows * head_dim
+
+
+def fastest(rows: list[dict], kernel: str, head_dim: int) -> list[dict]:
+    """The rows of this kernel and head dimension, the fastest first; without those that have no time."""
+    timed = [row for row in rows if (row["kernel"], row["size"]) == (kernel, head_dim) and row["us"]]
+    return sorted(timed, key=lambda row: row["us"])
+
+
+# --------------------------------------------------------------------------------------------------------------- profiles
+
+
+def grown(slow: Path, slow_ms: float, fast: Path, fast_ms: float) -> list[tuple[str, float]]:
+    """(name, ms more in a step) of every row of the slow profile, the largest first."""
+
+    def milliseconds(path: Path, step: float) -> dict[str, float]:
+        with path.open(newline="") as table:
+            return {row["name"]: float(row["share"]) * step for row in csv.DictReader(table)}
+
+    before = milliseconds(fast, fast_ms)  # a profiler slows the steps down, so only the shares of its times are used
+    more = {name: ms - before.get(name, 0.0) for name, ms in milliseconds(slow, slow_ms).items()}
+    return sorted(more.items(), key=lambda row: row[1], reverse=True)
