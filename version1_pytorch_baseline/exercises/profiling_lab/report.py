@@ -1,7 +1,7 @@
 """Makes an HTML page of the file that run_lab.py writes, or compares two such files; the page needs no network and no script.
 
 python report.py profiling_lab.json --output profiling_lab.html
-python report.py ../../../results/cpu/profiling_lab.json profiling_lab.json --output two_devices.html
+python report.py ../../../results/cpu/profiling_lab.json profiling_lab.json --output profiling_lab.devices.html
 """
 
 from pathlib import Path
