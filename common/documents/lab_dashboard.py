@@ -1,4 +1,4 @@
-"""Tables and an HTML page of the file that run_lab.py of the profiling lab writes.
+"""Tables and HTML pages of the files that run_lab.py of the profiling lab writes: of one file, or of two side by side.
 
 PARTS describes each part of the file once. TABLES makes the tables of documents from results/<device>/profiling_lab.json.
 """
@@ -198,16 +198,17 @@ class Part(NamedTuple):
     rows: Callable[[Any], Rows]
     draw: Callable[[Rows], "Figure"] | None = None
     description: str = ""  # of the figure
+    labels: int = 1  # columns that name a row; the others are compared between two files
 
 
 PARTS = {
     "components": Part(
         "Components of attention",
         "B {batch_size}, S {seq_len}, D {d_model}, H {num_heads}, {precision}. MB moved are the minimum.",
-        components, component_figure, "Time of each component of attention",
+        components, component_figure, "Time of each component of attention", labels=2,
     ),
     "optimizations": Part(
-        "Optimization levels", "{heads}; without gradients.", over_lengths("ms", "baseline", "sdpa", "compiled", "flash"),
+        "Optimization levels", "{heads}; without gradients.", over_lengths("ms", "baseline", "compiled", "sdpa", "flash"),
         line_figure, "Time over the sequence length, a line for each level",
     ),
     "frameworks": Part(
@@ -220,7 +221,7 @@ PARTS = {
         over_lengths("MiB", "baseline", "chunked", "sdpa"),
         line_figure, "Memory over the sequence length, a line for each way",
     ),
-    "bottlenecks": Part("Four bottlenecks", "The first way is the mistake, the others do the same work.", bottlenecks),
+    "bottlenecks": Part("Four bottlenecks", "The first way is the mistake, the others do the same work.", bottlenecks, labels=2),
     "fixes": Part("Four fixes", "Training steps of Version 1, preset {preset}, each fix in a process of its own.", fixes),
     "layer": Part(
         "One layer by span", "Forward and backward of one layer of Version 1, preset {preset}: {layer_ms} ms undisturbed.", layer,
@@ -296,9 +297,14 @@ def page(result: dict[str, Any]) -> Report:
 
 
 def longest(rows: Rows) -> list[str]:
-    """A sentence for each framework that names its longest component."""
-    found = {framework: max((row for row in rows[1] if row[0] == framework), key=lambda row: row[2]) for framework, *_ in rows[1]}
-    return [f"{name}: {row[1]} takes longest, {tables.format_number(row[3])} % of the time." for name, row in found.items()]
+    """A sentence for each framework with the total of its components and the longest of them."""
+    said = []
+    for framework in dict.fromkeys(row[0] for row in rows[1]):
+        found = [row for row in rows[1] if row[0] == framework]
+        total, (_, name, _, share, *_) = sum(row[2] for row in found), max(found, key=lambda row: row[2])
+        longest_part = f"{name} takes longest, {tables.format_number(share)} % of it"
+        said.append(f"{framework}: {tables.format_number(total)} ms in total; {longest_part}.")
+    return said
 
 
 def add_roofline(report: Report, result: dict[str, Any]) -> None:
@@ -315,3 +321,56 @@ def add_roofline(report: Report, result: dict[str, Any]) -> None:
         report.text(f"Filled points are {', open points '.join(map(NAMES.get, result['components']))}.")
     report.figure(lambda: figure, "roofline", "FLOP/s of each component under the roofline")
     report.table(*roofline.table(points, result["ceilings"]))
+
+
+# ------------------------------------------------------------------------------------------------ two files, side by side
+
+# Columns that follow from others of their table or from the sizes.
+DERIVED = ("% of total", "GFLOP", "MB moved", "FLOP/byte", "against the first", "p20 to p80", "against none")
+
+
+def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
+    """Two results of the same sizes, such as a CPU's and a GPU's: a table for each part that both hold.
+
+    A table has a row for each number, its values in both files, and the first value over the second.
+
+    Raises:
+        UsageError: the sizes differ, so the numbers do not compare.
+    """
+    if first["sizes"] != second["sizes"]:
+        raise UsageError(f"the two files are of different sizes, {first['sizes']} and {second['sizes']}: measure one again")
+    both = (first, second)
+    report = Report("Profiling lab: two devices")
+    report.section("Conditions")
+    report.facts([(f"{n}", f"{measured.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
+                           f"{result['date']}") for n, result in enumerate(both, 1)])  # fmt: skip
+    ceilings = {
+        "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),
+        "one small operation, us": ("operation_seconds", 1e6),
+    }  # fmt: skip
+    found = [{(label,): scale * result["ceilings"][key] for label, (key, scale) in ceilings.items()} for result in both]
+    report.table(*side_by_side(["ceiling"], *found))
+    for name, part in PARTS.items():
+        if first[name] is None or second[name] is None:
+            continue
+        values = [compared(part, part.rows(result[name])) for result in both]
+        report.section(part.title, name)
+        report.table(*side_by_side([*part.rows(first[name])[0][: part.labels], "quantity"], *values))
+    return report
+
+
+def compared(part: Part, rows: Rows) -> dict[tuple[Any, ...], Any]:
+    """The measured values of a table by the labels of their row and their column."""
+    header, body = rows
+    columns = [i for i, name in enumerate(header) if i >= part.labels and name not in DERIVED]
+    return {(*row[: part.labels], header[i]): row[i] for row in body for i in columns if row[i] is not None}
+
+
+def side_by_side(labels: list[str], first: dict[tuple[Any, ...], Any], second: dict[tuple[Any, ...], Any]) -> Rows:
+    """A row for each key of either, with both values, and of numbers the first over the second."""
+    rows = []
+    for key in dict.fromkeys([*first, *second]):
+        one, other = first.get(key), second.get(key)
+        numbers = isinstance(one, int | float) and isinstance(other, int | float) and other
+        rows.append([*key, one, other, one / other if numbers else None])
+    return [*labels, "1", "2", "1 / 2"], rows

@@ -367,6 +367,17 @@ def versions_and_peers_spread(folder: Path) -> str:
     return table(["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"], rows, *studies)
 
 
+def reserved(*paths: Path) -> str:
+    """A row per measured model of benchmarks on a GPU: the peak of its tensors, and what the allocator reserved for them."""
+    studies, rows = [benchmark.read(path) for path in paths], []
+    for path, study in zip(paths, studies, strict=True):
+        for cell in study["cells"]:
+            if cell["status"] == "ok":
+                peak, held = (median(run[key] for run in cell["runs"]) for key in ("peak_mib", "reserved_mib"))
+                rows.append([path.stem.partition("_")[2].replace("_", ", "), cell["model"], peak, held, 100 * (held / peak - 1)])
+    return table(["preset", "model", "peak MiB", "reserved MiB", "more, %"], rows, *studies)
+
+
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
     runs = sequence_memory.load(path)

@@ -33,7 +33,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
     measured.spans, measured.ceilings, measured.efficiency, measured.comparison, measured.rates, measured.trials, measured.curves,
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers,
-    measured.versions_and_peers_spread, measured.lengths, measured.scaling_over_gpus, measured.weak_scaling,
+    measured.versions_and_peers_spread, measured.lengths, measured.reserved, measured.scaling_over_gpus, measured.weak_scaling,
     compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
     concepts.chip,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from common import cli
 from common.documents import lab_dashboard
 from common.errors import UsageError
 from common.files import read_json, write_json
-from tests.conftest import PATHS, V1
+from tests.conftest import PATHS, ROOT, V1
 
 import experiments
 import pytest
@@ -177,6 +177,25 @@ def test_report_refuses_other_files(refused, tmp_path):
     write_json(tmp_path / "other.json", {"schema": "other/1"})
     said = refused(LAB / "report.py", "other.json", "--output", "page.html")
     assert "is not a file of schema tiny-llama-profiling-lab/1" in said
+
+
+def test_two_devices_side_by_side(command, tmp_path):
+    files = [ROOT / "results" / device / lab_dashboard.FILE for device in ("cpu", "h100")]
+    printed, _ = command(report, *files, "--output", "two.html")
+    cpu, gpu = (read_json(path, lab_dashboard.SCHEMA) for path in files)
+    ways = [next(row["ms"] for row in result["bottlenecks"] if row["way"] == "addcmul") for result in (cpu, gpu)]
+    found = re.search(r"^memory bandwidth +addcmul +ms +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
+    assert [float(number) for number in found.groups()] == pytest.approx([*ways, ways[0] / ways[1]], rel=0.01)
+    assert re.search(r"^PyTorch +qkv_projection +bound +compute +launch$", printed, re.MULTILINE)
+    only_gpu = re.search(r"^transfer +already on the device +ms +(\S+)$", printed, re.MULTILINE)
+    assert only_gpu, "a row that one device lacks has one value"
+    sections = {attributes["id"] for tag, attributes in Elements((tmp_path / "two.html").read_text()).tags if tag == "section"}
+    assert sections == {*lab_dashboard.PARTS, "conditions"}
+
+
+def test_two_devices_need_the_same_sizes(refused, measured):
+    said = refused(LAB / "report.py", ROOT / "results/cpu" / lab_dashboard.FILE, measured, "--output", "two.html")
+    assert "of different sizes" in said
 
 
 @pytest.mark.slow

@@ -149,6 +149,16 @@ def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
     ]
 
 
+def test_what_the_allocator_reserved_beyond_the_peak(tmp_path):
+    path = tmp_path / "peers_small_bf16.json"
+    suite(path, v1=2.0, liger="failed")
+    study = json.loads(path.read_text())
+    for run in study["cells"][0]["runs"]:
+        run |= {"peak_mib": 100.0, "reserved_mib": 112.5}
+    path.write_text(json.dumps(study))
+    assert cells(measured.reserved(path))[1:] == [["small, bf16", "v1", "100", "112", "12.5"]]
+
+
 def test_a_run_is_a_row(tmp_path):
     write(
         tmp_path / "v1_tiny.json",

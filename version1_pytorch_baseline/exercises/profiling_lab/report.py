@@ -1,6 +1,7 @@
-"""Makes an HTML page of the file that run_lab.py writes; the page needs no network and no script.
+"""Makes an HTML page of the file that run_lab.py writes, or compares two such files; the page needs no network and no script.
 
 python report.py profiling_lab.json --output profiling_lab.html
+python report.py ../../../results/cpu/profiling_lab.json profiling_lab.json --output profiling_lab.devices.html
 """
 
 from pathlib import Path
@@ -13,9 +14,15 @@ from common.files import read, writable_file, write_text
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("results", type=Path, metavar="FILE.json", help="from run_lab.py")
+    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER.json", help="of another device: both side by side")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
     options = parser.parse_args()
-    page = lab_dashboard.page(read(options.results, lab_dashboard.Lab))
+    results = read(options.results, lab_dashboard.Lab)
+    if options.other:
+        page = lab_dashboard.compare(results, read(options.other, lab_dashboard.Lab))
+        print(page.terminal())
+    else:
+        page = lab_dashboard.page(results)
     write_text(writable_file(options.output, "--output"), page.html())
     print(f"written: {options.output}")
 

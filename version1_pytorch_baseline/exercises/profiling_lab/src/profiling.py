@@ -132,10 +132,11 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
 
 
 def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: str = "auto") -> str:
-    """A text table of the components, the one with the longest time, and a recommendation.
+    """A title, a text table of the components with their total, the one with the longest time, and a recommendation.
 
     Returns:
-        A table with a row `name  ms  % of total` for each component, a line `Bottleneck: NAME, P % of T ms` and a line
+        A title `Components of attention: S .., D .., H .., DEVICE`; a table with a row `name  ms  % of total` for each component
+        and a last row `total`; a line `Bottleneck: NAME, P % of T ms`; and a line
         `Recommendation: ...` with the largest possible gain: 1 / (1 - p) for a change to a share p of the time (Amdahl's law).
 
     Raises:
@@ -180,10 +181,10 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
     """The same attention at every level.
 
         0   attention_baseline
-        1   scaled_dot_product_attention: PyTorch chooses the kernel
-        2   torch.compile of the baseline; the first call with new shapes compiles
+        1   torch.compile of the baseline; the first call with new shapes compiles
+        2   scaled_dot_product_attention: PyTorch chooses the kernel
         3   only flash attention (Dao et al. 2022, arXiv:2205.14135); if it has no kernel for these inputs (on a GPU for
-            float32), a warning, and level 1
+            float32), a warning, and level 2
 
     Args:
         Q, K, V: [B, H, S, dk].

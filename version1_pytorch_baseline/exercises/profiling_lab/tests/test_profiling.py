@@ -213,6 +213,9 @@ def test_the_report_says_what_its_figures_say(device):
         assert row, f"no row for {name}"
         shares[name] = float(row.group(1))
     assert sum(shares.values()) == pytest.approx(100, abs=1)
+    assert report.splitlines()[0] == f"Components of attention: S 32, D 64, H 4, {device}"
+    total, whole = re.search(r"^total\s+(\S+)\s+(\S+)$", report, re.MULTILINE).groups()
+    assert float(whole) == 100 and f"% of {total} ms" in report
     named, percent = re.search(r"^Bottleneck: (\w+), ([\d.]+) %", report, re.MULTILINE).groups()
     assert shares[named] == max(shares.values()) and float(percent) == pytest.approx(shares[named], abs=0.5)
     gain = re.search(r"^Recommendation: .*?([\d.]+) times", report, re.MULTILINE)
@@ -307,6 +310,17 @@ def test_every_level_gives_the_same_result(level, device):
 def test_there_are_four_levels(level):
     with pytest.raises(ValueError, match=str(level)):
         optimize_attention(*qkv(), level)
+
+
+def test_level_1_is_compiled_and_level_2_is_one_operation_of_pytorch():
+    ran = {}
+    for level in (1, 2):
+        optimize_attention(*qkv(), level)  # compiles
+        with torch.profiler.profile() as profile:
+            optimize_attention(*qkv(), level)
+        ran[level] = {event.name for event in profile.events()}
+    assert "aten::scaled_dot_product_attention" in ran[2] and not any("Dynamo" in name for name in ran[2])
+    assert any("Dynamo" in name for name in ran[1])
 
 
 def test_flash_attention_is_what_level_3_runs():
