@@ -1,7 +1,8 @@
 """Everything that is the same in every version of the model; the model and its operations live in the version folders.
 
 Each folder with scripts has a link to this one, so that its scripts find it from any directory and use the copy that they came
-with. What they need from other packages is asked for here, before anything else is imported.
+with. Importing it first checks that
+the packages which the scripts need are installed.
 """
 
 import importlib.util

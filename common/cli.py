@@ -368,7 +368,7 @@ def command(main: Callable[[], int | None]) -> None:
 
 
 def _end(said: str | None, code: int) -> int:
-    """Says why the command ends, if it is this process that says so, and if anyone can still hear it."""
+    """Prints why the command ends, if this process is the one that prints, and if its output is still read."""
     with contextlib.suppress(OSError):
         if said:
             print(said, file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
-    """Seeds PyTorch and asks for the same bits on every run with the same seed on the same device."""
+    """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; makes it deterministic
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)

@@ -186,7 +186,7 @@ class Outcome:
 
 
 def first_line(error: BaseException) -> str:
-    """Of the message, or the error's name if it has none."""
+    """The first line of the message, or the error's name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -1,4 +1,4 @@
-"""The training step of a version, built and checked: the step that is checked is the one that trains, and the one that is timed.
+"""Builds and checks the training step of a version. The step that is checked is the one that trains and that is timed.
 
 `prepare` builds model, optimizer and step, and runs the step a few times with a learning rate of 0, which changes no weight.
 AdamW's first moments then show the gradients that the optimizer was given: after one such step a moment is (1 - beta1) times the

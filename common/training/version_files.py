@@ -1,7 +1,7 @@
-"""Version files as modules, for scripts that hold several against each other, and the flags that such scripts share.
+"""Version files as modules, for scripts that compare several, and the flags that such scripts share.
 
-A comparison needs the model, a shape, a device and a number format, but no data set and no training run: of the flags of
-`common.cli` these stay, with the same names and meanings, and those that a version adds can be handed on to it.
+A comparison needs the model, a shape, a device and a number format, but no data set and no training run. So such a
+script has only these flags of `common.cli`, with the same names and meanings, and can pass on those that a version adds.
 """
 
 import importlib.util

@@ -86,7 +86,7 @@ class Reduction(NamedTuple):
 
     @property
     def what(self) -> str:
-        """`counted`, and per what."""
+        """`counted`, with its unit: per step, or in the whole file."""
         return f"{self.counted} {'per step' if self.per_step else 'in the whole file'}"
 
 

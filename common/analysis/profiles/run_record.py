@@ -119,7 +119,7 @@ class PeakMemory(Memory):
 
 
 class Ceilings(TypedDict):
-    """What the device reached at best, as `common.training.ceilings.measure` measures it."""
+    """The highest rates of the device, as `common.training.ceilings.measure` measures them."""
 
     flops_per_second: PositiveAmount
     bytes_per_second: PositiveAmount
@@ -226,7 +226,7 @@ NOISY = 30  # %: so does a wider spread from p20 to p80, as a share of the media
 
 
 def identity(run: dict[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common for their step times to be compared, by name."""
+    """The conditions that two runs must share for their step times to be compared, by name."""
     device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
     named = {
         "version": run["version"],
@@ -240,7 +240,7 @@ def identity(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def unusable(path: Path, run: dict[str, Any]) -> list[str]:
-    """Why this run's step times say nothing."""
+    """Why this run's step times cannot be used."""
     if run["status"] != "completed":
         return [f"{path.name} was not completed ({run['status']})"]
     if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]):
@@ -249,12 +249,12 @@ def unusable(path: Path, run: dict[str, Any]) -> list[str]:
 
 
 def conditions(run: dict[str, Any]) -> dict[str, Any]:
-    """What a step's time depends on besides the code."""
+    """The conditions that a step's time depends on, besides the code."""
     return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
 
 
 def training_inputs(run: dict[str, Any]) -> dict[str, Any]:
-    """What a loss curve depends on besides the code, with the conditions above equal."""
+    """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
     training["first step"] = run["training"].get("first_step", 1)
     return {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]} | training

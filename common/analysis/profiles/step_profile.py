@@ -64,7 +64,7 @@ class Launches(TypedDict):
 
 
 class Profiled(TypedDict):
-    """What a profile says about its run, which may have ended before its first step was profiled."""
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
 
     schema: Literal[SCHEMA]
     run: RunRecord
