@@ -1,8 +1,7 @@
 """Everything that is the same in every version of the model; the model and its operations live in the version folders.
 
 Each folder with scripts has a link to this one, so that its scripts find it from any directory and use the copy that they came
-with. Importing it first checks that
-the packages which the scripts need are installed.
+with. Importing it first checks that the packages which the scripts need are installed.
 """
 
 import importlib.util

@@ -317,7 +317,7 @@ def analyze(path: Path) -> Report:
     report.section("Effect of each fusion")
     report.text(
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. A range over the rounds that holds 1 does not tell the effect from none."
+        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
     )
     report.table(*effect_table(measured, found))
     report.text(*notes(measured))

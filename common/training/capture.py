@@ -2,8 +2,8 @@
 
 A captured step launches all its kernels with one call of the host: forward pass, loss, backward pass, optimizer and, in float16,
 the scaling of the loss. The batch is copied into buffers that the graph reads, and every tensor of the step stays where it was
-while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: eager time minus captured time
-is the cost of launches.
+while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: the cost of launches is eager
+time minus captured time.
 
 A step can be captured if it never waits for the GPU and keeps its shapes. AdamW therefore counts its steps on the GPU
 (`capturable`), which rounds its two bias corrections to float32; in float16 it is PyTorch's fused AdamW, which also leaves out a

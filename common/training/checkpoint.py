@@ -82,7 +82,7 @@ class Position(TypedDict):
 
 
 def inputs(version: str, options: Namespace, precision: Precision, dataset: Dataset) -> dict[str, Any]:
-    """The inputs that the next losses depend on beside the checkpoint, by the names that a message shows. The learning rate may change."""
+    """The inputs beside the checkpoint that fix the next losses, by the names in a message. The learning rate may change."""
     return {
         "version": version,
         **options.model.model_dump(),

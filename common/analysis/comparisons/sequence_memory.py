@@ -284,7 +284,7 @@ def findings(runs: list[Run]) -> list[str]:
         "another one takes over as S grows, no one parabola goes through all peaks, and the residual shows it."
     )
     if any(len(members) == LEAST for members in groups.values()):
-        notes.append("A parabola goes through any three points, so nothing shows whether it fits other lengths: add a fourth.")
+        notes.append("A parabola fits any three points, so nothing shows whether it fits other lengths: add a fourth.")
     return notes
 
 

@@ -321,7 +321,7 @@ def doubts(runs: dict[str, Any]) -> list[str]:
     notes = [f"All steps of {', '.join(slowed)} ran under the profiler, which slows them: raise --num-steps."] * bool(slowed)
     few = min(run["step_ms"]["count"] for run in runs.values())
     if few < FEW_STEPS:
-        notes.append(f"As few as {few} timed steps stand behind a median: raise --num-steps.")
+        notes.append(f"A median is of only {few} timed steps: raise --num-steps.")
     return notes + noise({name: run["step_ms"] for name, run in runs.items()})
 
 
