@@ -270,7 +270,7 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig.
 
     Raises:
-        UsageError: a value is wrong, or at odds with another.
+        UsageError: a value is wrong, or contradicts another.
     """
     config = configs.resolve(
         arguments.preset,

@@ -86,8 +86,8 @@ def synchronize(device: torch.device) -> None:
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
-    The function must not wait for the GPU. What it reads and writes stays where it was while the graph was captured. With
-    `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
+    The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
+    With `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -30,7 +30,7 @@ NAMES = ("baseline", "fused")
 PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 TOP = 10  # names in the table of kernels
 
-# What makes the inputs, from the folder of Version 2.
+# The commands that make the inputs, in the folder of Version 2.
 SCRIPTS = ("../version1_pytorch_baseline/tiny_llama_v1.py", "tiny_llama_v2.py")
 ABLATION = "python fusion_ablation_study.py --all-combinations"
 SEQUENCES = [

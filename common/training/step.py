@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
 
     @property
     def graph_peak_bytes(self) -> int:
-        """What a captured step allocates at once, which the allocator does not count while a graph is replayed; else 0."""
+        """Bytes that a captured step allocates at once; the allocator does not count them while a graph is replayed. Else 0."""
         return self.step.peak_bytes if isinstance(self.step, CapturedStep) else 0
 
 

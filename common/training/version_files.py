@@ -63,7 +63,7 @@ def resolve(arguments: Namespace) -> Namespace:
     """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig, and `learning_rate`.
 
     Raises:
-        UsageError: a value is wrong, or at odds with another.
+        UsageError: a value is wrong, or contradicts another.
     """
     batch_size, length = getattr(arguments, "batch_size", None), getattr(arguments, "seq_len", None)  # `parser` can lack them
     training = dict(batch_size=batch_size, sequence_length=length, seed=arguments.seed)

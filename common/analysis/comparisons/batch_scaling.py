@@ -126,7 +126,7 @@ def lines(runs: list[Run]) -> tuple[Line, Line]:
 
 
 def findings(runs: list[Run]) -> list[str]:
-    """What the two lines say, a paragraph each, and what makes them doubtful."""
+    """A paragraph on each of the two lines, and the reasons to doubt them."""
     time, memory = lines(runs)
     notes = [
         f"Step time: t(B) = {time.equation('ms')}. {_time_meaning(time, runs)}",

@@ -276,7 +276,7 @@ def conditions(runs: list[Run]) -> str:
 
 
 def findings(runs: list[Run]) -> list[str]:
-    """What the fits say: a paragraph per group, the groups against each other, and what makes the fits doubtful."""
+    """A paragraph on the fit of each group, a comparison of the groups, and the reasons to doubt the fits."""
     groups = grouped(runs)
     notes = [_growth(group, members) for group, members in groups.items()] + _ratios(groups)
     notes.append(

@@ -62,7 +62,7 @@ class Training(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Of every process of a job, by rank."""
+    """The values of every process of a job, by rank."""
 
     forward_ms: list[Amount]  # in the spans of a forward pass, without waiting for others
     step_ms: list[Amount]  # median
@@ -113,7 +113,7 @@ class Memory(TypedDict):
 
 
 class PeakMemory(Memory):
-    """Of a run that finished at least one step."""
+    """The peak of a run that finished at least one step."""
 
     peak_mib: PositiveAmount
 

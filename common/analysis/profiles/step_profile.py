@@ -19,7 +19,7 @@ SCHEMA = "tiny-llama-profile/1"
 
 Side = Annotated[int, Field(ge=0, lt=LARGEST)]
 Shape = Annotated[list[Side], Field(max_length=16)]
-# Of each argument. An argument that is a list of tensors has several.
+# One of each argument; an argument that is a list of tensors has several.
 Shapes = list[Shape | Annotated[list[Shape], Field(min_length=1)]]
 
 
