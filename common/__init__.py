@@ -37,7 +37,7 @@ def _say_no_more_than_interrupted(kind: type[BaseException], error: BaseExceptio
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = _say_no_more_than_interrupted  # Ctrl-C while the imports take their seconds; later `cli.command` sees to it
+sys.excepthook = _say_no_more_than_interrupted  # Ctrl-C during the imports, which take seconds; later `cli.command` handles it
 
 _missing = [name for name in ("torch", "numpy", "pydantic", "yaml") if importlib.util.find_spec(name) is None]
 if _missing:

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-LARGEST = 10**9  # of every size and count; of less, the memory decides
+LARGEST = 10**9  # upper limit of every size and count; below it, memory sets the limit
 Count = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
