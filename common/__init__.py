@@ -1,7 +1,7 @@
 """Everything that is the same in every version of the model; the model and its operations live in the version folders.
 
 Each folder with scripts has a link to this one, so that its scripts find it from any directory and use the copy that they came
-with. What they need from other packages is asked for here, before anything else is imported.
+with. Importing it first checks that the packages which the scripts need are installed.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ def _say_no_more_than_interrupted(kind: type[BaseException], error: BaseExceptio
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = _say_no_more_than_interrupted  # Ctrl-C while the imports take their seconds; later `cli.command` sees to it
+sys.excepthook = _say_no_more_than_interrupted  # Ctrl-C during the imports, which take seconds; later `cli.command` handles it
 
 _missing = [name for name in ("torch", "numpy", "pydantic", "yaml") if importlib.util.find_spec(name) is None]
 if _missing:

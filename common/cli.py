@@ -74,28 +74,32 @@ Flags = argparse._ActionsContainer
 
 def add_preset(group: Flags) -> None:
     group.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    group.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections `model:` and `training:`, over the preset")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="file whose sections `model:` and `training:` override the preset"
+    )
 
 
 def add_batch_size(group: Flags) -> None:
-    group.add_argument("--batch-size", type=int, metavar="B", help="default: 8, or the preset's")
+    group.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (default: 8, or the preset's)")
 
 
 def add_sequence_length(group: Flags) -> None:
-    group.add_argument("--seq-len", type=int, metavar="S", help="default: 128, or the preset's")
+    group.add_argument("--seq-len", type=int, metavar="S", help="tokens in a sequence (default: 128, or the preset's)")
 
 
 def add_seed(group: Flags) -> None:
-    group.add_argument("--seed", type=int, help="of weights and data (default: 0)")
+    group.add_argument("--seed", type=int, help="seed of weights and data (default: 0)")
 
 
 def add_device(group: Flags) -> None:
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's ROCm")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD's ROCm (default: auto)"
+    )
 
 
 def add_precision(group: Flags) -> None:
     group.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
-    group.add_argument("--amp-dtype", choices=AMP_DTYPES, help="of --use-amp (default: bfloat16)")
+    group.add_argument("--amp-dtype", choices=AMP_DTYPES, help="number format of --use-amp (default: bfloat16)")
 
 
 def add_capture(group: Flags) -> None:
@@ -132,7 +136,7 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
         choice.add_argument(f"--disable-{name}", dest=key, action="store_false", default=None)
     if "torch-compile" in switches:
         modes = ("default", "reduce-overhead", "max-autotune")
-        group.add_argument("--torch-compile-mode", choices=modes, help="of torch.compile (default: default)")
+        group.add_argument("--torch-compile-mode", choices=modes, help="mode of torch.compile (default: default)")
 
 
 def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
@@ -174,7 +178,9 @@ def parser(description: str | None) -> Parser:
     model.add_argument("--hidden-dim", type=int, metavar="D")
     model.add_argument("--num-layers", type=int, metavar="L")
     model.add_argument("--num-heads", type=int, metavar="H")
-    model.add_argument("--num-kv-heads", type=int, metavar="K", help="fewer than H: grouped-query attention (default: H)")
+    model.add_argument(
+        "--num-kv-heads", type=int, metavar="K", help="key/value heads; fewer than H: grouped-query attention (default: H)"
+    )
     model.add_argument("--intermediate-dim", type=int, metavar="F")
     model.add_argument("--vocab-size", type=int, metavar="V")
 
@@ -182,7 +188,7 @@ def parser(description: str | None) -> Parser:
     add_batch_size(training)
     add_sequence_length(training)
     training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
-    training.add_argument("--learning-rate", type=float, help="of AdamW (default: the preset's; tiny: 1.5e-3)")
+    training.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
     add_seed(training)
     training.add_argument(
         "--warmup-steps",
@@ -202,7 +208,9 @@ def parser(description: str | None) -> Parser:
     add_capture(training)
     training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
     training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
-    training.add_argument("--metrics-out", type=Path, metavar="FILE", help="default: metrics_<version>.json")
+    training.add_argument(
+        "--metrics-out", type=Path, metavar="FILE", help="file for the record (default: metrics_<version>.json)"
+    )
     training.add_argument("--save-model", type=Path, metavar="DIR", help="save a checkpoint that transformers opens")
     training.add_argument(
         "--checkpoint-dir",
@@ -210,7 +218,9 @@ def parser(description: str | None) -> Parser:
         metavar="DIR",
         help="save all that the next step needs at the end of the run, in DIR/step-N",
     )
-    training.add_argument("--checkpoint-every", type=positive, metavar="N", help="and every N steps; the two newest are kept")
+    training.add_argument(
+        "--checkpoint-every", type=positive, metavar="N", help="save also every N steps; the two newest are kept"
+    )
     training.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in --checkpoint-dir, or start if there is none"
     )
@@ -219,7 +229,7 @@ def parser(description: str | None) -> Parser:
 
     profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
     profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
-    profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="where profiles go (default: pytorch_profiles)")
+    profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="folder for profiles (default: pytorch_profiles)")
     profiling.add_argument(
         "--profile-steps",
         type=positive,
@@ -235,7 +245,7 @@ def parser(description: str | None) -> Parser:
     )
     profiling.add_argument("--profile-operators", action="store_true", help="print the table of operators")
     profiling.add_argument(
-        "--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"of that table: {', '.join(SORT_KEYS)} (default: self time)"
+        "--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
     )
     profiling.add_argument(
         "--profile-attention-only",
@@ -270,7 +280,7 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig.
 
     Raises:
-        UsageError: a value is wrong, or at odds with another.
+        UsageError: a value is wrong, or contradicts another.
     """
     config = configs.resolve(
         arguments.preset,
@@ -368,7 +378,7 @@ def command(main: Callable[[], int | None]) -> None:
 
 
 def _end(said: str | None, code: int) -> int:
-    """Says why the command ends, if it is this process that says so, and if anyone can still hear it."""
+    """Prints why the command ends, if this process is the one that prints, and if its output is still read."""
     with contextlib.suppress(OSError):
         if said:
             print(said, file=sys.stderr, flush=True)

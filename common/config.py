@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-LARGEST = 10**9  # of every size and count; of less, the memory decides
+LARGEST = 10**9  # upper limit of every size and count; below it, memory sets the limit
 Count = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
@@ -89,7 +89,7 @@ class ModelConfig(StrictModel):
 
 
 class TrainingConfig(StrictModel):
-    """What one training run does with the model."""
+    """The settings of one training run."""
 
     batch_size: Count = 8  # B
     sequence_length: int = Field(128, ge=2, le=LARGEST)  # S; a single token attends to itself alone, and q and k learn nothing
@@ -103,7 +103,7 @@ class Config(StrictModel):
     training: TrainingConfig = TrainingConfig()
 
 
-# What a preset leaves out keeps the default above. `large` is the shape of TinyLlama-1.1B (arXiv:2401.02385).
+# A value that a preset leaves out keeps the default above. `large` is the shape of TinyLlama-1.1B (arXiv:2401.02385).
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {"model": {}, "training": {}},
     "small": {
@@ -185,7 +185,7 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         overrides: per section, the values given on the command line; None means not given.
 
     Raises:
-        UsageError: a key is unknown, or a value is of the wrong type, out of range or at odds with another.
+        UsageError: a key is unknown, or a value is of the wrong type or out of range, or it contradicts another.
     """
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
     read = read_yaml(file) if file else {}

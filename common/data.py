@@ -1,8 +1,8 @@
 """Training data: real text by default, and a synthetic source whose best possible loss is known.
 
 - `stdlib`: the source of this interpreter's standard library without its tests (about 10 MB of Python that every
-  machine has), as tokens of a byte-level BPE trained on it. It differs between Python versions, and by the paths in its
-  build's configuration even between installations of one; so do the losses.
+  machine has), as tokens of a byte-level BPE trained on it. It differs between Python versions. Paths in the
+  configuration of the build differ even between installations of one version. So losses differ, too.
 - `synthetic`: a seeded Markov chain. Every state has the same few successor probabilities, so its entropy per token,
   the loss that no model can beat, is exactly that of those probabilities.
 - a file: any UTF-8 text, through a BPE trained on it.

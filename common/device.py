@@ -44,7 +44,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
-    """Seeds PyTorch and asks for the same bits on every run with the same seed on the same device."""
+    """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; makes it deterministic
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
@@ -86,8 +86,8 @@ def synchronize(device: torch.device) -> None:
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
-    The function must not wait for the GPU. What it reads and writes stays where it was while the graph was captured. With
-    `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
+    The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
+    With `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -25,7 +25,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention by PyTorch's fused kernel; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh]."""
     grouped = q.shape[1] != k.shape[1]
-    if grouped and q.is_cuda and q.dtype == torch.float32:  # the fp32 kernel knows no groups: PyTorch would take the plain path
+    if grouped and q.is_cuda and q.dtype == torch.float32:  # the fp32 kernel takes no groups: PyTorch would use the plain path
         groups, grouped = q.shape[1] // k.shape[1], False
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

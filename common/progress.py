@@ -1,6 +1,6 @@
-"""A word from work that takes long: one line on stderr after five seconds, and another every five seconds.
+"""Progress of work that takes long: one line on stderr after five seconds, and another every five seconds.
 
-Of several processes the first alone speaks.
+Of several processes only the first prints.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How a signal ends a command: after the work in hand, and with what was measured written.
+"""Ends a command at a signal: after the work in hand, and after all measurements were written.
 
 SIGINT is Ctrl-C, SIGTERM comes from a batch system, SIGHUP from a terminal that closes. Python turns only the first one into an
 exception; here all three become one, so that every command cleans up and ends with exit code 128 + n.

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Measures the versions beside each other, and beside transformers' LLaMA, on this machine, in fp32 and bf16. Writes
+# Compares the versions with each other and with transformers' LLaMA, on this machine, in fp32 and bf16. Some parts need a GPU. Writes
 #
 #     results/NAME/compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
 #     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
 #     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
-#     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (a GPU)
-#     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (a GPU)
+#     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (GPU)
+#     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
-#     results/NAME/kernels_*.json                                          Version 3's kernels beside their peers, bf16 (a GPU)
-#     results/NAME/{levers,block_fusion}.json                              Version 4's ways to do the same work (a GPU)
+#     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
+#     results/NAME/{levers,block_fusion}.json                              Version 4's ways to do the same work (GPU)
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
 #
 # Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: available), BATCH_SIZES (4,8,16,32),
-# SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3) and BENCHMARK_STEPS (50); GPUS, how many run processes
-# at the same time (1); PRECISIONS of all parts (fp32 bf16), and ROUNDS of the ablation (5).
+# SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3), BENCHMARK_STEPS (50), and GPUS, the number of processes
+# at the same time, each on a GPU of its own (1). Variables of all parts: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2

@@ -9,7 +9,10 @@ from common.analysis.output.tables import markdown
 from common.config import PRESETS, ModelConfig
 
 MIB, MB, MICRO = 2**20, 1e6, 1e6
-DEVICES = ("H100 SXM", "H200 SXM", "A100-SXM4-80GB", "MI300X", "MI300A")  # names that `common.analysis.formulas.peaks` knows
+DEVICES = (  # names that `common.analysis.formulas.peaks` knows, one for each of its entries
+    "H100 SXM", "H100 PCIe", "H200 SXM", "NVIDIA B200", "A100-SXM4-80GB", "A100 80GB PCIe", "A100-SXM4-40GB", "RTX 4090",
+    "RTX 5090", "MI210", "MI250", "MI250X", "MI300X", "MI300A", "MI325X", "MI350X", "MI355X",
+)  # fmt: skip
 
 # One forward pass: the span, the operation, and the shape of its result in the letters of `common.config`.
 FORWARD_PASS = (
@@ -154,12 +157,15 @@ def intensity() -> str:
 
 
 def balance() -> str:
-    """A row per device: the FLOPs per byte at which its data-sheet peaks meet."""
-    rows = []
+    """A row per device: its data-sheet peaks, and the FLOPs per byte at which they meet."""
+    formats, rows = ("fp32", "tf32", "bf16"), []
     for name in DEVICES:
         peaks = datasheet(name)
-        rows.append([name, peaks["bandwidth"] / 1e12, *(peaks[key] / peaks["bandwidth"] for key in ("fp32", "tf32", "bf16"))])
-    return markdown(["Device", "TB/s", "FLOP/byte in fp32", "TF32 or XF32", "bf16"], rows)
+        rates = [peaks.get(key) for key in formats]
+        ridges = [rate and rate / peaks["bandwidth"] for rate in rates]
+        rows.append([name.removeprefix("NVIDIA "), peaks["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
+    columns = ["Device", "TB/s", "TFLOP/s in fp32", "TF32 or XF32", "bf16", "FLOP/byte in fp32", "TF32 or XF32", "bf16"]
+    return markdown(columns, rows)
 
 
 def limits() -> str:

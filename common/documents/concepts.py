@@ -208,7 +208,7 @@ def timeline(*paths: Path) -> Picture:
 
 
 def _window(trace: chrome_trace.Trace) -> dict[str, Any]:
-    """What the timeline of a trace shows, in us from the first kernel of the profiled steps.
+    """The content of a trace's timeline, in us from the first kernel of the profiled steps.
 
     Returns:
         launches (their starts), host and gpu (intervals in which an operator or a kernel runs), delay_us (from the launch of

@@ -1,4 +1,4 @@
-"""The report on a fused version: what was measured of it and of its baseline, as Markdown and as one HTML page.
+"""The report on a fused version: the measurements of it and of its baseline, as Markdown and as one HTML page.
 
 Sections: conditions, step time by span and phase, kernel counts, memory against sequence length, roofline, ablation, and the
 commands that measure it all again. The two profiles must be there; a section whose own measurement is missing names the
@@ -30,7 +30,7 @@ NAMES = ("baseline", "fused")
 PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 TOP = 10  # names in the table of kernels
 
-# What makes the inputs, from the folder of Version 2.
+# The commands that make the inputs, in the folder of Version 2.
 SCRIPTS = ("../version1_pytorch_baseline/tiny_llama_v1.py", "tiny_llama_v2.py")
 ABLATION = "python fusion_ablation_study.py --all-combinations"
 SEQUENCES = [
@@ -102,7 +102,7 @@ def add_conditions(report: Report, paths: Sequence[Path], steps: Sequence[Step])
 
 
 def add_step_time(report: Report, steps: Sequence[Step]) -> None:
-    """Adds where a profiled step's time goes, by span and phase."""
+    """Adds the time of a profiled step, by span and phase."""
     bars, on_gpu = _bars(steps), steps[0].on_gpu
     rest = {
         "GPU idle" if on_gpu else "outside operators": [step.outside_us for step in steps],
@@ -153,7 +153,7 @@ def _step_figure(bars: Bars) -> "Figure":
 
 
 def add_kernel_counts(report: Report, reduction: kernel_reduction.Reduction) -> None:
-    """Adds what is launched before and after: by kind of work, by span, and the names with the largest changes."""
+    """Adds the launches before and after: by kind of work, by span, and the names with the largest changes."""
     header = [f"{name} {what}" for what in (reduction.counted, "ms") for name in NAMES]
 
     def add(title: str, labels: Sequence[str], rows: Sequence[kernel_reduction.Difference], code: Sequence[str] = ()) -> None:
@@ -185,7 +185,7 @@ def add_memory(report: Report, runs: list[sequence_memory.Run]) -> None:
 
 
 def add_ceilings(report: Report, steps: Sequence[Step]) -> None:
-    """Adds how near each span is to what the device can do, before and after."""
+    """Adds how near each span is to the device's ceilings, before and after."""
     report.section("Roofline")
     measured = steps[0].profile["run"]["ceilings"]
     if not measured:
@@ -207,7 +207,7 @@ def add_ceilings(report: Report, steps: Sequence[Step]) -> None:
 
 
 def add_fusions(report: Report, study: dict[str, Any] | None) -> None:
-    """Adds what each fusion brings on its own."""
+    """Adds the effect of each fusion on its own."""
     report.section("Ablation")
     if not study:
         report.text("Not measured; this command does it:")

@@ -44,7 +44,7 @@ KINDS = {
 
 
 class Picture(NamedTuple):
-    """What a picture shows, the same in words for those who cannot see it, and how it is drawn."""
+    """A picture: its numbers, a description for readers who cannot see it, and the function that draws it."""
 
     name: str
     numbers: Any  # as JSON holds them

@@ -317,7 +317,7 @@ def analyze(path: Path) -> Report:
     report.section("Effect of each fusion")
     report.text(
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. A range over the rounds that holds 1 does not tell the effect from none."
+        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
     )
     report.table(*effect_table(measured, found))
     report.text(*notes(measured))
@@ -358,13 +358,13 @@ def _range(low: float, high: float) -> str:
 
 
 def conditions(measured: Ablation) -> str:
-    """What was measured, in one line."""
+    """The measured configuration, in one line."""
     medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
     return f"{measured['version']}, {run_record.describe(measured)}. {medians}"
 
 
 def notes(measured: Ablation) -> list[str]:
-    """What to know before reading the numbers, a paragraph each."""
+    """Notes for a reader of the numbers, a paragraph each."""
     first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
     apart = [
         f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "

@@ -123,7 +123,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
     tried: dict[int, Trial] = {}
 
     def speed(size: int) -> float:
-        """What the target wants high: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
+        """The value that the target maximises: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
         if size not in tried:
             tried[size] = trial(size)
         found = tried[size]

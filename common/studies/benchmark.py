@@ -287,7 +287,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def visible_gpus(count: int) -> list[str | None]:
-    """What CUDA_VISIBLE_DEVICES names each of `count` GPUs; None for one, which stays what it is.
+    """The value of CUDA_VISIBLE_DEVICES for each of `count` GPUs; None for one GPU, which keeps the variable as it is.
 
     Raises:
         UsageError: there are fewer.

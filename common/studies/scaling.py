@@ -67,7 +67,7 @@ class Run(run_record.PeakMemory):
 
 
 class Collectives(TypedDict):
-    """Of a kind in a step: `data_parallel.Transfer`, of which a trace may lack the bytes."""
+    """The collectives of one kind in a step: a `data_parallel.Transfer`. A trace may lack the bytes."""
 
     kind: str
     count: files.Amount
@@ -339,7 +339,7 @@ def run_job(cell: Cell, model: benchmark.Model, options: Namespace, profiled: bo
 
 
 def traced(profiles: Path, cell: Cell, model: benchmark.Model) -> dict[str, Any]:
-    """What the traces of a job say, as keys of its cell; why they say nothing if that is so."""
+    """The keys of a cell that come from the traces of its job, or the reason why the traces give none."""
     try:
         if cell["processes"] == 1:
             return {"shares": shares(step_profile.read(step_profile.find(profiles)))}

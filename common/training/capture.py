@@ -2,10 +2,10 @@
 
 A captured step launches all its kernels with one call of the host: forward pass, loss, backward pass, optimizer and, in float16,
 the scaling of the loss. The batch is copied into buffers that the graph reads, and every tensor of the step stays where it was
-while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: eager time less captured time
-is what launches cost.
+while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: the cost of launches is eager
+time minus captured time.
 
-What a step must do to be captured: never wait for the GPU, and keep its shapes. AdamW therefore counts its steps on the GPU
+A step can be captured if it never waits for the GPU and keeps its shapes. AdamW therefore counts its steps on the GPU
 (`capturable`), which rounds its two bias corrections to float32; in float16 it is PyTorch's fused AdamW, which also leaves out a
 step whose gradients have overflowed without asking the host.
 """
@@ -106,7 +106,7 @@ class CapturedStep:
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Runs what is inside off the default stream, as a step must have run before it is captured."""
+    """Runs the code inside it on a stream of its own. A step must have run so before it is captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""What this device can do at best, measured: matrix product, copy, and the cost of one small operation."""
+"""Measures the highest rates of this device: matrix product, copy, and the cost of one small operation."""
 
 from common import device as devices
 from common.precision import Precision

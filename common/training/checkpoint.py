@@ -73,7 +73,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
 
 
 class Position(TypedDict):
-    """What stands beside the tensors, in position.json."""
+    """The content of position.json, which stands beside the tensors."""
 
     schema: Literal["tiny-llama-checkpoint/1"]
     step: PositiveInt  # the last one that was finished
@@ -82,7 +82,7 @@ class Position(TypedDict):
 
 
 def inputs(version: str, options: Namespace, precision: Precision, dataset: Dataset) -> dict[str, Any]:
-    """What the next losses depend on beside the checkpoint, by the names that a message shows. The learning rate may change."""
+    """The inputs beside the checkpoint that fix the next losses, by the names in a message. The learning rate may change."""
     return {
         "version": version,
         **options.model.model_dump(),

@@ -50,7 +50,7 @@ def resolve(version: ModuleType, options: Namespace) -> Namespace:
     A version that does not support every form names those that it does in `PARALLEL`.
 
     Raises:
-        UsageError: a form is given without torchrun, or is at odds with the version or another flag.
+        UsageError: a form is given without torchrun, or contradicts the version or another flag.
     """
     here, forms = ranks.here(), getattr(version, "PARALLEL", ranks.FORMS)
     given, options.parallel = options.parallel, options.parallel or (forms[:1] or (None,))[0]
@@ -168,7 +168,7 @@ class Replica:
 
 
 def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
-    """What a training step calls in place of the model, which fully_shard changes in place; before its optimizer is made.
+    """The model in the form that a training step calls; fully_shard changes it in place. Called before the optimizer is made.
 
     Args:
         model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if its attribute

@@ -6,8 +6,8 @@ in the backward pass the scores a second time, as such a kernel computes them. D
 watches one forward pass, attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
 `x.softmax()`), and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
 
-Neither counter sees into a Triton kernel. What its kernels compute unseen a model says itself, by formula, in
-`kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include it. A loss that computes its gradients
+Neither counter sees into a Triton kernel. A model gives the FLOPs of its kernels itself, by formula, in
+`kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include them. A loss that computes its gradients
 in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed watches needs no gradients.
 """
 

@@ -1,4 +1,4 @@
-"""Taking a profile of the last steps of a run, and writing it down.
+"""Profiles the last steps of a run, and writes the profile.
 
 `torch.profiler` records the operators of a few steps with their shapes. The Chrome trace is kept as it is
 (`trace_<stamp>.json`, for https://ui.perfetto.dev or chrome://tracing), and read once into `profile_<stamp>.json`: one
@@ -109,7 +109,7 @@ class Profiler:
     def write(self, record: dict[str, Any]) -> list[Path]:
         """Writes the profile, the event files and, where asked, the memory timeline; returns what was written.
 
-        That is nothing where the run was stopped before its last steps, the ones that are profiled.
+        Nothing is written if the run was stopped before the profiled steps, which are its last ones.
 
         Raises:
             RunError: a file could not be written, the traces that PyTorch writes included. No part of a file is left.

@@ -109,7 +109,7 @@ def build(
 
 
 def summary(record: dict[str, Any]) -> str:
-    """The same, for a person; one fact a line."""
+    """The record as text for a terminal; one fact a line."""
     training, step, loss = record["training"], record["step_ms"], record["loss"]
     before = training["first_step"] - 1
     lines = [
@@ -152,7 +152,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def phases(record: dict[str, Any]) -> str:
-    """Times of the phases, for a person; one a line."""
+    """Times of the phases as text for a terminal; one a line."""
     return "\n".join(
         f"  {phase:<12} {figures['median']:.2f} ms (p20 {figures['p20']:.2f}, p80 {figures['p80']:.2f})"
         for phase, figures in record["phases_ms"].items()

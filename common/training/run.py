@@ -64,7 +64,7 @@ def parser(version: ModuleType, description: str | None = None) -> cli.Parser:
 
 @dataclass
 class Result:
-    """What a run measured and wrote.
+    """The measurements of a run, and the files that it wrote.
 
     Attributes:
         record: schema tiny-llama-run/1.
@@ -170,7 +170,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
 
 @dataclass
 class Outcome:
-    """What the training loop measured before it ended, however it ended."""
+    """The measurements of the training loop up to its end, however it ended."""
 
     losses: list[float] = field(default_factory=list)  # nats per token, from before each finished step
     step_ms: list[float] = field(default_factory=list)  # of each finished step
@@ -186,7 +186,7 @@ class Outcome:
 
 
 def first_line(error: BaseException) -> str:
-    """Of the message, or the error's name if it has none."""
+    """The first line of the message, or the error's name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

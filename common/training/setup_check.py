@@ -29,7 +29,7 @@ def memory(options: Namespace, device: torch.device) -> None:
     """Refuses a run whose weights, optimizer state and batch can't fit, by formula, before anything is allocated.
 
     Raises:
-        UsageError: names the size without which the run would need least, were it that of the preset tiny.
+        UsageError: names the size that would save most memory, if it were that of the preset tiny.
     """
     described = devices.describe(device)
     training = dict(batch_size=options.batch_size, sequence_length=options.seq_len, num_steps=options.num_steps)

@@ -1,4 +1,4 @@
-"""The training step of a version, built and checked: the step that is checked is the one that trains, and the one that is timed.
+"""Builds and checks the training step of a version. The step that is checked is the one that trains and that is timed.
 
 `prepare` builds model, optimizer and step, and runs the step a few times with a learning rate of 0, which changes no weight.
 AdamW's first moments then show the gradients that the optimizer was given: after one such step a moment is (1 - beta1) times the
@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
 
     @property
     def graph_peak_bytes(self) -> int:
-        """What a captured step allocates at once, which the allocator does not count while a graph is replayed; else 0."""
+        """Bytes that a captured step allocates at once; the allocator does not count them while a graph is replayed. Else 0."""
         return self.step.peak_bytes if isinstance(self.step, CapturedStep) else 0
 
 

@@ -1,7 +1,7 @@
-"""Version files as modules, for scripts that hold several against each other, and the flags that such scripts share.
+"""Version files as modules, for scripts that compare several, and the flags that such scripts share.
 
-A comparison needs the model, a shape, a device and a number format, but no data set and no training run: of the flags of
-`common.cli` these stay, with the same names and meanings, and those that a version adds can be handed on to it.
+A comparison needs the model, a shape, a device and a number format, but no data set and no training run. So such a
+script has only these flags of `common.cli`, with the same names and meanings, and can pass on those that a version adds.
 """
 
 import importlib.util
@@ -63,7 +63,7 @@ def resolve(arguments: Namespace) -> Namespace:
     """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig, and `learning_rate`.
 
     Raises:
-        UsageError: a value is wrong, or at odds with another.
+        UsageError: a value is wrong, or contradicts another.
     """
     batch_size, length = getattr(arguments, "batch_size", None), getattr(arguments, "seq_len", None)  # `parser` can lack them
     training = dict(batch_size=batch_size, sequence_length=length, seed=arguments.seed)

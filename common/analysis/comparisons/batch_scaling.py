@@ -126,14 +126,14 @@ def lines(runs: list[Run]) -> tuple[Line, Line]:
 
 
 def findings(runs: list[Run]) -> list[str]:
-    """What the two lines say, a paragraph each, and what makes them doubtful."""
+    """A paragraph on each of the two lines, and the reasons to doubt them."""
     time, memory = lines(runs)
     notes = [
         f"Step time: t(B) = {time.equation('ms')}. {_time_meaning(time, runs)}",
         f"Memory: m(B) = {memory.equation('MiB')}. {_memory_meaning(memory, runs[0])}",
     ]
     if time.residual is None:
-        notes.append("A line goes through any two points: nothing here says whether it describes other batch sizes. Add a third.")
+        notes.append("A line fits any two points, so nothing shows whether it describes other batch sizes: add a third.")
     else:
         notes.append(
             f"Largest distance of a median from its line: {format_number(time.residual)} ms, {format_number(memory.residual)} "
@@ -147,7 +147,7 @@ def _time_meaning(line: Line, runs: list[Run]) -> str:
     if line.per_sample <= 0:
         return "Step time does not grow with the batch here: the device has room for more samples, or noise hides the growth."
     if line.fixed <= 0:
-        return "No fixed cost shows: step time grows at least as fast as the batch, so a larger batch hides nothing."
+        return "Step time grows at least as fast as the batch, so there is no fixed cost that a larger batch could hide."
     smallest, largest, length = size(runs[0]), size(runs[-1]), runs[0]["training"]["sequence_length"]
     enough = 9 * line.fixed / line.per_sample
     where = "" if smallest <= enough <= largest else ", outside the measured range"

@@ -30,8 +30,8 @@ CSV_COLUMNS = (
 
 SAME_WORK = "a library picks another kernel for another shape, so names that are gone and new can do the same work: see the kinds"
 NO_SPANS = "torch.compile leaves no spans in what it compiles: that work is under `other`"
-UNKNOWN = "not both files say on what they ran: whether device, shapes and precision are the same is not checked"
-TOTALS = "these sources do not know training steps: the counts are of whole files, alike only if both runs took as many steps"
+UNKNOWN = "one of the files does not say what it ran on, so device, shapes and precision were not compared"
+TOTALS = "these sources do not know training steps: counts are of whole files and compare only if both runs had as many steps"
 
 
 class Difference(NamedTuple):
@@ -86,7 +86,7 @@ class Reduction(NamedTuple):
 
     @property
     def what(self) -> str:
-        """`counted`, and per what."""
+        """`counted`, with its unit: per step, or in the whole file."""
         return f"{self.counted} {'per step' if self.per_step else 'in the whole file'}"
 
 

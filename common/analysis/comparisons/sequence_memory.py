@@ -276,7 +276,7 @@ def conditions(runs: list[Run]) -> str:
 
 
 def findings(runs: list[Run]) -> list[str]:
-    """What the fits say: a paragraph per group, the groups against each other, and what makes the fits doubtful."""
+    """A paragraph on the fit of each group, a comparison of the groups, and the reasons to doubt the fits."""
     groups = grouped(runs)
     notes = [_growth(group, members) for group, members in groups.items()] + _ratios(groups)
     notes.append(
@@ -284,7 +284,7 @@ def findings(runs: list[Run]) -> list[str]:
         "another one takes over as S grows, no one parabola goes through all peaks, and the residual shows it."
     )
     if any(len(members) == LEAST for members in groups.values()):
-        notes.append("A parabola goes through any three points, so nothing shows whether it fits other lengths: add a fourth.")
+        notes.append("A parabola fits any three points, so nothing shows whether it fits other lengths: add a fourth.")
     return notes
 
 

@@ -32,13 +32,13 @@ class Version(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What the choice needs of a run, so that the files of many runs need not be held.
+    """The part of a run that the choice needs, so that the files of many runs need not stay in memory.
 
     Attributes:
         path: the run's record, or a profile, which holds one.
         date: when the run began.
         conditions: of `run_record.conditions`.
-        unusable: why its step times say nothing.
+        unusable: why its step times cannot be used.
         attention_only: whether the profile is of the attention alone; None if there is none, or it has no profiled step.
     """
 

@@ -5,7 +5,7 @@ profiled steps. Their time on a rank is the union of their intervals. It is divi
 
     overlapped, exposed    beside a computing kernel (on a CPU: an operator of `aten`), or not
     waiting, moving        a collective ends on all ranks once the last one has come. The shortest duration of the same
-                           collective among the ranks is taken as that of moving bytes, at its end; what comes before is waiting
+                           collective among the ranks is taken as that of moving bytes, at its end; the time before it is waiting
 
 The same collective on two ranks is the one of the same kind with the same number in the same step, because all ranks start
 collectives in one order. Only durations are compared between ranks, whose clocks differ.

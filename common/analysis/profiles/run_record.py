@@ -62,7 +62,7 @@ class Training(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Of every process of a job, by rank."""
+    """The values of every process of a job, by rank."""
 
     forward_ms: list[Amount]  # in the spans of a forward pass, without waiting for others
     step_ms: list[Amount]  # median
@@ -113,13 +113,13 @@ class Memory(TypedDict):
 
 
 class PeakMemory(Memory):
-    """Of a run that finished at least one step."""
+    """The peak of a run that finished at least one step."""
 
     peak_mib: PositiveAmount
 
 
 class Ceilings(TypedDict):
-    """What the device reached at best, as `common.training.ceilings.measure` measures it."""
+    """The highest rates of the device, as `common.training.ceilings.measure` measures them."""
 
     flops_per_second: PositiveAmount
     bytes_per_second: PositiveAmount
@@ -226,7 +226,7 @@ NOISY = 30  # %: so does a wider spread from p20 to p80, as a share of the media
 
 
 def identity(run: dict[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common for their step times to be compared, by name."""
+    """The conditions that two runs must share for their step times to be compared, by name."""
     device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
     named = {
         "version": run["version"],
@@ -240,7 +240,7 @@ def identity(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def unusable(path: Path, run: dict[str, Any]) -> list[str]:
-    """Why this run's step times say nothing."""
+    """Why this run's step times cannot be used."""
     if run["status"] != "completed":
         return [f"{path.name} was not completed ({run['status']})"]
     if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]):
@@ -249,12 +249,12 @@ def unusable(path: Path, run: dict[str, Any]) -> list[str]:
 
 
 def conditions(run: dict[str, Any]) -> dict[str, Any]:
-    """What a step's time depends on besides the code."""
+    """The conditions that a step's time depends on, besides the code."""
     return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
 
 
 def training_inputs(run: dict[str, Any]) -> dict[str, Any]:
-    """What a loss curve depends on besides the code, with the conditions above equal."""
+    """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
     training["first step"] = run["training"].get("first_step", 1)
     return {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]} | training
@@ -321,7 +321,7 @@ def doubts(runs: dict[str, Any]) -> list[str]:
     notes = [f"All steps of {', '.join(slowed)} ran under the profiler, which slows them: raise --num-steps."] * bool(slowed)
     few = min(run["step_ms"]["count"] for run in runs.values())
     if few < FEW_STEPS:
-        notes.append(f"As few as {few} timed steps stand behind a median: raise --num-steps.")
+        notes.append(f"A median is of only {few} timed steps: raise --num-steps.")
     return notes + noise({name: run["step_ms"] for name, run in runs.items()})
 
 

@@ -19,7 +19,7 @@ SCHEMA = "tiny-llama-profile/1"
 
 Side = Annotated[int, Field(ge=0, lt=LARGEST)]
 Shape = Annotated[list[Side], Field(max_length=16)]
-# Of each argument. An argument that is a list of tensors has several.
+# One of each argument; an argument that is a list of tensors has several.
 Shapes = list[Shape | Annotated[list[Shape], Field(min_length=1)]]
 
 
@@ -64,7 +64,7 @@ class Launches(TypedDict):
 
 
 class Profiled(TypedDict):
-    """What a profile says about its run, which may have ended before its first step was profiled."""
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
 
     schema: Literal[SCHEMA]
     run: RunRecord

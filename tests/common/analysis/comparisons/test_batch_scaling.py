@@ -88,7 +88,7 @@ def test_the_newest_profile_of_a_folder_is_taken(tmp_path):
 def test_two_points_leave_no_residual_and_three_do(tmp_path):
     folders = saved(tmp_path, 4, 8)
     two = words(batch_scaling.analyze(folders))
-    assert "A line goes through any two points" in two and "Largest distance" not in two
+    assert "A line fits any two points" in two and "Largest distance" not in two
     three = words(batch_scaling.analyze([*folders, save(tmp_path / "off", run(12, ms=60.0))]))
     assert "any two points" not in three
     # 24, 36, 60 ms at 4, 8, 12: the line is 4 + 4.5 B, and the middle point lies 4 ms below it
@@ -105,7 +105,7 @@ def test_the_reserve_of_a_gpus_memory_is_derived(tmp_path):
     ("times", "message"),
     [
         ((50.0, 50.0, 50.0), "Step time does not grow with the batch"),
-        ((10.0, 30.0, 70.0), "No fixed cost shows"),
+        ((10.0, 30.0, 70.0), "there is no fixed cost"),
     ],
 )
 def test_a_line_without_fixed_cost_or_slope_is_not_read_as_one(tmp_path, times, message):
@@ -118,9 +118,9 @@ def test_doubtful_medians_are_named(tmp_path):
     [folder] = saved(tmp_path, 4)
     profiled = words(batch_scaling.analyze([folder, save(tmp_path / "b", run(8, step_ms__profiled=23))]))
     assert "All steps of B = 8 ran under the profiler" in profiled
-    assert "timed steps stand behind" not in profiled and "Noisy" not in profiled
+    assert "timed steps: raise" not in profiled and "Noisy" not in profiled
     few = words(batch_scaling.analyze([folder, save(tmp_path / "c", run(8, step_ms__count=2))]))
-    assert "As few as 2 timed steps" in few
+    assert "A median is of only 2 timed steps" in few
     noisy = words(batch_scaling.analyze([folder, save(tmp_path / "d", run(8, step_ms__p80=36 * 1.3))]))
     assert "30 % of the median for B = 8 (40 %)" in noisy
 

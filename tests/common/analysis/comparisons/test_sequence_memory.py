@@ -98,7 +98,7 @@ def test_another_version_is_a_group_of_its_own(tmp_path):
     runs = sequence_memory.read(folders)
     assert list(sequence_memory.grouped(runs)) == ["v1", "v2, flash attention"]
     notes = "\n".join(sequence_memory.findings(runs))
-    assert "A parabola goes through any three points" in notes and "At S = 512 the peak of v2, flash attention is" in notes
+    assert "A parabola fits any three points" in notes and "At S = 512 the peak of v2, flash attention is" in notes
     assert {row[4] for row in sequence_memory.fit_table(runs)[1]} == {None}  # no residual
 
 
