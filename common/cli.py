@@ -259,9 +259,10 @@ def parser(description: str | None) -> Parser:
         "--profile-with-flops", action="store_true", help="add torch.profiler's FLOPs, which it counts for few operators"
     )
     profiling.add_argument(
-        "--enable-deepspeed-flops",
-        action="store_true",
-        help="count FLOPs by formula, FlopCounterMode and DeepSpeed into flops_analysis/",
+        "--enable-deepspeed-flops", action="store_true", help="count FLOPs by formula, FlopCounterMode and DeepSpeed"
+    )
+    profiling.add_argument(
+        "--flops-dir", type=Path, metavar="DIR", help="where these counts go, and count (default: flops_analysis)"
     )
     profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
     profiling.add_argument(
@@ -312,6 +313,8 @@ def parse(arguments: argparse.Namespace) -> argparse.Namespace:
     if any(getattr(arguments, f"profile_{what}") for what in asked):
         arguments.enable_pytorch_profiler = True
     arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
+    arguments.enable_deepspeed_flops |= arguments.flops_dir is not None
+    arguments.flops_dir = arguments.flops_dir or Path("flops_analysis")
     if (arguments.resume or arguments.checkpoint_every) and not arguments.checkpoint_dir:
         raise UsageError(f"{'--resume' if arguments.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
     if arguments.time_phases and arguments.capture_step:

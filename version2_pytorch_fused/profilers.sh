@@ -27,8 +27,9 @@ Options of every script for profilers:
     --profile-dir DIR   folder of the results (default: $folder)
     --script FILE.py    the script to run, of any version (default: tiny_llama_v2.py beside this file)
 
-Every other argument, and all after --, goes to the script. It takes 30 steps (3 under rocprof-compute, 1 under ncu) unless
---num-steps says otherwise. Its metrics file goes into DIR, so that a profiled run does not replace measured step times."
+Every other argument, and all after --, goes to the script. It takes 30 steps (10 where DeepSpeed counts FLOPs, 3 under
+rocprof-compute, 1 under ncu) unless --num-steps says otherwise. Its metrics file goes into DIR, so that a profiled run does not
+replace measured step times."
 }
 
 own_flag() { false; } # FLAG: true if the sourcing script has this flag, and has noted it

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Profiles one training script with every available profiler, one after the other.
+# Profiles one training script with every available profiler, one after the other: PyTorch's, DeepSpeed's FLOPs profiler where it
+# is installed, and on request those of the GPU's vendor.
 #
 #     bash run_all_profilers.sh [--profile-dir DIR] [--script FILE.py] [--enable-rocm-tools] [--] [ARGUMENTS OF THE SCRIPT]
 #     bash run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis
 #
-#     --enable-rocm-tools   after PyTorch's profiler also those of the GPU's vendor: rocprofv3, rocprof-sys-run and
-#                           rocprof-compute, or on an NVIDIA GPU their counterparts ncu and nsys
+#     --enable-rocm-tools   also the profilers of the GPU's vendor: rocprofv3, rocprof-sys-run and rocprof-compute, or on an NVIDIA
+#                           GPU their counterparts ncu and nsys
 #
 # The script names and skips a missing tool. The exit code is 0, or that of the first profiler that failed.
 #
 # Results:
 #
 #     DIR/profile_*.json, trace_*.json   PyTorch's profile and trace
+#     DIR/deepspeed/flops_profile.json   FLOPs by three counters and MFU, for `run_deepspeed_flops.py --analyze-results`;
+#                                        model_profile.txt beside it is DeepSpeed's report, module by module
 #     DIR/rocprofv3/                     see run_rocprofv3.sh
 #     DIR/rocprof_sys/                   see run_rocprof_sys.sh
 #     DIR/rocprof_compute/               see run_rocprof_compute.sh
@@ -65,7 +68,11 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
 # First without any tool around it: a script that fails here is not profiled further.
 echo "PyTorch profiler: $script, into $folder" >&2
 python "$script" --metrics-out "$folder/metrics.json" --num-steps 30 "$@" --enable-pytorch-profiler --profile-dir "$folder"
-[ "$vendor_tools" = true ] || exit 0
+if begin deepspeed "FLOPs by module" "$folder/deepspeed"; then
+    attempt deepspeed python "$script" --metrics-out "$folder/deepspeed/metrics.json" --num-steps 10 --measure-peak "$@" \
+        --flops-dir "$folder/deepspeed"
+fi
+[ "$vendor_tools" = true ] || exit "$code"
 if nvidia-smi -L >/dev/null 2>&1; then
     nvidia "$@"
 else

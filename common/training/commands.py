@@ -57,7 +57,7 @@ def count_flops(version: ModuleType, description: str | None) -> None:
         "--computational-intensity", action="store_true", help="profile, and print FLOPs per byte by span and by operator"
     )
     parser.add_argument(
-        "--generate-roofline", action="store_true", help=f"profile, and write roofline.png and .csv into {flop_counts.FOLDER}"
+        "--generate-roofline", action="store_true", help="profile, and write roofline.png and .csv beside the counts"
     )
     options = parser.parse_args()
     cli.command(lambda: _show_flops(options) if options.analyze_results else _run_counted(version, options))
@@ -89,5 +89,5 @@ def _show_intensity(options: Namespace, path: Path) -> None:
     if options.computational_intensity:
         print(f"\n{report.terminal()}")
     if options.generate_roofline:
-        written = report.write(flop_counts.FOLDER, "roofline", ("png", "csv"))
+        written = report.write(options.flops_dir, "roofline", ("png", "csv"))
         print("", *(f"  roofline     {path}" for path in written), sep="\n")

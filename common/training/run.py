@@ -40,7 +40,7 @@ from common.training.profiler import Profiler
 import torch
 from torch import nn
 
-MODEL_PROFILE = flop_counts.FOLDER / "model_profile.txt"  # DeepSpeed's report, module by module
+MODEL_PROFILE = "model_profile.txt"  # DeepSpeed's report, module by module
 
 
 def main(version: ModuleType, argv: list[str] | None = None) -> None:
@@ -114,7 +114,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
     if options.validate_setup:
         setup_check.before(device, dataset)
     if here.main_process and options.enable_deepspeed_flops:
-        writable_folder(flop_counts.FOLDER, "--enable-deepspeed-flops")
+        writable_folder(options.flops_dir, "--flops-dir")
 
     peaks = counted = None
     try:
@@ -123,7 +123,8 @@ def train(version: ModuleType, options: Namespace) -> Result:
             with progress("warming up; where kernels are compiled, the first time takes about a minute"):
                 prepared = step.prepare(version, options, precision, batches[0], options.warmup_steps, profiler)
             counting = here.main_process and options.enable_deepspeed_flops
-            counted = flop_counters.count(prepared.model, batches[0], MODEL_PROFILE) if counting else None
+            report = options.flops_dir / MODEL_PROFILE
+            counted = flop_counters.count(prepared.model, batches[0], report) if counting else None
             saves.load(prepared, precision)
     except OutOfMemory as error:
         prepared, ended = None, error
@@ -157,7 +158,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
         print(record.phases(result))
         if here.main_process:
             write_measurement(metrics_path, result, "--metrics-out")
-    flops = flop_counts.write(flop_counts.FOLDER, counted, result) if counted else []
+    flops = flop_counts.write(options.flops_dir, counted, result) if counted else []
     for path in flops:
         print(f"  flops        {path}")
     profiles = profiler.write(result) if profiler else []

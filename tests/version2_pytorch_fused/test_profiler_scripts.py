@@ -143,6 +143,30 @@ def test_without_rocm_tools_only_pytorch_profiles(machine):
     assert not machine.calls
 
 
+def test_deepspeed_counts_after_pytorchs_profiler(machine):
+    machine.tools("deepspeed", *AMD)  # the command that comes with the package; it is not run
+    done = machine.run(ALL, "--profile-dir", "out", "--batch-size", "8", "--data", "a b", "--script", machine.script)
+    profiled, counted = arguments_of_script(done)
+    assert "--flops-dir" not in profiled and counted[-2:] == ["--flops-dir", "out/deepspeed"]
+    assert value(counted, "--num-steps") == "10" and "--enable-pytorch-profiler" not in counted
+    assert value(counted, "--metrics-out") == "out/deepspeed/metrics.json" and value(counted, "--data") == "a b"
+    assert (machine.folder / "out/deepspeed").is_dir() and not machine.calls
+
+
+def test_without_deepspeed_its_count_is_skipped(machine):
+    done = machine.run(ALL, "--script", machine.script)
+    assert "deepspeed is not on PATH: skipped the FLOPs by module\n" in done.stderr and len(arguments_of_script(done)) == 1
+
+
+def test_a_failing_count_gives_its_code_and_the_rest_is_run(machine):
+    machine.tools("deepspeed", "rocprofv3")
+    machine.script.write_text(
+        "import pathlib, sys\n" + machine.script.read_text().replace("int(os", "6 * ('--flops-dir' in sys.argv) or int(os")
+    )
+    done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script, check=6)
+    assert "deepspeed failed with exit code 6" in done.stderr and machine.called == ["rocprofv3"]
+
+
 def test_all_amd_tools_are_run(machine):
     machine.tools(*AMD)
     done = machine.run(

@@ -80,7 +80,7 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
     named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}  # TensorBoard's events
-    assert named | {run.MODEL_PROFILE} >= {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert named | {Path("flops_analysis") / run.MODEL_PROFILE} >= {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     counts = json.loads(result.flops[0].read_text())["counts"]
     assert {row["counter"] for row in counts} >= {"formula, causal", "formula, full S x S", "FlopCounterMode"}
 
@@ -118,6 +118,7 @@ BAD_INPUT = {
     "missing config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
     "missing text": (["--data", "nowhere.txt"], "nowhere.txt"),
     "profile folder below a file": (["--profile-dir", "file/below"], "--profile-dir"),
+    "folder of FLOP counts below a file": (["--flops-dir", "file/below"], "--flops-dir"),
     "metrics folder below a file": (["--metrics-out", "file/below.json"], "--metrics-out"),
     "model folder below a file": (["--save-model", "file/below"], "--save-model"),
     "vocabulary smaller than a byte": (["--data", "file", "--vocab-size", 100], "at least 256"),
