@@ -80,7 +80,9 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
     named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}  # TensorBoard's events
-    assert named | {Path("flops_analysis") / run.MODEL_PROFILE} >= {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert named | {Path("flops_analysis") / run.MODEL_PROFILE} >= {
+        path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()
+    }
     counts = json.loads(result.flops[0].read_text())["counts"]
     assert {row["counter"] for row in counts} >= {"formula, causal", "formula, full S x S", "FlopCounterMode"}
 

@@ -1,0 +1,70 @@
+"""The exercise on DeepSpeed: its stages train as one process does, and wrong input is one line. Two processes on the CPU."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from common import config
+from common.analysis.formulas import flops
+from tests.conftest import PATHS, ROOT
+
+import pytest
+
+V2 = ROOT / "version2_pytorch_fused"
+FOLDER = V2 / "exercises/deepspeed"
+SCRIPT, FILES = FOLDER / "train.py", {stage: FOLDER / f"ds_config_zero{stage}.json" for stage in (1, 2, 3)}
+QUICK = ("--seq-len", "16", "--num-steps", "4", "--data", "synthetic")
+LOSS, HELD = re.compile(r"^step .* loss +([\d.]+)$", re.MULTILINE), re.compile(r"holds ([\d.]+) MiB .* and ([\d.]+) MiB")
+MIB = flops.parameters(config.resolve("tiny").model)["total"] * 4 / 2**20  # of the weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", FILES)
+def test_a_stage_trains_as_one_process_and_holds_its_part(execute, tmp_path, stage):
+    pytest.importorskip("deepspeed")
+    execute(V2 / "tiny_llama_v2.py", "--batch-size", 8, *QUICK)
+    expected = json.loads((tmp_path / "metrics_v2.json").read_text())["loss"]["all"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT),
+         "--deepspeed", str(FILES[stage]), *QUICK],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [float(loss) for loss in LOSS.findall(done.stdout)] == pytest.approx(expected, abs=2e-4)
+    weights, moments = map(float, HELD.search(done.stdout).groups())
+    assert weights == pytest.approx(MIB / 2 if stage == 3 else MIB, abs=0.01) and moments == pytest.approx(MIB, abs=0.01)
+
+
+@pytest.mark.parametrize("stage", FILES)
+def test_a_file_names_its_stage_and_leaves_the_gradients_as_they_are(stage):
+    """DeepSpeed clips them unless it is told otherwise."""
+    settings = json.loads(FILES[stage].read_text())
+    assert settings["zero_optimization"] == {"stage": stage} and settings["gradient_clipping"] == 0
+
+
+def test_without_deepspeed_it_ends_in_one_line(execute, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert (
+        execute(SCRIPT, "--deepspeed", FILES[1], check=2).err
+        == "error: deepspeed is not installed here, and this script needs it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "file, launched, message", [(FILES[1], False, "start it with deepspeed or torchrun"), ("no.json", True, "no.json")]
+)
+def test_wrong_input_is_one_line(refused, monkeypatch, file, launched, message):
+    pytest.importorskip("deepspeed")
+    if launched:
+        for name, value in {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
+    assert message in refused(SCRIPT, "--deepspeed", file)
