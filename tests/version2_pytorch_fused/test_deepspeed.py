@@ -1,5 +1,6 @@
 """The exercise on DeepSpeed: its stages train as one process does, and wrong input is one line. Two processes on the CPU."""
 
+import importlib.util
 import json
 import os
 import re
@@ -18,12 +19,13 @@ SCRIPT, FILES = FOLDER / "train.py", {stage: FOLDER / f"ds_config_zero{stage}.js
 QUICK = ("--seq-len", "16", "--num-steps", "4", "--data", "synthetic")
 LOSS, HELD = re.compile(r"^step .* loss +([\d.]+)$", re.MULTILINE), re.compile(r"holds ([\d.]+) MiB .* and ([\d.]+) MiB")
 MIB = flops.parameters(config.resolve("tiny").model)["total"] * 4 / 2**20  # of the weights
+needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed")
 
 
+@needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", FILES)
 def test_a_stage_trains_as_one_process_and_holds_its_part(execute, tmp_path, stage):
-    pytest.importorskip("deepspeed")
     execute(V2 / "tiny_llama_v2.py", "--batch-size", 8, *QUICK)
     expected = json.loads((tmp_path / "metrics_v2.json").read_text())["loss"]["all"]
     done = subprocess.run(
@@ -53,11 +55,11 @@ def test_without_deepspeed_it_ends_in_one_line(execute, monkeypatch):
     )
 
 
+@needs_deepspeed
 @pytest.mark.parametrize(
     "file, launched, message", [(FILES[1], False, "start it with deepspeed or torchrun"), ("no.json", True, "no.json")]
 )
 def test_wrong_input_is_one_line(refused, monkeypatch, file, launched, message):
-    pytest.importorskip("deepspeed")
     if launched:
         for name, value in {
             "RANK": "0",
