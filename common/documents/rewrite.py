@@ -38,7 +38,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
-TABLES |= {function.__name__: function for function in (reference.commands,)}
+TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 DRAWN = (

@@ -1,6 +1,7 @@
 """The table of commands: what counts as one, and that none is missing."""
 
-from common.documents import reference
+from common.documents import measured, reference
+from common.errors import UsageError
 from tests.conftest import ROOT, cells
 
 import pytest
@@ -53,3 +54,70 @@ def test_every_target_of_make_is_listed():
     shown = {command.line for command in reference.all_commands() if command.line.startswith("make ")}
     phony = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY: help"))
     assert shown == {f"make {target}" for target in phony.split()[1:]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- problems
+
+PAGE = """# Exercise 1: words
+
+```bash
+## Problem (code): not a heading
+```
+
+## Problem (first): how it starts
+
+*10 min on a laptop, 8 min on a GPU. Must. Needs nothing before.*
+
+### Problem 2 (flat)
+
+*15 min on a laptop, 20 min on a
+GPU. Optional. After (first), and (setup) of exercise 1.*
+{more}
+"""
+
+
+def write_page(folder, more: str = "") -> None:
+    page = folder / "version1_x/exercises/lab/page.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(PAGE.format(more=more))
+
+
+def test_problems_are_headings_with_a_line_of_minutes(small, tmp_path):
+    write_page(tmp_path, "\n## Problem (third): how it ends\n\n*3 min on a laptop, 4 min on a GPU. Must. After (flat).*\n")
+    found = [problem[1:] for problem in reference.problems()]
+    assert found == [
+        ("first", "how it starts", "problem-first-how-it-starts", 10, 8, True, "Needs nothing before"),
+        ("flat", "", "problem-2-flat", 15, 20, False, "After (first), and (setup) of exercise 1"),
+        ("third", "how it ends", "problem-third-how-it-ends", 3, 4, True, "After (flat)"),
+    ]
+    page, *rows = cells(reference.all_problems())[1:]
+    assert page[1:4] == ["13", "12", "all that are a must"]
+    assert [row[1:4] for row in rows] == [["10", "8", "must"], ["15", "20", "optional"], ["3", "4", "must"]]
+
+
+def test_a_problem_without_minutes_is_refused(small, tmp_path):
+    write_page(tmp_path, "\n### Problem 3: no time\n\nText.\n")
+    with pytest.raises(UsageError, match="page.md: Problem 3: no time: no line such as"):
+        reference.problems()
+
+
+# ----------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_sheet_has_the_run_of_each_preset_and_each_version():
+    text = reference.answers(ROOT / "results/h100")
+    runs, versions = ({row[0]: row[1:] for row in cells(part)} for part in text.split("\n\n")[1::2])
+    assert runs["Version 1"] == ["tiny", "small", "medium"]
+    known = dict(zip(*cells(measured.training(ROOT / "results/h100"))[:2], strict=True))
+    assert runs["MFU, %"][0] == known["MFU %"] and runs["tokens/s"][0] == known["tokens/s"]
+    assert [header.split(":")[0] for header in versions["preset"][2:]] == ["v1", "v2", "v2-compile", "v3"]
+    assert list(versions)[1:] == ["tiny", "small", "medium"]
+
+
+def test_a_device_without_an_mfu_has_no_such_row():
+    assert "MFU, %" not in reference.answers(ROOT / "results/cpu").split("\n\n")[1]
+
+
+def test_a_folder_without_measurements_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no run, benchmark or trace"):
+        reference.answers(tmp_path)
