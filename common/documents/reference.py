@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from common import ROOT
 from common.analysis.formulas import flops, peaks
 from common.analysis.output import tables
 from common.analysis.output.tables import format_number
@@ -24,8 +25,8 @@ from common.studies import benchmark
 
 import pandas
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("results", "slurm", "version*_*")  # that have scripts, beside the root itself
+# That have scripts, beside the root itself. What a script writes lies in folders below, such as handouts.
+FOLDERS = ("results", "slurm", "version*_*", "version*_*/exercises", "version*_*/exercises/*")
 SHELLS = {".sh": "bash", ".sbatch": "sbatch"}
 TARGET = re.compile(r"^([a-z-]+):.*?## (.*)$", re.MULTILINE)
 HEADING = re.compile(r"^##+ +(.*)$")
@@ -72,9 +73,13 @@ def _shell(path: Path) -> Command | None:
 
 
 def scripts() -> list[Path]:
-    """The Python and shell files that may be commands, by folder; no links to folders are followed."""
-    folders = [folder for pattern in ("common", *FOLDERS) for folder in sorted(ROOT.glob(pattern))]
-    found = [ROOT / "setup.sh", *(path for folder in folders for path in sorted(folder.rglob("*")))]
+    """The Python and shell files that may be commands, folder by folder."""
+    folders = [folder for pattern in FOLDERS for folder in sorted(ROOT.glob(pattern)) if folder.name != "common"]
+    found = [
+        ROOT / "setup.sh",
+        *sorted((ROOT / "common").rglob("*.py")),
+        *(path for each in folders for path in sorted(each.glob("*"))),
+    ]
     return [path for path in found if path.suffix in (".py", *SHELLS)]
 
 

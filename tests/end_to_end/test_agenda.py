@@ -1,0 +1,73 @@
+"""The agendas of INSTRUCTOR_GUIDE.md add up, and each problem in them is on its page with the same minutes."""
+
+import re
+from typing import NamedTuple
+
+from common.documents import reference
+from tests.conftest import ROOT, cells
+
+import pytest
+
+GUIDE = (ROOT / "INSTRUCTOR_GUIDE.md").read_text(encoding="utf-8")
+AGENDAS = re.findall(r"^## (.*): (\d+) minutes\n(.*?)(?=^## )", GUIDE, re.DOTALL | re.MULTILINE)
+LINKED = re.compile(r"\[\((\w[\w ]*)\)\]\(([^#)]+)#([^)]+)\) (\d+)")
+PROBLEMS = {(problem.page.relative_to(ROOT).as_posix(), problem.anchor): problem for problem in reference.problems()}
+
+
+class Row(NamedTuple):
+    start: int  # minutes from the beginning
+    minutes: int
+    is_break: bool
+    talk: int
+    problems: list[tuple[str, str, str, int]]  # name, page, anchor, minutes
+
+
+def rows(agenda: str) -> list[Row]:
+    """The rows of the agenda's table; the minutes of a break stand in brackets."""
+    found = []
+    for start, minutes, _, talk, problems in cells(agenda)[1:]:
+        hours, past = start.split(":")
+        named = [(name, page, anchor, int(time)) for name, page, anchor, time in LINKED.findall(problems)]
+        found.append(Row(60 * int(hours) + int(past), int(minutes.strip("()")), minutes[0] == "(", int(talk or 0), named))
+    return found
+
+
+def test_there_is_half_a_day_and_a_full_day():
+    assert [(name, minutes) for name, minutes, _ in AGENDAS] == [("Half a day", "195"), ("A full day", "390")]
+
+
+@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
+def test_the_minutes_add_up(name, minutes, agenda):
+    table = rows(agenda)
+    assert sum(row.minutes for row in table if not row.is_break) == int(minutes)
+    clock = 0
+    for row in table:
+        assert row.start == clock, row
+        assert row.is_break or row.minutes == row.talk + sum(time for *_, time in row.problems), row
+        clock += row.minutes
+
+
+@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
+def test_each_problem_is_on_its_page_with_these_minutes(name, minutes, agenda):
+    named = [problem for row in rows(agenda) for problem in row.problems]
+    on_pages = {place: (problem.name, problem.laptop) for place, problem in PROBLEMS.items()}
+    assert {(page, anchor): (name, time) for name, page, anchor, time in named} == {
+        (page, anchor): on_pages.get((page, anchor)) for _, page, anchor, _ in named
+    }
+    assert agenda.count(".md#") == len(named), "a link to a problem has no minutes behind it"
+
+
+def test_half_a_day_has_six_to_eight_problems_of_the_full_day():
+    half, full = ([(page, anchor) for row in rows(agenda) for _, page, anchor, _ in row.problems] for *_, agenda in AGENDAS)
+    assert 6 <= len(half) <= 8 and set(half) <= set(full)
+
+
+def test_a_full_day_has_every_problem_that_is_a_must():
+    full = {(page, anchor) for row in rows(AGENDAS[1][2]) for _, page, anchor, _ in row.problems}
+    assert full == {place for place, problem in PROBLEMS.items() if problem.must}
+
+
+def test_what_a_problem_comes_after_is_a_problem():
+    names = {problem.name for problem in PROBLEMS.values()}
+    after = {name for problem in PROBLEMS.values() for name in re.findall(r"\((\w[\w ]*)\)", problem.after)}
+    assert after <= names
