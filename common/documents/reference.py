@@ -108,8 +108,9 @@ def commands() -> str:
 
 class Problem(NamedTuple):
     page: Path
-    name: str  # in brackets in the heading, otherwise its number or letter
-    title: str
+    number: str  # may be empty
+    name: str  # in brackets in the heading, otherwise the number
+    title: str  # may be empty
     anchor: str
     laptop: int  # minutes
     gpu: int
@@ -137,20 +138,21 @@ def headings(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def problems() -> list[Problem]:
-    """All problems, page by page.
+    """The problems of all pages that have some.
 
     Raises:
-        UsageError: a problem has no line of minutes below its heading.
+        UsageError: a problem has no line of minutes below its heading, but others on its page have one.
     """
     found = []
     for page in pages():
-        for heading, below in headings(page):
-            number, name, title = TITLE.match(heading).groups()
-            if not (minutes := MINUTES.match(" ".join(below.split()))):
+        lines = {heading: MINUTES.match(" ".join(below.split())) for heading, below in headings(page)}
+        for heading, minutes in lines.items() if any(lines.values()) else ():
+            if not minutes:
                 raise UsageError(f"{page.relative_to(ROOT)}: {heading}: no line such as *10 min on a laptop, 8 min on a GPU. ...")
+            number, name, title = TITLE.match(heading).groups()
             laptop, gpu, kind, after = minutes.groups()
             known = (int(laptop), int(gpu), kind == "Must", after)
-            found.append(Problem(page, name or number, title or "", anchor(heading), *known))
+            found.append(Problem(page, number or "", name or number, title or "", anchor(heading), *known))
     return found
 
 

@@ -67,7 +67,25 @@ def test_a_full_day_has_every_problem_that_is_a_must():
     assert full == {place for place, problem in PROBLEMS.items() if problem.must}
 
 
+def prerequisites(problem: reference.Problem) -> set[str]:
+    """The names in "After (setup), and (triage of the debugging exercise)"."""
+    return set(re.findall(r"\((\w+)[^)]*\)", problem.after))
+
+
 def test_what_a_problem_comes_after_is_a_problem():
-    names = {problem.name for problem in PROBLEMS.values()}
-    after = {name for problem in PROBLEMS.values() for name in re.findall(r"\((\w[\w ]*)\)", problem.after)}
-    assert after <= names
+    known = {name for problem in PROBLEMS.values() for name in (problem.name, problem.number)}
+    assert set().union(*map(prerequisites, PROBLEMS.values())) <= known
+
+
+@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
+def test_what_a_problem_comes_after_stands_before_it(name, minutes, agenda):
+    seen = set()
+    for problem in (PROBLEMS[page, anchor] for row in rows(agenda) for _, page, anchor, _ in row.problems):
+        assert prerequisites(problem) <= seen, problem
+        seen |= {problem.name, problem.number}
+
+
+@pytest.mark.parametrize("page", reference.pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_problem_has_a_line_of_minutes(page):
+    on_page = [problem.anchor for problem in reference.problems() if problem.page == page]
+    assert [reference.anchor(heading) for heading, _ in reference.headings(page)] == on_page
