@@ -151,7 +151,7 @@ def problems() -> list[Problem]:
                 raise UsageError(f"{page.relative_to(ROOT)}: {heading}: no line such as *10 min on a laptop, 8 min on a GPU. ...")
             number, name, title = TITLE.match(heading).groups()
             laptop, gpu, kind, after = minutes.groups()
-            known = (int(laptop), int(gpu), kind == "Must", after)
+            known = (int(laptop), int(gpu), kind == "Must", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", after))  # links as text
             found.append(Problem(page, number or "", name or number, title or "", anchor(heading), *known))
     return found
 

@@ -84,12 +84,15 @@ def write_page(folder, more: str = "") -> None:
 
 
 def test_problems_are_headings_with_a_line_of_minutes(small, tmp_path):
-    write_page(tmp_path, "\n## Problem (third): how it ends\n\n*3 min on a laptop, 4 min on a GPU. Must. After (flat).*\n")
+    write_page(
+        tmp_path,
+        "\n## Problem (third): how it ends\n\n*3 min on a laptop, 4 min on a GPU. Must. After (flat) or [a page](../x.md#y).*\n",
+    )
     found = [problem[1:] for problem in reference.problems()]
     assert found == [
         ("", "first", "how it starts", "problem-first-how-it-starts", 10, 8, True, "Needs nothing before"),
         ("2", "flat", "", "problem-2-flat", 15, 20, False, "After (first), and (setup) of exercise 1"),
-        ("", "third", "how it ends", "problem-third-how-it-ends", 3, 4, True, "After (flat)"),
+        ("", "third", "how it ends", "problem-third-how-it-ends", 3, 4, True, "After (flat) or a page"),
     ]
     page, *rows = cells(reference.all_problems())[1:]
     assert page[1:4] == ["13", "12", "all that are a must"]
