@@ -9,7 +9,7 @@ from tests.conftest import ROOT, cells
 import pytest
 
 GUIDE = (ROOT / "INSTRUCTOR_GUIDE.md").read_text(encoding="utf-8")
-AGENDAS = re.findall(r"^## (.*): (\d+) minutes\n(.*?)(?=^## )", GUIDE, re.DOTALL | re.MULTILINE)
+AGENDAS = re.findall(r"^## ([^\n]*): (\d+) minutes\n(.*?)(?=^## )", GUIDE, re.DOTALL | re.MULTILINE)
 LINKED = re.compile(r"\[\((\w[\w ]*)\)\]\(([^#)]+)#([^)]+)\) (\d+)")
 PROBLEMS = {(problem.page.relative_to(ROOT).as_posix(), problem.anchor): problem for problem in reference.problems()}
 
@@ -69,7 +69,7 @@ def test_a_full_day_has_every_problem_that_is_a_must():
 
 def prerequisites(problem: reference.Problem) -> set[str]:
     """The names in "After (setup), and (triage of the debugging exercise)"."""
-    return set(re.findall(r"\((\w+)[^)]*\)", problem.after))
+    return set(re.findall(r"\((?:problem )?(\w+)[^)]*\)", problem.after))
 
 
 def test_what_a_problem_comes_after_is_a_problem():
