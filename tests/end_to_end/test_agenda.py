@@ -10,7 +10,7 @@ import pytest
 
 GUIDE = (ROOT / "INSTRUCTOR_GUIDE.md").read_text(encoding="utf-8")
 AGENDAS = re.findall(r"^## ([^\n]*): (\d+) minutes\n(.*?)(?=^## )", GUIDE, re.DOTALL | re.MULTILINE)
-LINKED = re.compile(r"\[\((\w[\w ]*)\)\]\(([^#)]+)#([^)]+)\) (\d+)")
+LINKED = re.compile(r"\[\((\w[\w ]*)\)\]\(([^#)]+)#([^)]+)\)\s+(\d+)")
 PROBLEMS = {(problem.page.relative_to(ROOT).as_posix(), problem.anchor): problem for problem in reference.problems()}
 
 
@@ -47,14 +47,15 @@ def test_the_minutes_add_up(name, minutes, agenda):
         clock += row.minutes
 
 
+def test_each_problem_is_on_its_page_with_these_minutes():
+    """In the agendas and in the blocks below them."""
+    named = {(page, anchor, name, int(time)) for name, page, anchor, time in LINKED.findall(GUIDE)}
+    assert named <= {(*place, problem.name, problem.laptop) for place, problem in PROBLEMS.items()}
+
+
 @pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
-def test_each_problem_is_on_its_page_with_these_minutes(name, minutes, agenda):
-    named = [problem for row in rows(agenda) for problem in row.problems]
-    on_pages = {place: (problem.name, problem.laptop) for place, problem in PROBLEMS.items()}
-    assert {(page, anchor): (name, time) for name, page, anchor, time in named} == {
-        (page, anchor): on_pages.get((page, anchor)) for _, page, anchor, _ in named
-    }
-    assert agenda.count(".md#") == len(named), "a link to a problem has no minutes behind it"
+def test_each_problem_of_an_agenda_has_minutes(name, minutes, agenda):
+    assert agenda.count(".md#problem") == len(LINKED.findall(agenda)) > 0
 
 
 def test_half_a_day_has_six_to_eight_problems_of_the_full_day():
