@@ -167,11 +167,9 @@ def all_problems() -> str:
     rows: list[list[object]] = []
     for page, group in groupby(problems(), lambda problem: problem.page):
         link, solved = page.relative_to(ROOT).as_posix(), list(group)
-        must = [sum(minutes) for minutes in zip(*((each.laptop, each.gpu) for each in solved if each.must), strict=True)] or [
-            0,
-            0,
-        ]
-        rows.append([f"**[{page_title(page)}]({link})**", *must, "all that are a must", ""])
+        must = [problem for problem in solved if problem.must]
+        minutes = [sum(problem.laptop for problem in must), sum(problem.gpu for problem in must)] if must else [None, None]
+        rows.append([f"**[{page_title(page)}]({link})**", *minutes, "all that are a must" if must else "optional ones only", ""])
         for problem in solved:
             kind = "must" if problem.must else "optional"
             named = f"[({problem.name})]({link}#{problem.anchor}) {problem.title}"
