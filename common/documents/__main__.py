@@ -1,4 +1,4 @@
-"""`python -m common.documents`: see `common.documents.rewrite`."""
+"""Rewrites the generated tables and pictures of all documents; see `common.documents.rewrite`."""
 
 from common import cli
 from common.documents import rewrite

@@ -18,7 +18,7 @@ from pathlib import Path
 from common import cli
 from common.analysis.comparisons import source_diff
 from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, measured, version4
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, measured, reference, version4
 from common.documents import pictures as drawings
 from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
@@ -38,6 +38,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
+TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
 TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 DRAWN = (

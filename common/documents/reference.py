@@ -1,0 +1,279 @@
+"""Tables for the instructor: all commands, all problems with their minutes, and the numbers that the problems ask for.
+
+A command is a Python script with `if __name__ == "__main__"`, a shell script that begins with `#!`, a target of the Makefile with
+a comment `## ...`, or a module of common whose docstring says that `python -m` runs it. A
+problem is a heading of an exercise page with a line of minutes below it (`MINUTES`).
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from common import ROOT
+from common.analysis.formulas import flops, peaks
+from common.analysis.output import tables
+from common.analysis.output.tables import format_number
+from common.analysis.profiles import chrome_trace, run_record, step_profile
+from common.config import PRESETS, ModelConfig
+from common.documents import measured
+from common.errors import UsageError
+from common.studies import benchmark
+
+import pandas
+
+# That have scripts, beside the root itself. What a script writes lies in folders below, such as handouts.
+FOLDERS = ("results", "slurm", "version*_*", "version*_*/exercises", "version*_*/exercises/*")
+SHELLS = {".sh": "bash", ".sbatch": "sbatch"}
+TARGET = re.compile(r"^([a-z-]+):.*?## (.*)$", re.MULTILINE)
+HEADING = re.compile(r"^##+ +(.*)$")
+TITLE = re.compile(r"(?:Problem|Part) (?:(\d+|\w)\b)?(?: ?\(([\w ]+)\))?(?:: (.*))?")
+MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optional)\. (After [^*]+|Needs nothing before)\.\*")
+# A model of a benchmark that is a version, or a version with a switch.
+VERSION = re.compile(r"v\d(-compile)?")
+
+
+class Command(NamedTuple):
+    folder: Path
+    line: str
+    purpose: str
+
+
+def first_sentence(text: str) -> str:
+    """Of the first paragraph, up to a full stop, question mark or exclamation mark with a space after it."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return re.sub(":$", ".", re.split(r"(?<=[.?!]) ", paragraph)[0])
+
+
+def _is_script(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree.body)
+
+
+def _python(path: Path) -> Command | None:
+    """Of a file that `python FILE` or `python -m MODULE` runs; a module of common counts if its docstring says so."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = ast.get_docstring(tree) or ""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "common":
+        line = f"python -m {'.'.join(part for part in parts if part != '__main__')}"
+        found = parts[-1] == "__main__" or (_is_script(tree) and re.search(rf"{re.escape(line)}\b", text))
+        return Command(ROOT, line, first_sentence(text)) if found else None
+    return Command(path.parent, f"python {path.name}", first_sentence(text)) if _is_script(tree) else None
+
+
+def _shell(path: Path) -> Command | None:
+    """Of a file that begins with `#!`; its purpose is the comment below that line. A file that others source has no such line."""
+    found = re.match(r"#!.*\n((?:#.*\n)+)", path.read_text(encoding="utf-8"))
+    return found and Command(
+        path.parent, f"{SHELLS[path.suffix]} {path.name}", first_sentence(re.sub("^# ?", "", found[1], flags=re.MULTILINE))
+    )
+
+
+def scripts() -> list[Path]:
+    """The Python and shell files that may be commands, folder by folder."""
+    folders = [folder for pattern in FOLDERS for folder in sorted(ROOT.glob(pattern)) if folder.name != "common"]
+    found = [
+        ROOT / "setup.sh",
+        *sorted((ROOT / "common").rglob("*.py")),
+        *(path for each in folders for path in sorted(each.glob("*"))),
+    ]
+    return [path for path in found if path.suffix in (".py", *SHELLS)]
+
+
+def all_commands() -> list[Command]:
+    """The targets of the Makefile, the commands of the root, then those of each folder."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = [Command(ROOT, f"make {name}", f"{purpose[0].upper()}{purpose[1:]}.") for name, purpose in TARGET.findall(makefile)]
+    found = [_python(path) if path.suffix == ".py" else _shell(path) for path in scripts()]
+    return sorted(filter(None, targets + found), key=lambda command: command.folder)
+
+
+def commands() -> str:
+    """A table for each folder: a row per command, with the first sentence of its docstring or its opening comment."""
+    parts = []
+    for folder, group in groupby(all_commands(), lambda command: command.folder):
+        place = folder.relative_to(ROOT).as_posix()
+        name = "In the root of the repository" if folder == ROOT else f"In `{place}/`"
+        parts.append(
+            f"{name}:\n\n{tables.markdown(['command', 'purpose'], [command[1:] for command in group], code=['command'])}"
+        )
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------- problems
+
+
+class Problem(NamedTuple):
+    page: Path
+    number: str  # may be empty
+    name: str  # in brackets in the heading, otherwise the number
+    title: str  # may be empty
+    anchor: str
+    laptop: int  # minutes
+    gpu: int
+    must: bool
+    after: str
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub makes of a heading: lower case, without punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def pages() -> list[Path]:
+    """The exercise pages of all versions, in order."""
+    return sorted(ROOT.glob("version*_*/exercises/**/*.md"))
+
+
+def headings(page: Path) -> Iterator[tuple[str, str]]:
+    """Each heading of a problem, and the text up to the next heading; what stands in code blocks is no heading."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)[1:]
+    for line, below in zip(parts[::2], parts[1::2], strict=True):
+        if (heading := HEADING.match(line)) and TITLE.match(heading[1]):
+            yield heading[1], below.strip()
+
+
+def problems() -> list[Problem]:
+    """The problems of all pages that have some.
+
+    Raises:
+        UsageError: a problem has no line of minutes below its heading, but others on its page have one.
+    """
+    found = []
+    for page in pages():
+        lines = {heading: MINUTES.match(" ".join(below.split())) for heading, below in headings(page)}
+        for heading, minutes in lines.items() if any(lines.values()) else ():
+            if not minutes:
+                raise UsageError(f"{page.relative_to(ROOT)}: {heading}: no line such as *10 min on a laptop, 8 min on a GPU. ...")
+            number, name, title = TITLE.match(heading).groups()
+            laptop, gpu, kind, after = minutes.groups()
+            known = (int(laptop), int(gpu), kind == "Must", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", after))  # links as text
+            found.append(Problem(page, number or "", name or number, title or "", anchor(heading), *known))
+    return found
+
+
+def page_title(page: Path) -> str:
+    """The version and the first heading of a page, such as "Version 1, Exercise 1: ..."."""
+    heading = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1]
+    return f"Version {page.relative_to(ROOT).parts[0][len('version')]}, {heading}"
+
+
+def all_problems() -> str:
+    """A row per problem with its minutes, and one per page with the minutes of those that are a must."""
+    rows: list[list[object]] = []
+    for page, group in groupby(problems(), lambda problem: problem.page):
+        link, solved = page.relative_to(ROOT).as_posix(), list(group)
+        must = [problem for problem in solved if problem.must]
+        minutes = [sum(problem.laptop for problem in must), sum(problem.gpu for problem in must)] if must else [None, None]
+        rows.append([f"**[{page_title(page)}]({link})**", *minutes, "all that are a must" if must else "optional ones only", ""])
+        for problem in solved:
+            kind = "must" if problem.must else "optional"
+            named = f"[({problem.name})]({link}#{problem.anchor}) {problem.title}"
+            rows.append([named, problem.laptop, problem.gpu, kind, problem.after.removeprefix("After ")])
+    return tables.markdown(["problem", "minutes, laptop", "minutes, GPU", "", "after"], rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------- answers
+
+
+def answers(folder: Path) -> str:
+    """The answer sheet of a device: Version 1's runs, step times of the versions, and kernels of the traces.
+
+    Raises:
+        UsageError: the folder has none of these.
+    """
+    parts = [part for part in (_first_version(folder), _versions(folder), _traces(folder)) if part]
+    if not parts:
+        raise UsageError(f"{folder} holds no run, benchmark or trace")
+    return "\n".join(parts)
+
+
+def _first_version(folder: Path) -> str | None:
+    """A column per preset: all that exercises 1 to 3 of Version 1 ask of a run."""
+    if not any(folder.glob("v[0-9]_*.json")):
+        return None
+    columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in measured.baseline_runs(folder)}
+    run, _ = next(measured.baseline_runs(folder))
+    head = f"Runs of {measured.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
+    return f"{head}\n\n{_columns(measured.label(run), columns)}"
+
+
+def _run_rows(run: dict[str, Any], path: Path) -> dict[str, str]:
+    profile, step, loss, length = step_profile.read(path), run["step_ms"], run["loss"], run["training"]["sequence_length"]
+    spans = {name: sum(phases.values()) for name, phases in step_profile.span_milliseconds(profile).items()}
+    kernels, steps = profile["kernels"], profile["profiled_steps"]
+    rows = {
+        "B x S": f"{run['training']['batch_size']} x {length}",
+        "ms/step (p20 to p80)": f"{format_number(step['median'])} ({measured.spread(step)})",
+        "tokens/s": run["tokens_per_second"],
+        "peak MiB": f"{format_number(run['memory']['peak_mib'])} ({run['memory']['kind']})",
+        "loss: uniform guess, first, last": f"{loss['uniform']:.2f}, {loss['all'][0]:.2f}, {loss['all'][-1]:.2f}",
+        "forward, backward, optimizer, ms": ", ".join(
+            format_number(run["phases_ms"][name]["median"]) for name in ("forward", "backward", "optimizer")
+        ),
+        "TFLOP/s": run["flops_per_second"] / 1e12,
+        "MFU, %": run_record.mfu(run),
+        "% of measured GEMM": run_record.of_measured_gemm(run),
+        "launches a step": profile["launch"]["count"] / steps or None,
+        "GPU idle under the profiler, %": 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if kernels else None,
+    }
+    kind = "kernels" if kernels else "operators"
+    rows |= {f"{name}: {kind}, ms": spans[name] for name in ("attention", "mlp", "norm", "loss", "optimizer")}
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def _versions(folder: Path) -> str | None:
+    """A row per preset, number format and shape, a column per version: ms per step, and MFU where the peak is listed."""
+    records, cases = [], {}
+    for record, case, shape, model, ms in _step_times(folder):
+        records.append(record)
+        compute = record["precision"]["compute"]
+        peak = peaks.flops_per_second(record["device"]["name"], compute, tf32=False)
+        step = flops.training_step(ModelConfig(**record["model"]), *shape)["total"]
+        share = f" ({format_number(100 * step / ms * 1e3 / peak)})" if peak else ""
+        row = cases.setdefault((case, compute, f"{shape[0]} x {shape[1]}"), {})
+        row.setdefault(model, f"{format_number(ms)}{share}")
+    models = sorted({model for row in cases.values() for model in row})
+    rows = [[*case, *map(row.get, models)] for case, row in sorted(cases.items(), key=lambda item: [*PRESETS].index(item[0][0]))]
+    columns = ["preset", "precision", "B x S", *(f"{model}: ms/step (MFU, %)" for model in models)]
+    return measured.table(columns, rows, *records) if rows else None
+
+
+def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, int], str, float]]:
+    """Record, preset, (B, S), version and ms per step of each measured version."""
+    for path in sorted(folder.glob("compare_*.json")):
+        run = run_record.read(path)
+        training = run["training"]
+        name = run["version"] + "-compile" * ("--enable-torch-compile" in run["command"])
+        yield run, training["preset"], (training["batch_size"], training["sequence_length"]), name, run["step_ms"]["median"]
+    for path in sorted([*folder.glob("peers_*.json"), *folder.glob("benchmark_*.json")]):
+        study = benchmark.read(path)
+        for cell in (cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])):
+            ms = median(run["step_ms"]["median"] for run in cell["runs"])
+            yield study, path.stem.split("_")[1], (cell["batch_size"], cell["sequence_length"]), cell["model"], ms
+
+
+def _traces(folder: Path) -> str | None:
+    """A column per trace: kernels of a step, and their time by span. The kernels of a captured step are in no span."""
+    columns = {}
+    for path in sorted(folder.glob("traces/*.json.gz")):
+        profile = chrome_trace.profile_tables(chrome_trace.load(path))
+        kernels, steps = pandas.DataFrame(profile["kernels"]), profile["profiled_steps"]
+        spans = kernels.groupby("span").device_us.sum().drop("other", errors="ignore").sort_values(ascending=False)
+        columns[f"`{path.name}`"] = {
+            "kernels": kernels.calls.sum() / steps,
+            "GPU busy under the profiler, %": 100 * profile["device_busy_us"] / sum(profile["step_us"]),
+            "all kernels, ms": kernels.device_us.sum() / steps / 1e3,
+        } | {f"{span}: kernels, ms": us / steps / 1e3 for span, us in spans.items()}
+    return _columns("a step in the trace", columns) if columns else None
+
+
+def _columns(title: str, columns: dict[str, dict[str, Any]]) -> str:
+    """A column for each dictionary, a row for each key; a key that one does not have is an empty cell."""
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [[name, *(column.get(name) for column in columns.values())] for name in names]
+    return tables.markdown([title, *columns], rows)

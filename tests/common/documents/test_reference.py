@@ -1,0 +1,127 @@
+"""The table of commands: what counts as one, and that none is missing."""
+
+from common.documents import measured, reference
+from common.errors import UsageError
+from tests.conftest import ROOT, cells
+
+import pytest
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A repository with one command of each kind, and one file of each kind that is none."""
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    guard = '\nif __name__ == "__main__":\n    pass\n'
+    files = {
+        "Makefile": "all: main ## make all, and more\nmain:\n\ttrue\n",
+        "setup.sh": "#!/bin/sh\n# Makes it.\n#\n#     sh setup.sh\ntrue\n",
+        "common/tool.py": f'"""Checks it. Slowly.\n\n    python -m common.tool\n"""\n{guard}',
+        "common/part.py": f'"""Runs as a child."""\n{guard}',
+        "common/room/__main__.py": '"""Writes it."""\n',
+        "version1_x/run.py": f'"""Runs\nit. And more."""\n{guard}',
+        "version1_x/module.py": '"""Is imported."""\n',
+        "version1_x/all.sh": "#!/usr/bin/env bash\n# Runs all, twice:\n#\n#     bash all.sh\n",
+        "version1_x/part.sh": "# shellcheck shell=bash\n# Is sourced.\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "version1_x/common").symlink_to("../common")
+
+
+def test_a_command_stands_beside_its_first_sentence(small):
+    assert [row for row in cells(reference.commands()) if row[0] != "command"] == [
+        ["`make all`", "Make all, and more."],
+        ["`bash setup.sh`", "Makes it."],
+        ["`python -m common.room`", "Writes it."],
+        ["`python -m common.tool`", "Checks it."],
+        ["`bash all.sh`", "Runs all, twice."],
+        ["`python run.py`", "Runs it."],
+    ]
+
+
+def test_no_command_is_missing_and_each_has_a_purpose():
+    """Each script with a guard in its last lines, and each shell script, of the version folders."""
+    listed = {(command.folder, command.line.split()[-1]) for command in reference.all_commands()}
+    scripts = [path for path in ROOT.glob("version*_*/**/*.py") if '\nif __name__ == "__main__":\n' in path.read_text()]
+    scripts += [path for path in ROOT.glob("version*_*/**/*.sh") if path.read_text().startswith("#!")]
+    elsewhere = {"common", "handouts"}  # a link, and a copy that make_handouts.py writes
+    expected = {(path.parent, path.name) for path in scripts if not elsewhere & {*path.relative_to(ROOT).parts[:-1]}}
+    assert len(expected) > 50 and expected <= listed
+    assert all(command.purpose.endswith((".", "?", '."')) for command in reference.all_commands())
+
+
+def test_every_target_of_make_is_listed():
+    shown = {command.line for command in reference.all_commands() if command.line.startswith("make ")}
+    phony = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY: help"))
+    assert shown == {f"make {target}" for target in phony.split()[1:]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- problems
+
+PAGE = """# Exercise 1: words
+
+```bash
+## Problem (code): not a heading
+```
+
+## Problem (first): how it starts
+
+*10 min on a laptop, 8 min on a GPU. Must. Needs nothing before.*
+
+### Problem 2 (flat)
+
+*15 min on a laptop, 20 min on a
+GPU. Optional. After (first), and (setup) of exercise 1.*
+{more}
+"""
+
+
+def write_page(folder, more: str = "") -> None:
+    page = folder / "version1_x/exercises/lab/page.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(PAGE.format(more=more))
+
+
+def test_problems_are_headings_with_a_line_of_minutes(small, tmp_path):
+    write_page(
+        tmp_path,
+        "\n## Problem (third): how it ends\n\n*3 min on a laptop, 4 min on a GPU. Must. After (flat) or [a page](../x.md#y).*\n",
+    )
+    found = [problem[1:] for problem in reference.problems()]
+    assert found == [
+        ("", "first", "how it starts", "problem-first-how-it-starts", 10, 8, True, "Needs nothing before"),
+        ("2", "flat", "", "problem-2-flat", 15, 20, False, "After (first), and (setup) of exercise 1"),
+        ("", "third", "how it ends", "problem-third-how-it-ends", 3, 4, True, "After (flat) or a page"),
+    ]
+    page, *rows = cells(reference.all_problems())[1:]
+    assert page[1:4] == ["13", "12", "all that are a must"]
+    assert [row[1:4] for row in rows] == [["10", "8", "must"], ["15", "20", "optional"], ["3", "4", "must"]]
+
+
+def test_a_problem_without_minutes_is_refused(small, tmp_path):
+    write_page(tmp_path, "\n### Problem 3: no time\n\nText.\n")
+    with pytest.raises(UsageError, match="page.md: Problem 3: no time: no line such as"):
+        reference.problems()
+
+
+# ----------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_sheet_has_the_run_of_each_preset_and_each_version():
+    text = reference.answers(ROOT / "results/h100")
+    runs, versions = ({row[0]: row[1:] for row in cells(part)} for part in text.split("\n\n")[1::2])
+    assert runs["Version 1"] == ["tiny", "small", "medium"]
+    known = dict(zip(*cells(measured.training(ROOT / "results/h100"))[:2], strict=True))
+    assert runs["MFU, %"][0] == known["MFU %"] and runs["tokens/s"][0] == known["tokens/s"]
+    assert [header.split(":")[0] for header in versions["preset"][2:]] == ["v1", "v2", "v2-compile", "v3"]
+    assert list(versions)[1:] == ["tiny", "small", "medium"]
+
+
+def test_a_device_without_an_mfu_has_no_such_row():
+    assert "MFU, %" not in reference.answers(ROOT / "results/cpu").split("\n\n")[1]
+
+
+def test_a_folder_without_measurements_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no run, benchmark or trace"):
+        reference.answers(tmp_path)
