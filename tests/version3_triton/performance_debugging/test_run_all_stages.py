@@ -150,19 +150,23 @@ def test_a_typo_is_found_in_one_line(refused, stage):
     assert "unrecognized arguments: --num-step 50" in said
 
 
-@pytest.mark.parametrize("which", ("0 5", pytest.param("0 1 2 3 4 5 6", marks=pytest.mark.slow)), ids=("two", "all"))
-def test_a_real_run(tmp_path, which):
+def test_the_scripts_take_the_arguments_of_every_run(run_all, run_script):
+    _, calls = run_all("--stages", "0 5")
+    assert Path(calls[0][1]).name == "check_arguments.py"
+    run_script(*calls[0][1:])
+
+
+@pytest.mark.slow
+def test_a_real_run(tmp_path):
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" "$@"')
     environment = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = machine.run(RUN_ALL, "--stages", which, *SMALL, "--num-steps", "6", seconds=600, **environment)
+    done = machine.run(RUN_ALL, *SMALL, "--num-steps", "6", seconds=600, **environment)
     results = machine.folder / "results"
-    for stage in which.split():
+    for stage in range(7):
         assert (results / f"stage{stage}_profile.csv").read_text().startswith("name,category,calls,")
         assert json.loads((results / f"stage{stage}_metrics.json").read_text())["status"] == "completed"
     rows = [line.split("|")[1].strip() for line in (results / "comparison.md").read_text().splitlines() if line[:1] == "|"]
-    assert rows[2] == "Version 1" and "5 optimized" in rows
-    if "6" in which:
-        assert len(rows) == 2 + 12
-        assert "error: this model does not train" in (results / "stage6_output.log").read_text()
-        assert "13 of 14 parameters never get a gradient" in done.stdout and "the loss starts at" in done.stdout
+    assert rows[2] == "Version 1" and "5 optimized" in rows and len(rows) == 2 + 12
+    assert "error: this model does not train" in (results / "stage6_output.log").read_text()
+    assert "13 of 14 parameters never get a gradient" in done.stdout and "the loss starts at" in done.stdout
