@@ -51,7 +51,7 @@ def process(work: Callable, options: Any, gpu: str | None) -> dict[str, Any]:
     return {"status": "ok", "reason": None, "found": run} | HEADER
 
 
-def job(cell: dict, model: Any, options: Any, profiled: bool) -> dict[str, Any]:
+def job(cell: dict, model: Any, options: Any, profiled: bool, gpus: str | None) -> dict[str, Any]:
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
     return {"status": "ok", "reason": None, "run": run, "parameters": 1} | HEADER
 
