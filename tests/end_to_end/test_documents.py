@@ -286,7 +286,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 SIZES = [
-    pytest.param(version, size, marks=[pytest.mark.slow] * (size == "as written" or version.name[7] in "234"))  # a minute and more
+    pytest.param(version, size, marks=[pytest.mark.slow] * (size == "as written" or version.name[7] in "234"))  # over a minute
     for version in EXPECTED
     for size in ("small", "as written")
 ]
