@@ -31,12 +31,12 @@ class Loss(nn.Module):
         return self.model.loss(input_ids, targets)
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> cli.Parser:
+    result = cli.Parser(__doc__)
     result.add_argument("--deepspeed", type=Path, required=True, metavar="FILE.json", help="DeepSpeed's configuration")
     result.add_argument("--preset", choices=config.PRESETS, default="tiny", help="size of the model (default: tiny)")
-    result.add_argument("--seq-len", type=int, default=128, metavar="S", help="tokens in a sequence (default: 128)")
-    result.add_argument("--num-steps", type=int, default=10, metavar="N", help="training steps (default: 10)")
+    result.add_argument("--seq-len", type=cli.positive, default=128, metavar="S", help="tokens in a sequence (default: 128)")
+    result.add_argument("--num-steps", type=cli.positive, default=10, metavar="N", help="training steps (default: 10)")
     result.add_argument("--data", default="stdlib", metavar="NAME", help="stdlib, synthetic or a text file (default: stdlib)")
     result.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed: its launcher adds this flag
     return result
@@ -92,7 +92,11 @@ def mib(tensors: Iterable[Tensor]) -> float:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
 
 
-if __name__ == "__main__":
+def main() -> None:
     options = parser().parse_args()
     cli.require("deepspeed")
-    cli.command(lambda: train(options))
+    train(options)
+
+
+if __name__ == "__main__":
+    cli.command(main)
