@@ -15,7 +15,8 @@ from types import ModuleType
 from common import cli, progress, ranks
 from common.errors import RunError
 from common.training import distributed
-from tests.conftest import PATHS, TINY, V1, altered_version
+from tests.conftest import PATHS, ROOT, TINY, V1, altered_version
+from version3_triton import kernels as third_kernels
 
 import pytest
 import torch
@@ -193,6 +194,19 @@ def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_o
     losses += record(tmp_path)["loss"]["all"]
     execute(SCRIPT, *QUICK, "--batch-size", 4, "--num-steps", steps)
     assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == steps
+
+
+def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, execute, monkeypatch, tmp_path):
+    """Two processes train four steps under zero1, and one the rest; one alone trains them all."""
+    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # as in the two processes: PyTorch's operations
+    script = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
+    flags = (*QUICK, "--metrics-out", "metrics_v1.json")
+    torchrun(script, *flags, "--num-steps", 4, "--parallel", "zero1", "--checkpoint-dir", "saved")
+    losses = record(tmp_path)["loss"]["all"]
+    execute(script, *flags, "--batch-size", 4, "--num-steps", 8, "--checkpoint-dir", "saved", "--resume")
+    losses += record(tmp_path)["loss"]["all"]
+    execute(script, *flags, "--batch-size", 4, "--num-steps", 8)
+    assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == 8
 
 
 # --------------------------------------------------------------------------------------------------------- the environment
