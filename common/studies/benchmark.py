@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -232,23 +232,15 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
         measured["cells"] += [cell for cell, _ in row]
         jobs += row * options.repeats
 
-    with signals.deferred() as received, ThreadPoolExecutor(options.gpus) as pool, ExitStack() as at_the_end:
-        at_the_end.callback(pool.shutdown, wait=False, cancel_futures=True)  # whatever ends it, no further process starts
+    with signals.deferred() as received, ExitStack() as at_the_end:
 
-        def run(job: Job) -> dict[str, Any] | None:
+        def run(job: Job, gpu: str | None) -> dict[str, Any] | None:
             entry, work = job
             if received or entry["status"] not in ("ok", "not run"):
                 return None  # what has failed is not repeated
-            gpu = free.get()
-            try:
-                return run_process(work, options, gpu)
-            finally:
-                free.put(gpu)
+            return run_process(work, options, gpu)
 
-        free: SimpleQueue[str] = SimpleQueue()
-        for gpu in visible_gpus(options.gpus):
-            free.put(gpu)
-        outcomes = (pool.map if options.gpus > 1 else map)(run, jobs)  # one at a time in this thread, where signals arrive
+        outcomes = side_by_side(jobs, run, visible_gpus(options.gpus), at_the_end)
         for number, (entry, _) in enumerate(jobs, 1):
             with progress(f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"):
                 outcome = next(outcomes)
@@ -277,13 +269,38 @@ def _blank(model: Model, shape: Namespace) -> dict[str, Any]:
 def _line(entry: dict[str, Any]) -> str:
     """The outcome of a process, for the terminal."""
     if entry["status"] != "ok":
-        found = _reason(entry)
+        found = reason(entry)
     elif "runs" in entry:
         run = entry["runs"][-1]
         found = f"{tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
     else:
         found = f"loss {entry['loss']:.5f}, largest gradient error {entry['gradient_error']:.2g}"
     return f"{entry['model']:<12} B {entry['batch_size']:<4} S {entry['sequence_length']:<5} {found}"
+
+
+def side_by_side(
+    jobs: list[Any], run: Callable[[Any, str | None], Any], places: list[str | None], at_the_end: ExitStack
+) -> Iterator[Any]:
+    """The results of run(job, place) in the order of the jobs, of which as many run at once as there are places.
+
+    Args:
+        places: CUDA_VISIBLE_DEVICES of each of them. With one place, jobs run in this thread, where signals arrive.
+        at_the_end: when it closes, for whatever reason, no further job starts.
+    """
+    free: SimpleQueue[str | None] = SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def run_in_a_free_place(job: Any) -> Any:
+        place = free.get()
+        try:
+            return run(job, place)
+        finally:
+            free.put(place)
+
+    pool = at_the_end.enter_context(ThreadPoolExecutor(len(places)))
+    at_the_end.callback(pool.shutdown, wait=False, cancel_futures=True)
+    return iter((pool.map if len(places) > 1 else map)(run_in_a_free_place, jobs))
 
 
 def visible_gpus(count: int) -> list[str | None]:
@@ -329,8 +346,8 @@ def main() -> None:
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        outcome |= {"status": "out of memory" if devices.is_out_of_memory(error) else "failed", "reason": reason[:500]}
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        outcome |= {"status": "out of memory" if devices.is_out_of_memory(error) else "failed", "reason": said[:500]}
     files.write_json(result, outcome)
 
 
@@ -412,7 +429,7 @@ def analyze(path: Path) -> Report:
     measured = read(path)
     entries, against, found = measured["cells"] + measured["accuracy"], reference(measured), results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
-        raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {_reason(entries[0])}")
+        raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {reason(entries[0])}")
     where = run_record.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
@@ -451,7 +468,7 @@ def analyze(path: Path) -> Report:
             f"largest difference over the largest element, against {baseline} in float64; {baseline}'s own errors are rounding."
         )
     missing = [entry for entry in entries if entry["status"] != "ok"]
-    facts = [(_place(entry) + ", accuracy" * ("runs" not in entry), _reason(entry)) for entry in missing]
+    facts = [(_place(entry) + ", accuracy" * ("runs" not in entry), reason(entry)) for entry in missing]
     if measured["status"] == "interrupted":
         facts.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
     if facts:
@@ -464,7 +481,8 @@ def _place(entry: dict[str, Any]) -> str:
     return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"
 
 
-def _reason(entry: dict[str, Any]) -> str:
+def reason(entry: dict[str, Any]) -> str:
+    """Why a cell was not measured, in one line."""
     return f"{entry['status']}: {entry['reason']}" if entry["reason"] else entry["status"]
 
 

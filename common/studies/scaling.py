@@ -20,10 +20,8 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -220,23 +218,14 @@ def _outcomes(
     the machine affects all of them, and then their repeats."""
     for n in dict.fromkeys(cell["processes"] for cell in cells):
         jobs = [(cell, repeat) for repeat in range(options.repeats) for cell in cells if cell["processes"] == n]
-        lanes, free = gpu_sets(n, options), SimpleQueue()
-        for lane in lanes:
-            free.put(lane)
 
-        def run(job: tuple[Cell, int], free: SimpleQueue = free) -> dict[str, Any] | None:
+        def run(job: tuple[Cell, int], gpus: str | None) -> dict[str, Any] | None:
             cell, repeat = job
             if received or cell["status"] not in ("ok", "not run"):
                 return None  # what has failed is not repeated
-            gpus = free.get()
-            try:
-                return run_job(cell, known[cell["model"]], options, repeat == 0, gpus)
-            finally:
-                free.put(gpus)
+            return run_job(cell, known[cell["model"]], options, repeat == 0, gpus)
 
-        pool = ThreadPoolExecutor(len(lanes))
-        at_the_end.callback(pool.shutdown, wait=False, cancel_futures=True)  # whatever ends it, no further job starts
-        outcomes = (pool.map if len(lanes) > 1 else map)(run, jobs)  # one at a time in this thread, where signals arrive
+        outcomes = benchmark.side_by_side(jobs, run, gpu_sets(n, options), at_the_end)
         for cell, _ in jobs:
             with progress(_place(cell)):
                 outcome = next(outcomes)
@@ -256,13 +245,9 @@ def _place(cell: Cell) -> str:
     return f"{cell['model']}, {cell['parallel'] or 'one process'}, {cell['processes']} x {cell['batch_size']}"
 
 
-def _reason(cell: Cell) -> str:
-    return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
-
-
 def _line(cell: Cell) -> str:
     if cell["status"] != "ok":
-        return f"{_place(cell):<28} {_reason(cell)}"
+        return f"{_place(cell):<28} {benchmark.reason(cell)}"
     run = cell["runs"][-1]
     return f"{_place(cell):<28} {tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
 
@@ -586,7 +571,9 @@ def analyze(path: Path) -> Report:
     measured = read(path)
     if all(cell["status"] != "ok" for cell in measured["cells"]):
         first = next(iter(measured["cells"]), None)
-        raise RunError(f"nothing was measured; the first: {_place(first)}, {_reason(first)}" if first else "nothing was measured")
+        raise RunError(
+            f"nothing was measured; the first: {_place(first)}, {benchmark.reason(first)}" if first else "nothing was measured"
+        )
     rows = results(measured)
     training = {"sequence_length": measured["sequence_length"]}
     conditions = run_record.describe(measured | {"training": training}, "batch_size")
@@ -625,7 +612,7 @@ def analyze(path: Path) -> Report:
             "time of the same collective among the ranks."
         )
     _model(report, measured, rows)
-    missing = [(_place(cell), _reason(cell)) for cell in measured["cells"] if cell["status"] != "ok"]
+    missing = [(_place(cell), benchmark.reason(cell)) for cell in measured["cells"] if cell["status"] != "ok"]
     missing += [
         (_place(cell), f"no communication: {cell['trace_problem']}") for cell in measured["cells"] if "trace_problem" in cell
     ]

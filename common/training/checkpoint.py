@@ -157,8 +157,7 @@ class Checkpoints:
             states = distributed.whole_states(prepared.optimizer)
             state = _tensors(prepared, states, saved_by)
             dcp.load(state, storage_reader=reader, no_dist=not distributed.active())
-        if hasattr(prepared.optimizer, "take_states"):
-            prepared.optimizer.take_states(states)
+        distributed.take_states(prepared.optimizer, states)
         prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
         if self.position["scaler"]:
             precision.scaler.load_state_dict(self.position["scaler"])

@@ -219,6 +219,12 @@ def whole_states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Ten
     return optimizer.whole_states() if hasattr(optimizer, "whole_states") else states(optimizer)
 
 
+def take_states(optimizer: torch.optim.Optimizer, states: dict[Tensor, dict[str, Tensor]]) -> None:
+    """Hands `whole_states` back, after they have changed, to an optimizer that shares out single tensors."""
+    if hasattr(optimizer, "take_states"):
+        optimizer.take_states(states)
+
+
 def gather_weights(optimizer: torch.optim.Optimizer) -> None:
     """Makes the weights complete that an optimizer leaves to other processes; all processes must call it."""
     if hasattr(optimizer, "gather_weights"):

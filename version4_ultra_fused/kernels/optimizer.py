@@ -155,7 +155,12 @@ class MasterAdamW(torch.optim.Optimizer):
         return found
 
     def take_states(self, states: dict[nn.Parameter, dict[str, Tensor]]) -> None:
-        """Copies what this process updates out of `whole_states`, after these have changed."""
+        """Copies what this process updates out of `whole_states`, after these have changed.
+
+        Only zero1 needs it. Otherwise `whole_states` holds the states themselves.
+        """
+        if self.form != "zero1":
+            return
         for flat in (self.matrices, self.others):
             for parameter, elements, moments in flat.fragments():
                 for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -122,7 +121,7 @@ def test_cells_are_measured_in_turn_and_profiled_once(monkeypatch, tmp_path):
 
 
 def test_jobs_fill_the_gpus_and_each_has_its_own(monkeypatch, tmp_path):
-    busy, most, seen, lock = set(), [], [], threading.Lock()
+    busy, most, seen, lock, together = set(), [], [], threading.Lock(), threading.Barrier(2, timeout=60)
 
     def answer(cell, model, chosen, profiled, gpus=None):
         own = set((gpus or "0,1,2,3").split(","))
@@ -130,7 +129,8 @@ def test_jobs_fill_the_gpus_and_each_has_its_own(monkeypatch, tmp_path):
             assert not own & busy and (gpus is None or len(own) == cell["processes"])
             busy.update(own)
             most.append(len(busy))
-        time.sleep(0.05)
+        if cell["processes"] == 2:
+            together.wait()  # for the other job of two processes, which so must run at the same time
         with lock:
             busy.difference_update(own)
             seen.append((*places([cell])[0][1:], profiled))
