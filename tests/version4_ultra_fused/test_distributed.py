@@ -80,15 +80,17 @@ def test_the_answers_of_the_accounting_are_those_of_the_solution():
 
 
 @pytest.mark.slow
-def test_measure_shows_every_form_of_a_step_and_the_fitted_line(run_script, monkeypatch):
+def test_measure_shows_every_form_of_a_step_the_fitted_line_and_the_split_layer(run_script, monkeypatch):
     monkeypatch.setenv("KERNEL_EXERCISES", "solution")
     sizes = ("--num-steps", "2", "--max-mib", "1", "--seq-len", "8", "--hidden-dim", "16", "--num-layers", "1", "--device", "cpu")
     launch = ("torch.distributed.run", "--nproc-per-node", "2", FOLDER / "measure.py")
-    shown = run_script("-m", *launch, "bandwidth", "steps", *sizes).stdout
+    shown = run_script("-m", *launch, "bandwidth", "steps", "layer", *sizes).stdout
     assert "2 processes, gloo" in shown and "fit: latency" in shown
     rows = [re.split(r"\s{2,}", line.strip())[0] for line in shown.splitlines()]
     assert [str(4**i) for i in range(1, 11)] == [row.replace(",", "") for row in rows if row.replace(",", "").isdigit()]
-    assert rows[-5:] == ["no communication", "flat", "overlap", "zero1", "fully_shard"]
+    assert rows[-9:-4] == ["no communication", "flat", "overlap", "zero1", "fully_shard"]
+    assert "each of the two all-reduces: 4,096 bytes" in shown  # 8 sequences of 8 tokens, D 16, float32
+    assert rows[-2:] == ["whole", "split"]
 
 
 def test_measure_needs_torchrun(refused):

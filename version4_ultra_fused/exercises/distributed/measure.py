@@ -1,9 +1,10 @@
 """Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a CPU. torchrun starts it.
 
-    torchrun --nproc-per-node 2 measure.py bandwidth steps
+    torchrun --nproc-per-node 2 measure.py bandwidth steps layer
 
     bandwidth    problem 1: an all-reduce of 4 bytes to --max-mib, algorithm and bus bandwidth, and the fitted line
     steps        problems 2 to 5: the step time of the small model, without communication and with each form of it
+    layer        problem 6: forward and backward of one feed-forward layer, whole on each rank and split over the ranks
 
 KERNEL_EXERCISES=solution measures the solutions. Times are the median over --num-steps, with the 20th and 80th percentile.
 A step without communication trains each rank alone: it is what the other steps would take if communication were free.
@@ -22,7 +23,7 @@ from common.timing import benchmark, summarize
 import adapter
 import torch
 import torch.distributed as dist
-from small_model import SmallModel, random_batch
+from small_model import FeedForward, SmallModel, random_batch
 from torch import Tensor
 
 VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
@@ -81,7 +82,22 @@ def steps(options: Namespace, device: torch.device) -> None:
         print(tables.text(["step", "ms", "p20", "p80"], rows))
 
 
-MEASUREMENTS = {"bandwidth": bandwidth, "steps": steps}
+def layer(options: Namespace, device: torch.device) -> None:
+    torch.manual_seed(0)  # the same layer and the same tokens on all ranks
+    whole = FeedForward(options.hidden_dim, 4 * options.hidden_dim).to(device)
+    x = torch.randn(options.batch_size * options.seq_len, options.hidden_dim, device=device, requires_grad=True)
+    layers = {"whole": whole, "split": adapter.load("problem6_tensor_parallel").ParallelFeedForward(whole).to(device)}
+    rows = []
+    for name, feed_forward in layers.items():
+        dist.barrier()
+        times = summarize(benchmark(lambda layer=feed_forward: layer(x).backward(x), device, iterations=options.num_steps))
+        rows.append([name, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
+    if dist.get_rank() == 0:
+        print(f"each of the two all-reduces: {x.nbytes:,} bytes")
+        print(tables.text(["layer", "ms", "p20", "p80"], rows))
+
+
+MEASUREMENTS = {"bandwidth": bandwidth, "steps": steps, "layer": layer}
 
 
 def main() -> None:
@@ -97,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
-        raise UsageError("start it with torchrun: torchrun --nproc-per-node 2 measure.py bandwidth steps")
+        raise UsageError("start it with torchrun: torchrun --nproc-per-node 2 measure.py bandwidth steps layer")
     place = {}
     if devices.is_gpu(device):
         devices.take_gpu(here.local_rank, "--nproc-per-node")
