@@ -194,7 +194,7 @@ def answers(folder: Path) -> str:
 
 def _first_version(folder: Path) -> str | None:
     """A column per preset: all that exercises 1 to 3 of Version 1 ask of a run."""
-    if not any(folder.glob("v[0-9]_*.json")):
+    if not any(folder.glob("v[0-9]_*_profile.json.gz")):
         return None
     columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in measured.baseline_runs(folder)}
     run, _ = next(measured.baseline_runs(folder))
@@ -244,17 +244,17 @@ def _versions(folder: Path) -> str | None:
 
 
 def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, int], str, float]]:
-    """Record, preset, (B, S), version and ms per step of each measured version."""
-    for path in sorted(folder.glob("compare_*.json")):
-        run = run_record.read(path)
-        training = run["training"]
-        name = run["version"] + "-compile" * ("--enable-torch-compile" in run["command"])
-        yield run, training["preset"], (training["batch_size"], training["sequence_length"]), name, run["step_ms"]["median"]
+    """Record, preset, (B, S), version and ms per step of each measured version; medians of several processes first."""
     for path in sorted([*folder.glob("peers_*.json"), *folder.glob("benchmark_*.json")]):
         study = benchmark.read(path)
         for cell in (cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])):
             ms = median(run["step_ms"]["median"] for run in cell["runs"])
             yield study, path.stem.split("_")[1], (cell["batch_size"], cell["sequence_length"]), cell["model"], ms
+    for path in sorted(folder.glob("compare_*.json")):
+        run = run_record.read(path)
+        training = run["training"]
+        name = run["version"] + "-compile" * ("--enable-torch-compile" in run["command"])
+        yield run, training["preset"], (training["batch_size"], training["sequence_length"]), name, run["step_ms"]["median"]
 
 
 def _traces(folder: Path) -> str | None:
