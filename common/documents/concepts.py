@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from common.analysis.formulas import flops, operators
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import plots, tables
-from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.json_elements import elements
 from common.config import ModelConfig
 from common.documents.architecture import preset
 from common.documents.measured import find
-from common.documents.pictures import Picture, colour
+from common.documents.pictures import Picture, colour, gpu_trace
 from common.errors import UsageError
 from common.studies import benchmark
 
@@ -185,7 +184,7 @@ def _device(path: Path) -> dict[str, Any]:
 def timeline(*paths: Path) -> Picture:
     """The first milliseconds of profiled steps on the GPU, a panel for each trace: launches of the host above, kernels below."""
     device = _device(paths[0])["name"]
-    panels = {path.name.split(".")[0].replace("_", ", "): _window(chrome_trace.load(path)) for path in paths}
+    panels = {path.name.split(".")[0].replace("_", ", "): _window(path) for path in paths}
     said = [
         f"{name}: a step has {panel['kernels']:,} kernels, and the GPU is busy {tables.format_number(panel['busy'])}% of its time"
         for name, panel in panels.items()
@@ -207,7 +206,7 @@ def timeline(*paths: Path) -> Picture:
     return Picture(f"timeline-{paths[0].parents[1].name}", panels, description, draw)
 
 
-def _window(trace: chrome_trace.Trace) -> dict[str, Any]:
+def _window(path: Path) -> dict[str, Any]:
     """The content of a trace's timeline, in us from the first kernel of the profiled steps.
 
     Returns:
@@ -217,9 +216,7 @@ def _window(trace: chrome_trace.Trace) -> dict[str, Any]:
     Raises:
         UsageError: no kernel ran in a profiled step.
     """
-    kernels = trace.kernels[trace.kernels.step >= 0]
-    if kernels.empty:
-        raise UsageError("the trace has no kernels of a GPU: give a trace_*.json of a GPU")
+    trace, kernels = gpu_trace(path)
     first = kernels.loc[kernels.start_us.idxmin()]
     launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first.start_us).round(1)))
     return {

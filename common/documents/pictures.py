@@ -23,6 +23,8 @@ from common.documents.measured import IDLE, find, span_shares
 from common.errors import UsageError
 from common.studies import ablation, benchmark
 
+import pandas
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -218,20 +220,34 @@ def step_spans(*folders: Path) -> Picture:
     return Picture("step-spans", panels, description, draw)
 
 
+def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
+    """A trace, and the kernels of its profiled steps.
+
+    Raises:
+        UsageError: no kernel ran in a profiled step.
+    """
+    trace = chrome_trace.load(path)
+    kernels = trace.kernels[trace.kernels.step >= 0]
+    if kernels.empty:
+        raise UsageError(f"{path} has no kernels of a GPU: give a trace_*.json of a GPU")
+    return trace, kernels
+
+
 def layer_kernels(*paths: Path) -> Picture:
-    """The kernels of one layer's forward pass end to end, and those of a step by kind, a row for each trace."""
+    """The kernels of one layer's forward pass end to end, and those of a step by kind, a row for each trace.
+
+    It is the second layer of the first profiled step. From the compiled Version 2 on, a layer's first kernel also adds the result
+    of the layer before. The first layer has nothing to add, and torch.compile puts the embedding into its first kernel.
+    """
     panels = {}
     for path in paths:
-        version, size = path.name.split(".")[0].split("_")
-        trace = chrome_trace.load(path)
-        kernels = trace.kernels[trace.kernels.step >= 0]
-        if kernels.empty:
-            raise UsageError(f"{path} has no kernels of a GPU: give a trace_*.json of a GPU")
+        version, size = path.name.split(".")[0].rsplit("_", 1)
+        _, kernels = gpu_trace(path)
         step = kernels[kernels.step == kernels.step.min()].sort_values("start_us")
         kinds = [kernel_names.kind(name) for name in step.name]
-        layer = _layer(list(step.name), kinds, architecture.preset(size)[0].num_layers)
+        layer = _second_layer(kinds, architecture.preset(size)[0].num_layers)
         times = [round(time, 2) for time in step.duration_us[layer]]
-        panels[version] = {
+        panels[version.replace("_compile", ", compiled")] = {
             "layer": list(zip(kinds[layer], times, strict=True)),
             "step": {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
         }
@@ -272,19 +288,21 @@ def layer_kernels(*paths: Path) -> Picture:
     return Picture(f"layer-kernels-{paths[0].parents[1].name}", panels, description, draw)
 
 
-def _layer(names: list[str], kinds: list[str], layers: int) -> slice:
-    """The place of the first layer: the shortest sequence with a matrix product that repeats once for each layer.
+def _second_layer(kinds: list[str], layers: int) -> slice:
+    """The place of the second layer: the shortest sequence with a matrix product that repeats once for each layer.
+
+    Kinds are compared and not names, because torch.compile gives kernels of the first layers names of their own.
 
     Raises:
         UsageError: there is none.
     """
-    for length in range(1, len(names) // layers + 1):
+    for length in range(1, len(kinds) // layers + 1):
         same = 0
-        for i, (name, later) in enumerate(zip(names, names[length:], strict=False)):
-            same = same + 1 if name == later else 0
-            start = i + 1 - same
-            if same == (layers - 1) * length and "matrix products" in kinds[start : start + length]:
-                return slice(start, start + length)
+        for i, (kind, later) in enumerate(zip(kinds, kinds[length:], strict=False)):
+            same = same + 1 if kind == later else 0
+            second = i + 1 - same + length
+            if same == (layers - 1) * length and "matrix products" in kinds[second : second + length]:
+                return slice(second, second + length)
     raise UsageError(f"no sequence of kernels repeats once for each of {layers} layers")
 
 

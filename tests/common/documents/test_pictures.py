@@ -86,15 +86,15 @@ def test_the_picture_of_memory_has_the_measured_peak_of_the_first_model(tmp_path
     assert "Memory over one training step of v1 in bf16, by formula" in picture.description
 
 
-def kernel_trace(path: Path, layer: list[str], layers: int) -> Path:
-    """One step on a GPU: an embedding, `layers` times the kernels of `layer`, 2 us each, and an optimizer's kernels."""
-    names = ["gather_kernel", *layer * layers, *["multi_tensor_apply"] * 2 * layers]
+def kernel_trace(path: Path, *layers: list[str]) -> Path:
+    """One step on a GPU: an embedding, the kernels of each layer, and an optimizer's; they take 2.0, 2.01, 2.02, ... us."""
+    names = ["gather_kernel", *sum(layers, []), *["multi_tensor_apply"] * 2 * len(layers)]
     events = [event("user_annotation", "ProfilerStep#0", 0, 1000)]
     for i, name in enumerate(names):
         events += [
             event("cpu_op", "aten::op", 3 * i, 3 * i + 2),
             event("cuda_runtime", "cudaLaunchKernel", 3 * i, 3 * i + 1, correlation=i),
-            event("kernel", name, 500 + 3 * i, 502 + 3 * i, 0, stream=7, correlation=i),
+            event("kernel", name, 500 + 3 * i, 502 + 3.01 * i, 0, stream=7, correlation=i),
         ]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events}))
@@ -102,14 +102,14 @@ def kernel_trace(path: Path, layer: list[str], layers: int) -> Path:
 
 
 def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_path):
-    """The optimizer's kernels repeat as well, but none of them is a matrix product."""
+    """The second layer is taken. The optimizer's kernels repeat as well, but none of them is a matrix product."""
     layer = ["rms_norm_kernel", "nvjet_a", "silu_elementwise", "nvjet_b"]
     picture = pictures.layer_kernels(
-        kernel_trace(tmp_path / "traces" / "v1_tiny.json", layer, 4),
-        kernel_trace(tmp_path / "traces" / "v4_tiny.json", ["nvjet"], 4),
+        kernel_trace(tmp_path / "traces" / "v1_tiny.json", *[layer] * 4),
+        kernel_trace(tmp_path / "traces" / "v4_tiny.json", *[["nvjet"]] * 4),
     )
     kinds = ["reductions", "matrix products", "elementwise", "matrix products"]
-    assert picture.numbers["v1"]["layer"] == [(kind, 2.0) for kind in kinds]
+    assert picture.numbers["v1"]["layer"] == list(zip(kinds, (2.05, 2.06, 2.07, 2.08), strict=True))
     assert picture.numbers["v1"]["step"] == {"matrix products": 8, "reductions": 4, "elementwise": 12, "copies": 1}
     assert picture.description.endswith(
         "v1: 4 in a layer's forward pass, 25 in a step; v4: 1 in a layer's forward pass, 13 in a step"
@@ -117,9 +117,27 @@ def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_pa
     assert {"v1", "v4", " 4 kernels", " 25", "elementwise"} <= texts(picture.drawn())
 
 
+def test_the_kernels_of_a_compiled_layer_are_found_though_their_names_differ(tmp_path):
+    layers = [[f"triton_per_fused_add_mean_rsqrt_{i}", "nvjet_a", f"triton_poi_fused_silu_{i}", "nvjet_b"] for i in range(4)]
+    picture = pictures.layer_kernels(kernel_trace(tmp_path / "traces" / "v2_compile_tiny.json", *layers))
+    assert [kind for kind, _ in picture.numbers["v2, compiled"]["layer"]] == [
+        "reductions", "matrix products", "elementwise", "matrix products",
+    ]  # fmt: skip
+    assert "v2, compiled" in texts(picture.drawn())
+
+
 def test_a_trace_in_which_nothing_repeats_has_no_layer(tmp_path):
     with pytest.raises(UsageError, match="repeats once for each of 4 layers"):
-        pictures.layer_kernels(kernel_trace(tmp_path / "traces" / "v1_tiny.json", ["nvjet"], 3))
+        pictures.layer_kernels(kernel_trace(tmp_path / "traces" / "v1_tiny.json", *[["nvjet"]] * 3))
+
+
+def test_a_trace_without_kernels_has_no_layer(tmp_path):
+    path = tmp_path / "v1_tiny.json"
+    path.write_text(
+        json.dumps({"traceEvents": [event("user_annotation", "ProfilerStep#0", 0, 9), event("cpu_op", "aten::mm", 1, 2)]})
+    )
+    with pytest.raises(UsageError, match="v1_tiny.json has no kernels of a GPU"):
+        pictures.layer_kernels(path)
 
 
 def test_fusions_are_switched_on_one_after_another():
