@@ -258,7 +258,7 @@ def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, 
 
 
 def _traces(folder: Path) -> str | None:
-    """A column per trace: kernels of a step, and their time by span. The kernels of a captured step are in no span."""
+    """A column per trace: kernels of a step, and their time by span. Kernels of a captured or compiled step are in no span."""
     columns = {}
     for path in sorted(folder.glob("traces/*.json.gz")):
         profile = chrome_trace.profile_tables(chrome_trace.load(path))
