@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 
 from common.analysis.formulas import flops
 from common.config import resolve
@@ -79,18 +80,45 @@ def test_the_answers_of_the_accounting_are_those_of_the_solution():
         assert shown == [f"{communication * 1e3:.1f}", f"{exposed(communication, 0.1, count) * 1e3:.1f}"]
 
 
+@pytest.fixture
+def measure(run_script):
+    """measure(folder, *measurements): what measure.py in that folder shows, and the first cell of each line. Two processes."""
+
+    def run(folder, *measurements):
+        sizes = ("--num-steps", 2, "--max-mib", 1, "--seq-len", 8, "--hidden-dim", 16, "--num-layers", 1, "--device", "cpu")
+        launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, folder / "measure.py")
+        shown = run_script("-m", *launch, *measurements, *sizes).stdout
+        return shown, [re.split(r"\s{2,}", line.strip())[0] for line in shown.splitlines()]
+
+    return run
+
+
 @pytest.mark.slow
-def test_measure_shows_every_form_of_a_step_the_fitted_line_and_the_split_layer(run_script, monkeypatch):
+def test_measure_shows_every_form_of_a_step_the_fitted_line_and_the_split_layer(measure, monkeypatch):
     monkeypatch.setenv("KERNEL_EXERCISES", "solution")
-    sizes = ("--num-steps", "2", "--max-mib", "1", "--seq-len", "8", "--hidden-dim", "16", "--num-layers", "1", "--device", "cpu")
-    launch = ("torch.distributed.run", "--nproc-per-node", "2", FOLDER / "measure.py")
-    shown = run_script("-m", *launch, "bandwidth", "steps", "layer", *sizes).stdout
-    assert "2 processes, gloo" in shown and "fit: latency" in shown
-    rows = [re.split(r"\s{2,}", line.strip())[0] for line in shown.splitlines()]
+    shown, rows = measure(FOLDER, "bandwidth", "steps", "layer")
+    assert "2 processes, gloo" in shown and "fit: latency" in shown and "not written" not in shown
     assert [str(4**i) for i in range(1, 11)] == [row.replace(",", "") for row in rows if row.replace(",", "").isdigit()]
     assert rows[-9:-4] == ["no communication", "flat", "overlap", "zero1", "fully_shard"]
     assert "each of the two all-reduces: 4,096 bytes" in shown  # 8 sequences of 8 tokens, D 16, float32
     assert rows[-2:] == ["whole", "split"]
+
+
+@pytest.mark.slow
+def test_measure_names_what_is_not_written_and_measures_the_rest(measure, tmp_path, monkeypatch):
+    """Only problem 2 is solved."""
+    monkeypatch.setenv("KERNEL_EXERCISES", "starter")
+    mine = tmp_path / "mine"
+    shutil.copytree(FOLDER, mine, ignore=shutil.ignore_patterns("common", "__pycache__"))
+    shutil.copy(mine / "solution/problem2_flat.py", mine / "starter")
+    _, rows = measure(mine, "bandwidth", "steps", "layer")
+    left = "not written yet, so not measured: "
+    assert [row for row in rows[1:] if row not in ("step", "layer")] == [
+        f"{left}bandwidth (problem1_bandwidth.py)",
+        f"{left}overlap (problem3_overlap.py), zero1 (problem4_zero1.py), fully_shard (problem5_fully_shard.py)",
+        "no communication", "flat",
+        f"{left}split (problem6_tensor_parallel.py)", "each of the two all-reduces: 4,096 bytes", "whole",
+    ]  # fmt: skip
 
 
 def test_measure_needs_torchrun(refused):

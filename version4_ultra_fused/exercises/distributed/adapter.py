@@ -9,6 +9,7 @@ and returns arrays, which test_exercises.py compares with those of one process.
 
 import importlib
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -44,6 +45,12 @@ def load(problem: str) -> ModuleType:
     if str(FOLDER / which) not in sys.path:
         sys.path.insert(0, str(FOLDER / which))
     return importlib.import_module(problem)
+
+
+def is_written(problem: str) -> bool:
+    """Whether no line of the problem's file says any longer that something has yet to be written."""
+    source = Path(load(problem).__file__).read_text(encoding="utf-8")
+    return not re.search(r"^ *raise NotImplementedError\(.*: problem \d of README\.md", source, re.MULTILINE)
 
 
 # -------------------------------------------------------------------------------------------------------------- processes
