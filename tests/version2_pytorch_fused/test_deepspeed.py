@@ -24,13 +24,14 @@ needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), 
 
 @needs_deepspeed
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", FILES)
-def test_a_stage_trains_as_one_process_and_holds_its_part(execute, tmp_path, stage):
-    execute(V2 / "tiny_llama_v2.py", "--batch-size", 8, *QUICK)
+@pytest.mark.parametrize("stage, flags, batch_size", [(1, (), 8), (2, ("--batch-size", "1"), 2), (3, (), 8)])
+def test_a_stage_trains_as_one_process_and_holds_its_part(execute, tmp_path, stage, flags, batch_size):
+    """With 4 sequences a process, as its file says, or with as many as the flag says."""
+    execute(V2 / "tiny_llama_v2.py", "--batch-size", batch_size, *QUICK)
     expected = json.loads((tmp_path / "metrics_v2.json").read_text())["loss"]["all"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT),
-         "--deepspeed", str(FILES[stage]), *QUICK],
+         "--deepspeed", str(FILES[stage]), *flags, *QUICK],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
         env=os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

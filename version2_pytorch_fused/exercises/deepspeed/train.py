@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from common import cli, config, data, ranks
+from common import cli, config, data, files, ranks
 from common import device as devices
 from common.errors import UsageError
 from common.training import distributed
@@ -35,6 +35,7 @@ def parser() -> cli.Parser:
     result = cli.Parser(__doc__)
     result.add_argument("--deepspeed", type=Path, required=True, metavar="FILE.json", help="DeepSpeed's configuration")
     result.add_argument("--preset", choices=config.PRESETS, default="tiny", help="size of the model (default: tiny)")
+    result.add_argument("--batch-size", type=cli.positive, metavar="B", help="sequences of a process (default: as in FILE.json)")
     result.add_argument("--seq-len", type=cli.positive, default=128, metavar="S", help="tokens in a sequence (default: 128)")
     result.add_argument("--num-steps", type=cli.positive, default=10, metavar="N", help="training steps (default: 10)")
     result.add_argument("--data", default="stdlib", metavar="NAME", help="stdlib, synthetic or a text file (default: stdlib)")
@@ -45,8 +46,9 @@ def parser() -> cli.Parser:
 def train(options: argparse.Namespace) -> None:
     if not ranks.here().launched:
         raise UsageError("this script trains on several processes: start it with deepspeed or torchrun")
-    if not options.deepspeed.is_file():
-        raise UsageError(f"--deepspeed: there is no file {options.deepspeed}")
+    settings = files.read_json(options.deepspeed)
+    if options.batch_size:
+        settings["train_micro_batch_size_per_gpu"] = options.batch_size
     chosen = config.resolve(options.preset, training=dict(sequence_length=options.seq_len, num_steps=options.num_steps))
     here, training = ranks.here(), chosen.training
     device = devices.select("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,8 +59,8 @@ def train(options: argparse.Namespace) -> None:
     model = tiny_llama_v2.TinyLlama(chosen.model)
     optimizer = tiny_llama_v2.make_optimizer(model, training)
 
-    engine = initialize(Loss(model), optimizer, options.deepspeed)  # DeepSpeed: it shards model and optimizer
-    batch_size = engine.train_micro_batch_size_per_gpu()  # DeepSpeed: from its file
+    engine = initialize(Loss(model), optimizer, settings)  # DeepSpeed: it shards model and optimizer
+    batch_size = engine.train_micro_batch_size_per_gpu()  # DeepSpeed: from its settings
     shape = batch_size, training.sequence_length, training.num_steps
     batches = data.Batches(dataset, *shape, training.seed, engine.device, here.rank, here.world_size)
     for i in range(training.num_steps):
@@ -78,13 +80,13 @@ def train(options: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def initialize(model: Loss, optimizer: torch.optim.Optimizer, file: Path):
+def initialize(model: Loss, optimizer: torch.optim.Optimizer, settings: dict):
     """DeepSpeed's engine around the model."""
     import deepspeed
 
     if not torch.cuda.is_available():  # on a CPU DeepSpeed would first compile collectives of its own, for minutes
         deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=str(file))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     return engine
 
 
