@@ -406,7 +406,7 @@ def scaling_over_gpus(folder: Path) -> str:
     columns = ["preset", "precision", "scaling", "version", "form", "GPUs", "B of each", "ms/step", "p20 to p80", "tokens/s"]
     columns += ["efficiency, %", "exposed communication, ms", "of it waiting, ms", "overlapped, ms"]
     columns += ["efficiency on paper (a model), %", "error of its step time, %"]
-    notes = dict.fromkeys(scaling_results.multicast(study) for study in studies)
+    notes = dict.fromkeys(note for study in studies for note in scaling_results.multicast(study))
     return f"{table(columns, rows, *studies)}\n{' '.join(notes)}\n"
 
 

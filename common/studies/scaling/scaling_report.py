@@ -40,7 +40,7 @@ def analyze(path: Path) -> Report:
             ["Jobs ran at the same time where there were GPUs left for them, and shared the host."]
             * measured.get("filled", False)
         ),
-        scaling_results.multicast(measured),
+        *scaling_results.multicast(measured),
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")

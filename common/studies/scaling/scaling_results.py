@@ -86,12 +86,14 @@ def model_table(measured: Scaling, scaling: str) -> Table:
     return ["GPUs", *(f"{model}, {form}: model" for model, form in found)], body
 
 
-def multicast(measured: Scaling) -> str:
-    """Whether NVLink multicast was off, in one sentence."""
+def multicast(measured: Scaling) -> list[str]:
+    """Whether NVLink multicast was off, in one sentence; nothing where there is no NVLink: on a CPU, and on AMD's GPUs."""
+    if measured["device"]["kind"] != "cuda":
+        return []
     value = measured["variables"].get(MULTICAST)
     if value is None:
-        return f"{MULTICAST} was not set: NCCL decides about NVLink multicast."
-    return f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."
+        return [f"{MULTICAST} was not set: NCCL decides about NVLink multicast."]
+    return [f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."]
 
 
 def error_of_model(rows: list[dict[str, Any]]) -> str | None:

@@ -26,3 +26,9 @@ def test_efficiency_and_the_model_beside_it():
     assert strong["model_ms"] == pytest.approx(3 + 2 + 0.004)  # the update does not shrink with the batch
     assert (weak["exposed_ms"], weak["exposed_waiting_ms"]) == (4, 1.5) and strong["exposed_ms"] is None
     assert rows["weak", "fsdp", 2]["ms"] is None and rows["weak", "fsdp", 2]["model_ms"] > 0  # predicted, not measured
+
+
+def test_nvlink_multicast_is_off_or_left_to_nccl():
+    (unset,) = scaling_results.multicast(records.scaling(variables={}))
+    (on,) = scaling_results.multicast(records.scaling(variables={"NCCL_NVLS_ENABLE": "1"}))
+    assert "was not set: NCCL decides" in unset and "left to NCCL (NCCL_NVLS_ENABLE=1)" in on
