@@ -82,8 +82,9 @@ def run_all(
                 number += 1
                 with progress(job.name):
                     outcome = next(outcomes)
-                if not outcome or _has_failed(job.cell) or (received and outcome["status"] != "ok"):
-                    continue  # the last: Ctrl-C reaches the job too
+                stopped = received and outcome and outcome["status"] != "ok"  # Ctrl-C reaches the job too
+                if not outcome or stopped or _has_failed(job.cell):
+                    continue
                 job.cell.update({key: outcome[key] for key in ("status", "reason")})
                 measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
                 if outcome["status"] == "ok":

@@ -1,8 +1,8 @@
 """The model on paper of a scaling study: predicts the step on n processes from the step on one, and a link.
 
-The formulas are those of `analysis.formulas.data_parallel`. A collective takes its latencies and its bytes over the bandwidth of
-the link. It overlaps with the pass that it runs beside, and is exposed as far as it is longer. This module gives them what was
-measured:
+The formulas are those of `analysis.formulas.data_parallel`. A collective takes its latencies, and its bytes over the bandwidth of
+the link. All its pieces but the last overlap with the pass that they run beside, as far as they fit, and the rest is exposed.
+This module gives the formulas what was measured:
 
     the step on one process    its median, which forward pass, backward pass and update share as they share its profile
     the link                   the one of the study (`link`)

@@ -1,4 +1,4 @@
-"""The file of a scaling study, scaling.json: its schema, its reader, and what all that is made of it looks up."""
+"""The file of a scaling study, scaling.json: its schema, its reader, and look-ups in what was measured."""
 
 from pathlib import Path
 from statistics import median
