@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -55,6 +55,22 @@ def positive(text: str) -> int:
 def positive_list(text: str) -> list[int]:
     """ "4,8,16" -> [4, 8, 16]."""
     return [positive(item.strip()) for item in text.split(",")]
+
+
+def check_list(flag: str, values: Sequence[object], valid: Collection[str] = ()) -> None:
+    """Checks the values of a flag that takes a list.
+
+    Args:
+        valid: those that there are; empty if there is no such choice.
+
+    Raises:
+        UsageError: a value is unknown or given twice.
+    """
+    for value in values:
+        if valid and value not in valid:
+            raise UsageError(f"{flag}: there is no {value!r}; there are {', '.join(valid)}")
+        if values.count(value) > 1:
+            raise UsageError(f"{flag}: {value} is given twice")
 
 
 def amount(text: str) -> float:

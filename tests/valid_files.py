@@ -32,7 +32,9 @@ from common.analysis.reports import (
 )  # fmt: skip
 from common.documents import compiled_kernels, lab_dashboard, measured, version4
 from common.files import read, read_json, write_json
-from common.studies import ablation, batch_size, benchmark, gemm_operations, scaling
+from common.studies import ablation, batch_size, gemm_operations
+from common.studies.benchmark import benchmark_report
+from common.studies.scaling import scaling_report
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
@@ -286,13 +288,13 @@ def use_kernel_benchmark(path: Path) -> None:
 
 
 def use_benchmark(path: Path) -> None:
-    published(benchmark.analyze(path), path)
+    published(benchmark_report.analyze(path), path)
     for part in ("throughput", "memory"):
         measured.suite(part, path)
 
 
 def use_scaling(path: Path) -> None:
-    published(scaling.analyze(path), path)
+    published(scaling_report.analyze(path), path)
     shutil.copy(path, path.with_name("scaling_tiny_fp32.json"))
     measured.scaling_over_gpus(path.parent)
 

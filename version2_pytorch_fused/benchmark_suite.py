@@ -18,10 +18,11 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from common import cli, files
+from common import cli
 from common.errors import UsageError
 from common.files import writable_folder
-from common.studies import benchmark
+from common.studies import job_runner, known_models
+from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_report, benchmark_results
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")
@@ -46,7 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)"
     )
-    parser.add_argument("--metrics", type=names, default=list(benchmark.METRICS), metavar="NAMES", help="default: all three")
+    parser.add_argument("--metrics", type=names, default=list(benchmark_file.METRICS), metavar="NAMES", help="default: all three")
     parser.add_argument("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
     parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
     parser.add_argument(
@@ -61,20 +62,20 @@ def main() -> int:
     )
     parser.add_argument("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
-    known = benchmark.known_models()
+    known = known_models.find()
     preset = version_files.resolve(Namespace(**vars(options)))
     options.batch_sizes = options.batch_sizes or [preset.batch_size]
     options.seq_lengths = options.seq_lengths or [preset.seq_len]
     if options.models == [AVAILABLE]:
-        options.models = benchmark.available(options, known)
-    models, shapes = benchmark.plan(options, known)
+        options.models = known_models.available(options, known)
+    models, shapes = benchmark_cells.plan(options, known)
     if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
         raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
-    benchmark.visible_gpus(options.gpus)
+    job_runner.visible_gpus(options.gpus)
     path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
-    code = benchmark.measure(models, shapes, next(iter(known.values())), path)
-    print(f"\n{benchmark.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
-    ahead = benchmark.ahead(files.read(path, benchmark.Benchmark), options.fastest) if options.fastest else []
+    code = benchmark_cells.measure(models, shapes, next(iter(known.values())), path)
+    print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
+    ahead = benchmark_results.ahead(benchmark_file.read(path), options.fastest) if options.fastest else []
     if ahead:
         print(f"{options.fastest} is not the fastest: {'; '.join(ahead)}", file=sys.stderr)
     return code or int(bool(ahead))

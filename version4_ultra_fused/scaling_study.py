@@ -19,7 +19,8 @@ from common import cli
 from common import device as devices
 from common.errors import UsageError
 from common.files import writable_folder
-from common.studies import scaling
+from common.studies import known_models
+from common.studies.scaling import scaling_cells, scaling_report
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")
@@ -57,15 +58,15 @@ def main() -> int:
     options = version_files.resolve(parser.parse_args())
     if options.link_gbs == 0:
         raise UsageError("--link-gbs: 0 GB/s would take for ever: give a number above 0")
-    options.processes = options.processes or scaling.default_processes(devices.select(options.device))
+    options.processes = options.processes or scaling_cells.default_processes(devices.select(options.device))
     options.global_batch_size = options.global_batch_size or options.batch_size
-    known = scaling.benchmark.known_models()
-    cells, left_out = scaling.plan(options, known)
+    known = known_models.find()
+    cells, left_out = scaling_cells.plan(options, known)
     path = writable_folder(options.output_dir, "--output-dir") / "scaling.json"
     for line in left_out:
         print(f"leaves out {line}")
-    code = scaling.measure(cells, left_out, options, known, path)
-    print(f"\n{scaling.analyze(path).publish(options.output_dir, 'scaling', KINDS)}")
+    code = scaling_cells.measure(cells, left_out, options, known, path)
+    print(f"\n{scaling_report.analyze(path).publish(options.output_dir, 'scaling', KINDS)}")
     return code
 
 

@@ -17,7 +17,7 @@ from common.documents.architecture import preset
 from common.documents.measured import find
 from common.documents.pictures import Picture, colour, gpu_trace
 from common.errors import UsageError
-from common.studies import benchmark
+from common.studies.benchmark import benchmark_file
 
 import pandas
 
@@ -81,7 +81,7 @@ def roofline(folder: Path) -> Picture:
     """
     rates: dict[str, dict[str, float]] = {}
     for name, _, path in find(folder, "peers_{preset}_bf16.json"):
-        study = benchmark.read(path)
+        study = benchmark_file.read(path)
         shape = study["batch_sizes"][0], study["sequence_lengths"][0]
         step = flops.training_step(ModelConfig(**study["model"]), *shape)["total"]
         cells = [cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])]

@@ -29,7 +29,9 @@ from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
-from common.studies import ablation, benchmark, scaling
+from common.studies import ablation, known_models
+from common.studies.benchmark import benchmark_file, benchmark_results
+from common.studies.scaling import scaling_file, scaling_results
 
 PRECISIONS = ("fp32", "bf16")
 Record = dict[str, Any]
@@ -281,8 +283,8 @@ def effects(folder: Path) -> str:
 
 def suite(part: str, path: Path) -> str:
     """A table of a benchmark: throughput, memory or scaling."""
-    study = benchmark.read(path)
-    return table(*getattr(benchmark, f"{part}_table")(study), study)
+    study = benchmark_file.read(path)
+    return table(*getattr(benchmark_results, f"{part}_table")(study), study)
 
 
 def captured_steps(folder: Path) -> str:
@@ -292,10 +294,10 @@ def captured_steps(folder: Path) -> str:
     """
     studies, cells = [], {}
     for preset, precision, path in find(folder, "captured_{preset}_{precision}.json"):
-        studies.append(benchmark.read(path))
+        studies.append(benchmark_file.read(path))
         found = {(cell["model"], cell["batch_size"], cell["sequence_length"]): cell for cell in studies[-1]["cells"]}
         for (model, size, length), eager in found.items():
-            if captured := found.get((model + benchmark.CAPTURED, size, length)):
+            if captured := found.get((model + known_models.CAPTURED, size, length)):
                 column = f"{preset}, {precision}, {size} x {length}"
                 cells.setdefault(model, {})[column] = _eager_to_captured(eager, captured)
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
@@ -314,7 +316,7 @@ def _peers(folder: Path) -> tuple[list[Record], list[str], dict[tuple[str, ...],
     The models stand in the order of the file that has most.
     """
     found = find(folder, "peers_{preset}_{precision}.json")
-    studies = [benchmark.read(path) for *_, path in found]
+    studies = [benchmark_file.read(path) for *_, path in found]
     models = dict.fromkeys(name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"])
     cases: dict[tuple[str, ...], dict[str, Record]] = {}
     for (*case, _), study in zip(found, studies, strict=True):
@@ -369,7 +371,7 @@ def versions_and_peers_spread(folder: Path) -> str:
 
 def reserved(*paths: Path) -> str:
     """A row per measured model of benchmarks on a GPU: the peak of its tensors, and what the allocator reserved for them."""
-    studies, rows = [benchmark.read(path) for path in paths], []
+    studies, rows = [benchmark_file.read(path) for path in paths], []
     for path, study in zip(paths, studies, strict=True):
         for cell in study["cells"]:
             if cell["status"] == "ok":
@@ -392,8 +394,8 @@ def scaling_over_gpus(folder: Path) -> str:
     """
     studies, rows = [], []
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        studies.append(scaling.read(path))
-        for row in (row for row in scaling.results(studies[-1]) if row["ms"]):
+        studies.append(scaling_file.read(path))
+        for row in (row for row in scaling_results.results(studies[-1]) if row["ms"]):
             paper = (100 * value if value is not None else None for value in (row["model_efficiency"], row["model_error"]))
             times = [row[name] for name in ("ms", "exposed_ms", "exposed_waiting_ms", "overlapped_ms")]
             efficiency = None if row["efficiency"] is None else 100 * row["efficiency"]
@@ -404,7 +406,7 @@ def scaling_over_gpus(folder: Path) -> str:
     columns = ["preset", "precision", "scaling", "version", "form", "GPUs", "B of each", "ms/step", "p20 to p80", "tokens/s"]
     columns += ["efficiency, %", "exposed communication, ms", "of it waiting, ms", "overlapped, ms"]
     columns += ["efficiency on paper (a model), %", "error of its step time, %"]
-    notes = dict.fromkeys(scaling.multicast(study) for study in studies)
+    notes = dict.fromkeys(note for study in studies for note in scaling_results.multicast(study))
     return f"{table(columns, rows, *studies)}\n{' '.join(notes)}\n"
 
 
@@ -413,8 +415,8 @@ def weak_scaling(folder: Path) -> str:
     found: dict[tuple, dict[int, str]] = {}
     studies = []
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        studies.append(scaling.read(path))
-        for row in scaling.results(studies[-1]):
+        studies.append(scaling_file.read(path))
+        for row in scaling_results.results(studies[-1]):
             if row["scaling"] == "weak" and row["ms"]:
                 time = tables.format_time(row["ms"])
                 for form in [row["parallel"]] if row["parallel"] else studies[-1]["forms"]:

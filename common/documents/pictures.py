@@ -21,7 +21,8 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.measured import IDLE, find, span_shares
 from common.errors import UsageError
-from common.studies import ablation, benchmark
+from common.studies import ablation
+from common.studies.benchmark import benchmark_file
 
 import pandas
 
@@ -70,7 +71,7 @@ def ladder(folder: Path) -> Picture:
     panels = {}
     for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
         if precision == "bf16":
-            study = benchmark.read(path)
+            study = benchmark_file.read(path)
             times = {c["model"]: [run["step_ms"]["median"] for run in c["runs"]] for c in study["cells"] if c["status"] == "ok"}
             panels[f"{preset}, {study['batch_sizes'][0]} x {study['sequence_lengths'][0]} tokens"] = {
                 model: median(runs) for model, runs in times.items()
@@ -137,7 +138,7 @@ def memory(folder: Path) -> Picture:
     panels, said = {}, []
     for name, _, path in find(folder, "peers_{preset}_bf16.json"):
         if name in SHOWN:
-            study = benchmark.read(path)
+            study = benchmark_file.read(path)
             config, shape = ModelConfig(**study["model"]), (study["batch_sizes"][0], study["sequence_lengths"][0])
             first = next(cell for cell in study["cells"] if cell["status"] == "ok")
             peak = median(run["peak_mib"] for run in first["runs"]) / 2**10

@@ -21,7 +21,7 @@ from common.analysis.profiles import chrome_trace, run_record, step_profile
 from common.config import PRESETS, ModelConfig
 from common.documents import measured
 from common.errors import UsageError
-from common.studies import benchmark
+from common.studies.benchmark import benchmark_file
 
 import pandas
 
@@ -246,7 +246,7 @@ def _versions(folder: Path) -> str | None:
 def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, int], str, float]]:
     """Record, preset, (B, S), version and ms per step of each measured version; medians of several processes first."""
     for path in sorted([*folder.glob("peers_*.json"), *folder.glob("benchmark_*.json")]):
-        study = benchmark.read(path)
+        study = benchmark_file.read(path)
         for cell in (cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])):
             ms = median(run["step_ms"]["median"] for run in cell["runs"])
             yield study, path.stem.split("_")[1], (cell["batch_size"], cell["sequence_length"]), cell["model"], ms

@@ -8,7 +8,7 @@ from common.analysis.profiles import run_record
 from common.documents.measured import find, table
 from common.documents.pictures import Picture
 from common.files import read
-from common.studies import benchmark, scaling
+from common.studies.scaling import scaling_file, scaling_results
 
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
@@ -83,9 +83,9 @@ def scaling_efficiency(folder: Path) -> Picture:
     """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
     panels: dict[str, dict[str, dict[int, float]]] = {}
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        study = scaling.read(path)
+        study = scaling_file.read(path)
         panel = panels.setdefault(f"{preset}, {precision}", {})
-        for row in scaling.results(study):
+        for row in scaling_results.results(study):
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
                 line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
                 line[row["processes"]] = round(100 * row["efficiency"], 1)
@@ -102,8 +102,7 @@ def scaling_efficiency(folder: Path) -> Picture:
         figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
         for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
             for number, (name, points) in enumerate(panel.items()):
-                style = {"color": benchmark.COLOURS[number % 7], "marker": benchmark.MARKERS[number % 7]}
-                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **style)
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:.0f}")
             axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))

@@ -73,6 +73,15 @@ def test_positive_numbers():
             cli.positive(text)
 
 
+def test_the_values_of_a_list_are_known_and_given_once():
+    cli.check_list("--models", ["a", "b"], ("a", "b", "c"))
+    cli.check_list("--sizes", [2, 1])
+    with pytest.raises(UsageError, match="^--models: there is no 'd'; there are a, b$"):
+        cli.check_list("--models", ["a", "d"], ("a", "b"))
+    with pytest.raises(UsageError, match="^--sizes: 2 is given twice$"):
+        cli.check_list("--sizes", [2, 1, 2])
+
+
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("1e-3", 1e-3), ("2.5", 2.5)])
 def test_an_amount_is_a_number_from_0_on(text, value):
     assert cli.amount(text) == value

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from common import cli, files, timing
 from common import device as devices
-from common.studies import ablation, batch_size, benchmark, gemm_operations, scaling
+from common.studies import ablation, batch_size, gemm_operations
+from common.studies.benchmark import benchmark_process
+from common.studies.scaling import scaling_job
 from tests import records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernels
@@ -82,12 +84,12 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
     "benchmark": Script(
         V2 / "benchmark_suite.py", ("--models", "v1,v2", "--batch-sizes", "2", "--seq-lengths", "8", "--metrics", "memory"),
         "benchmark_suite/benchmark.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
-        (benchmark, "run_process"), 3, process,
+        (benchmark_process, "run"), 3, process,
     ),
     "scaling": Script(
         ROOT / "version4_ultra_fused/scaling_study.py", ("--models", "v1", "--link-gbs", "1", "--link-us", "1"),
         "scaling_study/scaling.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
-        (scaling, "run_job"), 3, job,
+        (scaling_job, "run"), 3, job,
     ),
     "batch size": Script(
         V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",

@@ -9,7 +9,8 @@ from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json, write_json
-from common.studies import benchmark, external_baselines
+from common.studies import external_baselines, known_models
+from common.studies.benchmark import benchmark_file, benchmark_results
 from tests.conftest import ROOT
 from tests.records import record
 
@@ -39,14 +40,14 @@ def test_available_is_all_that_can_run_but_what_is_captured_on_request(peers, ca
     known = {
         model.name: model
         for model in (
-            benchmark.Model("v1", Path("v1.py")),
-            benchmark.Model("v1-compile", Path("v1.py")),
-            benchmark.Model("absent"),
-            benchmark.Model("present"),
-            benchmark.Model("v1-captured", Path("v1.py"), captured=True),
+            known_models.Model("v1", Path("v1.py")),
+            known_models.Model("v1-compile", Path("v1.py")),
+            known_models.Model("absent"),
+            known_models.Model("present"),
+            known_models.Model("v1-captured", Path("v1.py"), captured=True),
         )
     }
-    assert benchmark.available(CPU, known) == ["v1", "present"]
+    assert known_models.available(CPU, known) == ["v1", "present"]
     assert capsys.readouterr().out.splitlines() == [
         "leaves out v1-compile: torch.compile does not work here: no compiler",
         "leaves out absent: absent needs what is not installed here: pip install absent",
@@ -65,7 +66,7 @@ def measured(ms: dict[str, tuple[float | None, float | None]]) -> dict:
                 outcome = {"status": "out of memory", "reason": "CUDA", "runs": []}
             cells.append({"model": model, "batch_size": 4, "sequence_length": length} | outcome)
     return {
-        "schema": benchmark.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
+        "schema": benchmark_file.SCHEMA, "status": "completed", "command": "benchmark_suite.py", "date": "2026-11-21T00:00:00Z",
         "device": record()["device"], "environment": record()["environment"], "packages": {}, "model": ModelConfig().model_dump(),
         "precision": {"compute": "fp32"}, "seed": 0, "models": list(ms), "metrics": ["throughput"], "batch_sizes": [4],
         "sequence_lengths": [8, 16], "steps": 5, "repeats": 1, "accuracy_steps": 20, "cells": cells, "accuracy": [],
@@ -84,7 +85,7 @@ def measured(ms: dict[str, tuple[float | None, float | None]]) -> dict:
     ids=("fastest", "equal", "beaten once", "others out of memory", "itself out of memory"),
 )
 def test_who_is_ahead_of_a_model(ms, expected):
-    assert benchmark.ahead(measured(ms), "v4") == expected
+    assert benchmark_results.ahead(measured(ms), "v4") == expected
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def suite(monkeypatch, tmp_path):
             write_json(path, measured(ms) | shown | {"planned": [model.name for model in models]})
             return code
 
-        monkeypatch.setattr(script.benchmark, "measure", measure)
+        monkeypatch.setattr(script.benchmark_cells, "measure", measure)
         monkeypatch.setattr(sys, "argv", ["benchmark_suite.py", "--device", "cpu", *flags])
         return script.main()
 
@@ -133,7 +134,7 @@ def test_the_shape_of_the_preset(suite, tmp_path):
 
 
 def test_available_models_are_the_ones_that_are_measured(suite, monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark, "available", lambda options, known: ["v1", "v2-compile"])
+    monkeypatch.setattr(known_models, "available", lambda options, known: ["v1", "v2-compile"])
     suite("--models", "available", ms={"v1": (2.0, 4.0)})
     assert read_json(tmp_path / "benchmark_suite/benchmark.json")["planned"] == ["v1", "v2-compile"]
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 # Colours that people with any colour vision tell apart (Okabe and Ito 2008, "Color Universal Design").
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"
+LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
+MARKERS = "osD^v<>"
+
+
+def style(number: int) -> dict[str, str]:
+    """Colour and marker of a figure's line by its number; 49 lines can be told apart."""
+    return {"color": LINES[number % 7], "marker": MARKERS[(number + number // 7) % 7]}
 
 
 def new(width: float, height: float) -> "Figure":

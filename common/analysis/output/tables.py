@@ -9,6 +9,7 @@ WIDTH = 120  # columns of a terminal
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
 Rows = Iterable[Sequence[object]]
+Table = tuple[list[str], list[list[object]]]  # header and rows
 
 
 def format_number(value: object) -> str:

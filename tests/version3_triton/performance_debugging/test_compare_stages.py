@@ -94,6 +94,20 @@ def test_the_comparison_is_printed_and_written(results, execute):
     assert "| 50 | 0.25 | 14 of 14 |" in row  # 2 samples in 40 ms, where Version 1 takes 10
 
 
+def test_step_times_that_can_be_noise_are_named(results):
+    change(results / "stage2_metrics.json", step_ms=slow(40.0))
+    text = compare_stages.report(compare_stages.read(results)).markdown()
+    [v1, v3, shared] = [line for line in text.splitlines() if line.startswith(("Too close", "A CPU"))]
+    assert "Version 1" in v1 and v1.endswith(": 2 slow performance, fixed; 5 optimized.")
+    assert "stage 5" in v3 and v3.endswith(": 2 slow performance, fixed.") and "noisy" in shared
+    for path in results.glob("*.json"):
+        change(path, device={"kind": "cuda"})
+    assert "A CPU" not in compare_stages.report(compare_stages.read(results)).markdown()
+    for number, name in enumerate(("stage0", "stage2", "stage2_fixed", "stage5")):
+        change(results / f"{name}_metrics.json", step_ms=slow(10.0 * 2**number))
+    assert "Too close" not in compare_stages.report(compare_stages.read(results)).markdown()
+
+
 @pytest.mark.parametrize("missing", (0, 5))
 def test_a_comparison_needs_version_1_and_stage_5(results, missing):
     (results / f"stage{missing}_metrics.json").unlink()

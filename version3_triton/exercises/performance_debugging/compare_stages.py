@@ -15,6 +15,8 @@ parameters that ever got a gradient. These rules decide "what is wrong":
     speed       the steps are slower or faster than those of stage 5 by 1.1 or more, and the ranges from the 20th to the 80th
                 percentile do not overlap. For slower steps the report names the three rows of the profile that grew most in ms
                 (share of the profile x step); runs with a fix have no profile
+
+Below the table stand the stages whose ranges overlap with that of Version 1 or of stage 5: the difference can be noise.
 """
 
 import math
@@ -140,11 +142,30 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
         found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
     if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
         found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
-    ours, theirs = stage.run["step_ms"], v3.run["step_ms"]
-    if ours["p20"] > theirs["p80"] and stage.step > SPEED * v3.step:
+    apart = not overlap(stage, v3)
+    if apart and stage.step > SPEED * v3.step:
         found.append(f"{stage.step / v3.step:.1f} times stage 5's step{grown(stage, v3)}")
-    if ours["p80"] < theirs["p20"] and v3.step > SPEED * stage.step:
+    if apart and v3.step > SPEED * stage.step:
         found.append(f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?")
+    return found
+
+
+def overlap(one: Stage, other: Stage) -> bool:
+    """Whether the ranges of their step times, from the 20th to the 80th percentile, overlap."""
+    ours, theirs = one.run["step_ms"], other.run["step_ms"]
+    return ours["p20"] <= theirs["p80"] and theirs["p20"] <= ours["p80"]
+
+
+def too_close(stages: list[Stage], v1: Stage, v3: Stage) -> list[str]:
+    """Lines that name the stages whose step times overlap with that of Version 1 or of stage 5."""
+    found = []
+    for name, reference in {"Version 1": v1, "stage 5": v3}.items():
+        if close := [stage.name for stage in stages[1:] if stage is not reference and overlap(stage, reference)]:
+            found.append(
+                f"Too close to {name} in step time (p20 to p80 overlap), so faster or slower can be noise: {'; '.join(close)}."
+            )
+    if found and v1.run["device"]["kind"] == "cpu":
+        found.append("A CPU that other programs share gives noisy step times: measure again while nothing else runs.")
     return found
 
 
@@ -179,6 +200,7 @@ def report(stages: list[Stage]) -> Report:
     result = Report("Stages compared")
     result.text(f"{run_record.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
     result.table(header, [row(stage, v1, v3) for stage in stages])
+    result.text(*too_close(stages, v1, v3))
     broken = [stage for stage in stages if not stage.fixed and stage.number != V1]
     result.text(*(f"Stage {s.number}: {s.run['stage']['caveat']}." for s in broken if s.run["stage"]["caveat"]))
     return result

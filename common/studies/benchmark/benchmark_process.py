@@ -1,0 +1,107 @@
+"""The jobs of a benchmark, each in a new process: step times and memory of a model, or its loss and its errors.
+
+Run as a module, it is that process.
+
+Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them, because PyTorch
+then picks faster kernels, such as cuDNN's backward pass of attention.
+"""
+
+import math
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import cli, data, files
+from common import device as devices
+from common.errors import RunError
+from common.precision import Precision
+from common.studies import accuracy, job_runner
+from common.studies.known_models import Model
+from common.timing import benchmark, summarize
+from common.training import step as steps
+from common.training import version_files
+
+import torch
+
+WARMUP = 3  # training steps before the timed ones
+
+
+def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None = None) -> dict[str, Any]:
+    """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", __name__], input=pickle.dumps((work, options.device, result)), timeout=options.timeout,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=job_runner.environment(gpu),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return job_runner.timed_out(options)
+        if result.exists():
+            return files.read_json(result)
+    if done.returncode == -signal.SIGKILL:
+        return {"status": "out of memory", "reason": job_runner.KILLED}
+    last = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    return {"status": "failed", "reason": last[:500] or f"exit code {done.returncode}"}
+
+
+def main() -> None:
+    """Does, in a process of its own, the job that standard input holds, and writes the outcome."""
+    work, device, result = pickle.loads(sys.stdin.buffer.read())
+    outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
+    try:
+        outcome |= {"status": "ok", "reason": None, "found": work()}
+    except Exception as error:  # a cell that fails is a result; the others go on
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        outcome |= {"status": "out of memory" if devices.is_out_of_memory(error) else "failed", "reason": said[:500]}
+    files.write_json(result, outcome)
+
+
+def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
+    """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
+    version, device = model.load(), devices.select(options.device)
+    settings = version_files.switched(version, options, *model.flags)
+    settings.capture_step = model.captured or None  # as the model has it
+    precision = Precision(device, cli.amp_dtype(options))
+    devices.prepare(device, options.seed)
+    if not model.path:
+        torch.use_deterministic_algorithms(False)  # which would make PyTorch pick slower kernels than its users get
+    return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
+
+
+def speed(model: Model, options: Namespace) -> dict[str, Any]:
+    """Step times and peak memory, as a `Run`."""
+    prepared, precision = built(model, options)
+    batch = version_files.random_batch(options, precision.device)
+    for _ in range(WARMUP):
+        prepared.step(batch)
+    devices.synchronize(precision.device)
+    devices.reset_peak_memory(precision.device)
+    times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=options.num_steps)
+    return {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+
+
+def errors(model: Model, baseline: Model, options: Namespace) -> dict[str, Any]:
+    """The loss after `accuracy_steps` training steps, and the errors against float64, as in `Accuracy`."""
+    count, (prepared, precision) = options.accuracy_steps, built(model, options)
+    source = data.markov(options.model.vocab_size, options.seed)
+    batches = data.Batches(source, options.batch_size, options.seq_len, count + 1, options.seed, precision.device)
+    loss = [prepared.step(batches[i]) for i in range(count + 1)][-1].item()  # a step returns the loss from before its update
+    if not math.isfinite(loss):
+        raise RunError(f"the loss after {count} steps is {loss}")
+    found = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
+    worst = max((name for name in found if name.startswith("gradient of ")), key=found.__getitem__)
+    return {
+        "loss": loss, "floor": source.entropy_floor, "logits_error": found["logits"], "gradient_error": found[worst],
+        "gradient": worst.removeprefix("gradient of "),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The report on a benchmark: its conditions, its tables, a figure, and what could not be measured."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.analysis.output import plots
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record
+from common.errors import RunError
+from common.studies import job_runner, known_models
+from common.studies.benchmark import benchmark_file, benchmark_results
+from common.studies.benchmark.benchmark_file import place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEMORY = {
+    "GPU allocator": "Peak of PyTorch's allocator over the timed steps: weights, gradients, optimizer state, activations and "
+    "temporary tensors, without the CUDA context.",
+    "process RSS": "Peak resident memory of the whole process over the timed steps, with the interpreter, PyTorch and what the "
+    "model imports.",
+}
+
+
+def analyze(path: Path) -> Report:
+    """The report on a benchmark.json; it writes benchmark.csv, .html, .json, .md and .png.
+
+    Raises:
+        UsageError: the file is missing, damaged or of another schema.
+        RunError: nothing in it was measured.
+    """
+    measured = benchmark_file.read(path)
+    entries, against, found = (
+        measured["cells"] + measured["accuracy"],
+        benchmark_results.reference(measured),
+        benchmark_results.results(measured).values(),
+    )
+    if all(entry["status"] != "ok" for entry in entries):
+        raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}")
+    where = run_record.describe(measured | {"training": {}}, "batch_size", "sequence_length")
+    packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
+    conditions = "; ".join(filter(None, [where, packages]))
+    timed = {place(cell).replace(",", ""): cell | {"median": cell["ms"]} for cell in found if cell["ms"]}
+    report = Report("Benchmark")
+    report.json("benchmark", measured)
+    report.text(
+        f"{conditions}. Numbers are medians. Processes of each cell: {measured['repeats']}; timed steps in each: "
+        f"{measured['steps']}.",
+        f"Made by `{measured['command']}` on {measured['date']}.",
+    )
+    if timed:
+        report.figure(lambda: figure(measured, conditions), "benchmark", "Throughput and peak memory over the batch size")
+        report.csv("benchmark", benchmark_results.COLUMNS, [[cell[name] for name in benchmark_results.COLUMNS] for cell in found])
+    if "throughput" in measured["metrics"]:
+        report.section(f"Tokens/s (and speed-up against {against})")
+        report.table(*benchmark_results.throughput_table(measured))
+        report.section("Step time")
+        report.table(*benchmark_results.step_table(measured))
+        report.text(*run_record.noise(timed))
+    if "memory" in measured["metrics"]:
+        kind = next((run["kind"] for cell in measured["cells"] for run in cell["runs"]), "")
+        report.section(f"Peak MiB, {kind} (and {against} / model)")
+        report.table(*benchmark_results.memory_table(measured))
+        report.text(MEMORY.get(kind, ""))
+    if timed and benchmark_results.scaling_table(measured)[1]:
+        report.section("Growth from the smallest to the largest")
+        report.table(*benchmark_results.scaling_table(measured))
+    if "accuracy" in measured["metrics"]:
+        baseline = next(iter(known_models.version_scripts()))
+        report.section("Accuracy")
+        report.table(*benchmark_results.accuracy_table(measured))
+        report.text(
+            f"At B {measured['batch_sizes'][0]}, S {measured['sequence_lengths'][0]} only. Loss: after "
+            f"{measured['accuracy_steps']} steps from the same weights on the same batches of the synthetic source. Errors: the "
+            f"largest difference over the largest element, against {baseline} in float64; {baseline}'s own errors are rounding."
+        )
+    missing = [entry for entry in entries if entry["status"] != "ok"]
+    facts = [(place(entry) + ", accuracy" * ("runs" not in entry), job_runner.reason(entry)) for entry in missing]
+    if measured["status"] == "interrupted":
+        facts.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
+    if facts:
+        report.section("Not measured")
+        report.facts(facts)
+    return report
+
+
+def figure(measured: benchmark_file.Benchmark, title: str) -> "Figure":
+    """Throughput above peak memory, over the batch size; a column for each sequence length."""
+    found, lengths, sizes = benchmark_results.results(measured), measured["sequence_lengths"], measured["batch_sizes"]
+    fields = {"throughput": ("tokens/s", "tokens_per_second"), "memory": ("peak MiB", "peak_mib")}
+    wanted = [labels for metric, labels in fields.items() if metric in measured["metrics"]]
+    result = plots.new(1.5 + 4 * len(lengths), 1.2 + 3.6 * len(wanted))
+    result.suptitle(f"Benchmark: {title}".replace("; ", "\n"), fontsize=10)
+    grid = result.subplots(len(wanted), len(lengths), squeeze=False, sharex=True, sharey="row")
+    for row, (unit, field) in zip(grid, wanted, strict=True):
+        for axes, length in zip(row, lengths, strict=True):
+            for i, model in enumerate(measured["models"]):
+                values = [found[model, size, length][field] or math.nan for size in sizes]
+                axes.plot(sizes, values, label=model, **plots.style(i))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, map(str, sizes))
+            axes.minorticks_off()
+            axes.set(title=f"sequence length {length}", xlabel="batch size", ylabel=unit)
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.label_outer()
+            axes.grid(True, color="0.9")
+        row[0].set_ylim(0, 1.1 * max(cell[field] or 0 for cell in found.values()))  # of the whole row
+    result.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(measured["models"]), 4))
+    return result

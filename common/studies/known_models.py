@@ -1,0 +1,70 @@
+"""The models that a study can measure: the versions in their folders, variants of them, and the external baselines.
+
+A name is that of a version (`v2`) or of an external baseline (`hf`). Two ends can follow it: `-compile` runs a version with
+torch.compile, and `-captured` runs a model's whole step as one graph (GPU only).
+"""
+
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from common import ROOT, cli
+from common import device as devices
+from common.errors import UsageError
+from common.studies import external_baselines
+from common.training import version_files
+
+COMPILED, CAPTURED = "-compile", "-captured"
+
+
+class Model(NamedTuple):
+    """A version by its file and flags, or an external baseline, which has no file."""
+
+    name: str
+    path: Path | None = None
+    flags: tuple[str, ...] = ()
+    captured: bool = False
+
+    def load(self) -> ModuleType | external_baselines.Peer:
+        return version_files.load(self.path) if self.path else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
+
+
+def version_scripts(root: Path = ROOT) -> dict[str, Path]:
+    """The file of each version by name, in the order of the folders; the first one is the baseline."""
+    return {path.stem.removeprefix("tiny_llama_"): path for path in sorted(root.glob("version*_*/tiny_llama_v*.py"))}
+
+
+def find(root: Path = ROOT) -> dict[str, Model]:
+    """The models by name: the versions in the folders of `root`, their variants, and the external baselines."""
+    found, eager = [], []  # eager: those that are captured only when asked to be
+    for name, path in version_scripts(root).items():
+        version, own = version_files.load(path), [Model(name, path)]
+        if "torch-compile" in getattr(version, "SWITCHES", {}):
+            own.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
+        found += own
+        eager += [] if getattr(version, "CAPTURED", False) else own
+    peers = external_baselines.PEERS
+    found += map(Model, peers)
+    eager += [Model(name) for name, peer in peers.items() if not peer.CAPTURED]
+    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in eager]
+    return {model.name: model for model in found}
+
+
+def available(options: Namespace, known: dict[str, Model]) -> list[str]:
+    """The names of the models that can run here, without `-captured` ones; a line says why each other model cannot."""
+    device, names = devices.select(options.device), []
+    for name, model in known.items():
+        if model.captured:
+            continue
+        problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
+        try:
+            if not model.path:
+                model.load().check(device, cli.amp_dtype(options))
+        except UsageError as error:
+            problem = str(error)
+        if problem:
+            print(f"leaves out {name}: {problem}")
+        else:
+            names.append(name)
+    return names

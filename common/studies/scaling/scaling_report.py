@@ -1,0 +1,125 @@
+"""The report on a scaling study: its conditions, its tables, the model on paper, a figure, and what could not be measured."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.analysis.output import plots, tables
+from common.analysis.output.report import Report
+from common.analysis.profiles import run_record
+from common.errors import RunError
+from common.studies import job_runner
+from common.studies.scaling import prediction, scaling_file, scaling_results
+from common.studies.scaling.scaling_file import Scaling, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def analyze(path: Path) -> Report:
+    """The report on a scaling.json; it writes scaling.csv, .html, .json, .md and .png.
+
+    Raises:
+        UsageError: the file is missing, damaged or of another schema.
+        RunError: nothing in it was measured.
+    """
+    measured = scaling_file.read(path)
+    if all(cell["status"] != "ok" for cell in measured["cells"]):
+        first = next(iter(measured["cells"]), None)
+        raise RunError(
+            f"nothing was measured; the first: {place(first)}, {job_runner.reason(first)}" if first else "nothing was measured"
+        )
+    rows = scaling_results.results(measured)
+    training = {"sequence_length": measured["sequence_length"]}
+    conditions = run_record.describe(measured | {"training": training}, "batch_size")
+    report = Report("Scaling over processes")
+    report.json("scaling", measured)
+    report.text(
+        f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
+        f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
+        *(
+            ["Jobs ran at the same time where there were GPUs left for them, and shared the host."]
+            * measured.get("filled", False)
+        ),
+        *scaling_results.multicast(measured),
+        f"Made by `{measured['command']}` on {measured['date']}.",
+    )
+    report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
+    report.csv("scaling", scaling_results.COLUMNS, [[row[name] for name in scaling_results.COLUMNS] for row in rows])
+    titles = {
+        "weak": f"batch {measured['batch_size']} of each process",
+        "strong": f"batch {measured['global_batch_size']} of the job",
+    }
+    for scaling, fixed in titles.items():
+        shown = [row for row in rows if row["scaling"] == scaling]
+        report.section(f"{scaling.capitalize()} scaling: {fixed}")
+        report.table(*scaling_results.step_table(shown), least=["repeats", "peak MiB"])
+        report.text(*run_record.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
+    if scaling_results.communication_table(rows)[1]:
+        report.section("Communication in a step")
+        for scaling in titles:
+            header, body = scaling_results.communication_table([row for row in rows if row["scaling"] == scaling])
+            if body:
+                report.table(header, body, title=f"{scaling} scaling", least=["exposed waiting, ms"])
+        report.text(
+            "From the traces of a few profiled steps, which the profiler slows; means over ranks and steps. Communication is "
+            "overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond the shortest "
+            "time of the same collective among the ranks."
+        )
+    _model(report, measured, rows)
+    missing = [(place(cell), job_runner.reason(cell)) for cell in measured["cells"] if cell["status"] != "ok"]
+    missing += [
+        (place(cell), f"no communication: {cell['trace_problem']}") for cell in measured["cells"] if "trace_problem" in cell
+    ]
+    missing += [line.partition(": ")[::2] for line in measured["left_out"]]
+    if measured["status"] == "interrupted":
+        missing.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
+    if missing:
+        report.section("Not measured")
+        report.facts(missing)
+    return report
+
+
+def _model(report: Report, measured: Scaling, rows: list[dict[str, Any]]) -> None:
+    found = {scaling: scaling_results.model_table(measured, scaling) for scaling in ("weak", "strong")}
+    if not any(body for _, body in found.values()):
+        return
+    report.section("A model on paper")
+    report.text(
+        f"A model, not a measurement. Link: {tables.format_number(measured['link']['gb_per_second'])} GB/s in each direction, "
+        f"{tables.format_number(measured['link']['microseconds'])} us ({measured['link']['source']}). All GPUs are taken to have "
+        "this link, also those beyond one host.",
+        *filter(None, [scaling_results.error_of_model(rows)]),
+    )
+    for scaling, (header, body) in found.items():
+        if body:
+            report.table(header, body, title=f"{scaling} scaling: efficiency by the model")
+
+
+def figure(measured: Scaling, rows: list[dict[str, Any]], title: str) -> "Figure":
+    """Efficiency in weak and in strong scaling: points were measured, dashed lines are the model."""
+    result = plots.new(10, 4.6)
+    result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
+    for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
+        by_model = prediction.extrapolate(measured, scaling)
+        for i, (model, form) in enumerate(scaling_file.pairs(measured)):
+            own = [row for row in rows if (row["scaling"], row["model"], row["parallel"]) == (scaling, model, form)]
+            points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}
+            style = plots.style(i)
+            axes.plot([*points], [*points.values()], linestyle="", label=f"{model}, {form}: measured", **style)
+            if line := by_model.get((model, form)):
+                values = [100 * efficiency for efficiency in line.values()]
+                axes.plot([*line], values, "--", color=style["color"], label=f"{model}, {form}: model")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set(
+            title=f"{scaling} scaling",
+            xlabel="GPUs" if measured["device"]["kind"] != "cpu" else "processes",
+            ylabel="efficiency, %",
+        )
+        axes.set_ylim(bottom=0)
+        axes.label_outer()
+        axes.grid(True, color="0.9")
+    handles, labels = result.axes[0].get_legend_handles_labels()
+    if labels:
+        result.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+    return result

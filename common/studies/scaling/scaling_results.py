@@ -1,0 +1,109 @@
+"""The numbers that follow from what a scaling study measured, beside those of the model on paper, and their tables.
+
+Efficiency is a job's throughput over n times that of one process, at the same batch of a process (weak scaling) or of the job
+(strong scaling).
+"""
+
+from statistics import median
+from typing import Any
+
+from common.analysis.formulas import data_parallel
+from common.analysis.output import tables
+from common.analysis.output.tables import Table
+from common.analysis.profiles import communication
+from common.studies.scaling import prediction
+from common.studies.scaling.scaling_file import Scaling, one_process, place, share, step_of, whole_batch
+
+MULTICAST = "NCCL_NVLS_ENABLE"
+COLUMNS = (
+    "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
+    "efficiency", "peak_mib", *communication.Split.__annotations__, "model_ms", "model_efficiency", "model_error",
+)  # fmt: skip
+NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
+
+
+def results(measured: Scaling) -> list[dict[str, Any]]:
+    """COLUMNS of each cell in weak scaling, then in strong scaling (None if not measured); communication is the ranks' mean."""
+    rows = []
+    for scaling in ("weak", "strong"):
+        for cell in measured["cells"]:
+            n = cell["processes"]
+            if cell["batch_size"] * (1 if scaling == "weak" else n) != whole_batch(measured, scaling):
+                continue
+            row = dict.fromkeys(COLUMNS) | {name: cell[name] for name in COLUMNS[1:6]} | {"scaling": scaling}
+            paper = prediction.predict(measured, scaling, cell["model"], cell["parallel"], n) if cell["parallel"] else None
+            row |= dict(zip(("model_ms", "model_efficiency"), paper or (None, None), strict=True))
+            if cell["status"] == "ok":
+                row |= {name: median(run["step_ms"][name] for run in cell["runs"]) for name in ("p20", "p80")}
+                row |= {"ms": step_of(cell), "repeats": len(cell["runs"])}
+                row["peak_mib"] = median(run["peak_mib"] for run in cell["runs"])
+                row["tokens_per_second"] = n * cell["batch_size"] * measured["sequence_length"] / row["ms"] * 1e3
+                one = one_process(measured, scaling, cell["model"])
+                row["efficiency"] = one and data_parallel.efficiency(step_of(one), row["ms"], share(scaling, n))
+                row["model_error"] = paper and paper[0] / row["ms"] - 1
+                for name in communication.Split.__annotations__ if cell.get("ranks") else ():
+                    row[name] = sum(rank[name] for rank in cell["ranks"]) / len(cell["ranks"])
+            rows.append(row)
+    return rows
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def _named(row: dict[str, Any]) -> list[object]:
+    """NAMED of a row."""
+    return [row["model"], row["parallel"] or "one process", row["processes"], row["batch_size"]]
+
+
+def step_table(rows: list[dict[str, Any]]) -> Table:
+    """A row for each measured cell: step time, throughput, efficiency, memory, and the model's step time with its error."""
+    rows = [row for row in rows if row["ms"]]
+    unit, factor = tables.time_unit(max((row["ms"] for row in rows), default=1.0))
+    body = []
+    for row in rows:
+        spread = " to ".join(tables.format_number(factor * row[name]) for name in ("p20", "p80"))
+        end = [row["model_ms"] and factor * row["model_ms"], _percent(row["model_error"])]
+        values = [factor * row["ms"], spread, row["repeats"], row["tokens_per_second"], _percent(row["efficiency"])]
+        body.append([*_named(row), *values, row["peak_mib"], *end])
+    columns = [f"{unit}/step", "p20 to p80", "repeats", "tokens/s", "efficiency", "peak MiB", f"on paper, {unit}", "its error"]
+    return [*NAMED, *columns], body
+
+
+def communication_table(rows: list[dict[str, Any]]) -> Table:
+    """A row for each profiled cell: milliseconds of communication in a step, the mean of the ranks."""
+    names = list(communication.Split.__annotations__)
+    body = [[*_named(row), *(row[name] for name in names)] for row in rows if row["communication_ms"] is not None]
+    columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
+    return [*NAMED, *(f"{name}, ms" for name in columns)], body
+
+
+def model_table(measured: Scaling, scaling: str) -> Table:
+    """A row for each number of GPUs, a column for each model and form: the efficiency that the model on paper predicts."""
+    found = prediction.extrapolate(measured, scaling)
+    counts = next(iter(found.values()), {})  # the same for all
+    body = [[n, *(_percent(efficiencies[n]) for efficiencies in found.values())] for n in counts]
+    return ["GPUs", *(f"{model}, {form}: model" for model, form in found)], body
+
+
+def multicast(measured: Scaling) -> list[str]:
+    """Whether NVLink multicast was off, in one sentence; nothing where there is no NVLink: on a CPU, and on AMD's GPUs."""
+    if measured["device"]["kind"] != "cuda":
+        return []
+    value = measured["variables"].get(MULTICAST)
+    if value is None:
+        return [f"{MULTICAST} was not set: NCCL decides about NVLink multicast."]
+    return [f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."]
+
+
+def error_of_model(rows: list[dict[str, Any]]) -> str | None:
+    """How far the model was from what was measured, in one sentence."""
+    errors = [(abs(row["model_error"]), row) for row in rows if row["model_error"] is not None]
+    if not errors:
+        return None
+    worst, row = max(errors, key=lambda error: error[0])
+    middle = median(error for error, _ in errors)
+    return (
+        f"The step time of the model on paper is off by {_percent(middle)} at the median and by {_percent(worst)} at most "
+        f"({row['scaling']}, {place(row)})."
+    )

@@ -1,0 +1,171 @@
+"""The benchmark's cells: they are planned, measured in turn, and failures are results."""
+
+import os
+import signal
+import threading
+
+from common import files
+from common.errors import UsageError
+from common.files import read_json
+from common.studies import external_baselines, known_models
+from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_process, benchmark_report
+from tests import study_options
+from tests.conftest import ROOT
+from tests.records import record
+
+import pytest
+import torch
+
+SCRIPT = ROOT / "version2_pytorch_fused" / "benchmark_suite.py"
+KNOWN = known_models.find(ROOT)
+
+
+@pytest.mark.parametrize(
+    "name, message", [("v1-captured", "--capture-step needs a GPU"), ("captured", "captured needs an NVIDIA or AMD GPU")]
+)
+def test_a_captured_model_needs_a_gpu(name, message, config):
+    with pytest.raises(UsageError, match=message):
+        benchmark_cells.plan(study_options.benchmark(config, models=[name]), KNOWN)
+
+
+def test_shapes_are_resolved_smallest_first(config):
+    models, shapes = benchmark_cells.plan(study_options.benchmark(config, seq_lengths=[300, 8]), KNOWN)
+    assert [model.name for model in models] == ["v1", "v2"]
+    assert [(shape.batch_size, shape.seq_len) for shape in shapes] == [(2, 8), (4, 8), (2, 300), (4, 300)]
+    assert shapes[0].model.hidden_size == 32 and shapes[-1].model.max_sequence_length == 300
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--models", "v1,v9"], "--models: there is no 'v9'; there are v1, v2, "),
+        (["--models", "v1,v1"], "--models: v1 is given twice"),
+        (["--models", ""], "--models: there is no ''"),
+        (["--metrics", "speed"], "--metrics: there is no 'speed'; there are throughput, memory, accuracy"),
+        (["--batch-sizes", "4,x"], "'x' is not a positive whole number"),
+        (["--batch-sizes", "4,4"], "--batch-sizes: 4 is given twice"),
+        (["--seq-lengths", "0"], "'0' is not a positive whole number"),
+        (["--batch-size", "4"], "unrecognized arguments: --batch-size"),
+        (["--config", "none.yaml"], "cannot read config none.yaml"),
+        (["--repeats", "0"], "'0' is not a positive whole number"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_nothing_is_written(refused, flags, message, tmp_path):
+    assert message in refused(SCRIPT, "--device", "cpu", *flags)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(refused, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    said = refused(SCRIPT, "--output-dir", tmp_path / "taken" / "out")
+    assert said.startswith("error: --output-dir: cannot write in")
+
+
+RUN = {"step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2}, "peak_mib": 5.0, "kind": "GPU allocator"}
+
+
+def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, list, dict]:
+    """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
+    calls = []
+
+    def answer(work, options, gpu):
+        model, shape = work.args[0], work.args[-1]
+        calls.append((model.name, shape.batch_size if work.func is benchmark_process.speed else "accuracy"))
+        machine = {key: record()[key] for key in ("device", "environment")}
+        return machine | {"status": "ok", "reason": None, "found": found} | outcome(model.name, shape.batch_size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark_process, "run", answer)
+        models, shapes = benchmark_cells.plan(study_options.benchmark(config, **changes), KNOWN)
+        code = benchmark_cells.measure(models, shapes, KNOWN["v1"], path)
+    return code, calls, read_json(path, benchmark_file.SCHEMA)
+
+
+def test_models_are_measured_in_turn(config, tmp_path):
+    code, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json")
+    assert code == 0 and calls == [("v1", 2), ("v2", 2), ("v1", 2), ("v2", 2), ("v1", 4), ("v2", 4), ("v1", 4), ("v2", 4)]
+    assert measured["status"] == "completed" and measured["device"] == record()["device"]
+    assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured["accuracy"] == []
+
+
+def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
+    """Each process has a GPU of its own, both GPUs are used, and a cell that failed keeps that."""
+    both, used = threading.Barrier(2, timeout=30), []
+
+    def answer(work, options, gpu):
+        used.append(gpu)
+        both.wait()  # passes only while a second process runs
+        failed = work.args[0].name == "v2"
+        return {"status": "failed", "reason": "why"} if failed else {"status": "ok", "reason": None, "found": RUN}
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(benchmark_process, "run", answer)
+    models, shapes = benchmark_cells.plan(study_options.benchmark(config, gpus=2, repeats=1), KNOWN)
+    assert benchmark_cells.measure(models, shapes, KNOWN["v1"], tmp_path / "b.json") == 1
+    cells = read_json(tmp_path / "b.json", benchmark_file.SCHEMA)["cells"]
+    assert set(used) == {"3", "5"} and [(cell["status"], len(cell["runs"])) for cell in cells] == [("ok", 1), ("failed", 0)] * 2
+
+
+def test_more_gpus_than_there_are_is_refused(refused, tmp_path):
+    said = refused(SCRIPT, "--gpus", 99, "--output-dir", tmp_path)
+    assert said.strip() == f"error: --gpus 99: there are {torch.cuda.device_count()} GPUs"
+
+
+def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):
+    found = {"loss": 1.0, "gradient_error": 0.1}
+    _, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json", found, metrics=["accuracy"])
+    assert calls == [("v1", "accuracy"), ("v2", "accuracy")] and measured["cells"] == []
+    assert {(entry["batch_size"], entry["sequence_length"]) for entry in measured["accuracy"]} == {(2, 8)}
+
+
+@pytest.mark.parametrize("status, code", [("out of memory", 0), ("timed out", 1), ("failed", 1)])
+def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config, tmp_path):
+    def outcome(model, batch_size):
+        return {"status": status, "reason": "why"} if (model, batch_size) == ("v2", 2) else {}
+
+    got, calls, measured = measured_with(outcome, config, tmp_path / "b.json")
+    assert got == code and calls.count(("v2", 2)) == 1 and calls.count(("v2", 4)) == 2
+    cell = measured["cells"][1]
+    assert (cell["status"], cell["reason"]) == (status, "why")
+    assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_keeps_what_was_measured(number, config, tmp_path, capsys):
+    def outcome(model, batch_size):
+        if (model, batch_size) == ("v2", 4):
+            os.kill(os.getpid(), number)
+            return {"status": "failed", "reason": "KeyboardInterrupt"}
+        return {}
+
+    code, calls, measured = measured_with(outcome, config, tmp_path / "benchmark.json")
+    assert code == 128 + number and calls[-1] == ("v2", 4) and measured["status"] == "interrupted"
+    assert [cell["status"] for cell in measured["cells"]] == ["ok", "ok", "ok", "not run"]
+    assert len(measured["cells"][2]["runs"]) == 1  # of two repeats
+    text = benchmark_report.analyze(tmp_path / "benchmark.json").markdown()
+    assert "- v2, B 4, S 8: not run" in text and "The run was interrupted" in text
+
+
+def test_a_whole_benchmark(execute, config, tmp_path):
+    names = ["v1", "hf" if external_baselines.importlib.util.find_spec("transformers") else "v2"]
+    printed = execute(
+        SCRIPT, "--models", ",".join(names), "--batch-sizes", "2", "--seq-lengths", "9", "--config", config, "--num-steps", "2",
+        "--repeats", "1", "--accuracy-steps", "3", "--metrics", "throughput,memory,accuracy",
+    )  # fmt: skip
+    assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
+    assert "Peak resident memory of the whole process" in printed.out
+    folder = tmp_path / "benchmark_suite"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"benchmark.{kind}" for kind in ("csv", "html", "json", "md", "png")
+    ]
+    measured = files.read(folder / "benchmark.json", benchmark_file.Benchmark)
+    assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
+    assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
+    for cell in measured["cells"]:
+        assert cell["status"] == "ok" and cell["runs"][0]["step_ms"]["count"] == 2 and cell["runs"][0]["peak_mib"] > 50
+    losses = [entry["loss"] for entry in measured["accuracy"]]
+    assert len(losses) == len(names) and max(losses) - min(losses) < 1e-4
+    for entry in measured["accuracy"]:
+        assert entry["floor"] < entry["loss"] < 6 and 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5

@@ -1,0 +1,94 @@
+"""A process of the benchmark: its steps, and its end as a status."""
+
+import io
+import pickle
+import sys
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+
+from common.config import ModelConfig
+from common.files import read_json
+from common.precision import Precision
+from common.studies import accuracy, known_models
+from common.studies.benchmark import benchmark_cells, benchmark_process
+from common.training.step import Prepared
+from tests import study_options
+from tests.conftest import ROOT, altered_version
+
+import pytest
+import torch
+
+KNOWN = known_models.find(ROOT)
+
+
+def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
+    losses = []
+
+    def step(batch):
+        losses.append(float(len(losses)))
+        return torch.tensor(losses[-1])
+
+    prepared = Prepared(torch.nn.Linear(1, 1), None, step)
+    monkeypatch.setattr(benchmark_process, "built", lambda *_: (prepared, Precision(torch.device("cpu"), None)))
+    errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
+    monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
+    model = Namespace(load=lambda: None, flags=())
+    settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0, accuracy_steps=3, num_steps=5)
+    found = benchmark_process.errors(model, model, settings)
+    assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
+    losses.clear()
+    assert benchmark_process.speed(model, settings)["step_ms"]["count"] == 5
+    assert len(losses) == benchmark_process.WARMUP + 1 + 5
+
+
+@pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])
+def test_only_versions_run_with_deterministic_algorithms(name, deterministic, config):
+    if name == "hf":
+        pytest.importorskip("transformers")
+    models, shapes = benchmark_cells.plan(study_options.benchmark(config, models=[name]), KNOWN)
+    benchmark_process.built(models[0], shapes[0])
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+def failing(folder: Path, code: str) -> known_models.Model:
+    """Version 1 whose training step runs this code first."""
+    return known_models.Model("broken", altered_version(folder, code))
+
+
+@pytest.mark.parametrize(
+    "code, status, reason",
+    [
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory", "OutOfMemoryError: CUDA out of memory"),
+        ("raise ValueError('two\\n lines')", "failed", "ValueError: two lines"),
+    ],
+    ids=["memory", "error"],
+)
+def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp_path, monkeypatch):
+    _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
+    work, result = partial(benchmark_process.speed, failing(tmp_path, code), shapes[0]), tmp_path / "result.json"
+    monkeypatch.setattr(sys, "stdin", Namespace(buffer=io.BytesIO(pickle.dumps((work, "cpu", result)))))
+    benchmark_process.main()
+    outcome = read_json(result)
+    assert (outcome["status"], outcome["reason"]) == (status, reason) and outcome["device"]["kind"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "code, status, reason",
+    [
+        ("os.kill(os.getpid(), 9)", "out of memory", "killed by the system (SIGKILL)"),
+        ("print('\\nlast words', flush=True); os._exit(3)", "failed", "last words"),
+    ],
+    ids=["killed", "exit"],
+)
+def test_the_end_of_a_process_is_a_status(code, status, reason, config, tmp_path):
+    model = failing(tmp_path, code)
+    _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
+    outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), shapes[0])
+    assert outcome["status"] == status and outcome["reason"].startswith(reason)
+
+
+def test_a_process_that_takes_too_long_is_ended(config):
+    models, shapes = benchmark_cells.plan(study_options.benchmark(config, timeout=0.2), KNOWN)
+    outcome = benchmark_process.run(partial(benchmark_process.speed, models[0], shapes[0]), shapes[0])
+    assert outcome == {"status": "timed out", "reason": "not done after 0.2 s"}

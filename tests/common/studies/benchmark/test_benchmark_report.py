@@ -1,0 +1,67 @@
+"""The benchmark's report: its files, what it names as missing or noisy, and its figure."""
+
+import csv
+from pathlib import Path
+
+from common.errors import RunError
+from common.files import write_json
+from common.studies.benchmark import benchmark_report, benchmark_results
+from tests import records
+
+import pytest
+
+
+def analyzed(measured: dict, folder: Path) -> tuple[str, str]:
+    """What is printed, and the Markdown report; benchmark.* are in the folder."""
+    write_json(folder / "benchmark.json", measured)
+    printed = benchmark_report.analyze(folder / "benchmark.json").publish(folder, "benchmark")
+    return printed, (folder / "benchmark.md").read_text()
+
+
+def test_files_hold_every_cell_and_what_is_missing(tmp_path):
+    for shown in analyzed(records.benchmark_of_shapes(), tmp_path):
+        assert "2,000 (2.00x)" in shown and "out of memory: CUDA" in shown and "transformers 5.0" in shown
+        assert "Peak of PyTorch's allocator" in shown and "At B 4, S 8 only" in shown and "+1.0e-03" in shown
+        assert "Noisy" not in shown
+    with (tmp_path / "benchmark.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 and rows[1]["model"] == "v2" and float(rows[1]["speedup"]) == pytest.approx(2.0)
+    assert rows[-1]["status"] == "out of memory" and rows[-1]["ms"] == ""
+    assert tuple(rows[0]) == benchmark_results.COLUMNS
+    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_noisy_cell_is_named(tmp_path):
+    measured = records.benchmark_of_shapes()
+    for run in measured["cells"][0]["runs"]:
+        run["step_ms"]["p80"] = 2 * run["step_ms"]["median"]
+    _, report = analyzed(measured, tmp_path)
+    assert "v1 B 4 S 8 (110 %)." in report
+
+
+@pytest.mark.parametrize(
+    "metrics, shown, hidden", [(["memory"], "Peak MiB", "Tokens/s"), (["throughput"], "Tokens/s", "Peak MiB")]
+)
+def test_only_what_was_asked_for_is_shown(metrics, shown, hidden, tmp_path):
+    text, _ = analyzed(records.benchmark_of_shapes(metrics=metrics) | {"accuracy": []}, tmp_path)
+    assert shown in text and hidden not in text and "Accuracy" not in text
+
+
+def test_accuracy_alone_needs_no_plot(tmp_path):
+    assert "minus v1's" in analyzed(records.benchmark_of_shapes(metrics=["accuracy"]) | {"cells": []}, tmp_path)[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmark.json", "benchmark.md"]
+
+
+def test_more_models_than_colours_are_told_apart():
+    measured = records.benchmark_of_shapes([f"m{i}" for i in range(9)])
+    throughput, *_ = benchmark_report.figure(measured, "a title").axes
+    assert len({(line.get_color(), line.get_marker()) for line in throughput.lines}) == 9
+
+
+def test_nothing_measured_is_an_error_that_says_why(tmp_path):
+    measured = records.benchmark_of_shapes()
+    for entry in measured["cells"] + measured["accuracy"]:
+        entry |= {"status": "failed", "reason": "no compiler", "runs": []}
+    write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
+    with pytest.raises(RunError, match="nothing was measured; the first: v1, failed: no compiler"):
+        benchmark_report.analyze(tmp_path / "benchmark.json")

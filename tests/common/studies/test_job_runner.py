@@ -1,0 +1,68 @@
+"""The runner of a study's jobs: GPUs of their own, and what a signal leaves."""
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from common.files import read_json
+from common.studies import job_runner
+from common.studies.job_runner import Job
+
+import pytest
+import torch
+
+
+def test_gpus_are_named_as_the_environment_has_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,4,2")
+    assert job_runner.visible_gpus(1) == [None] and job_runner.visible_gpus(2) == ["7", "4"]
+    assert job_runner.environment(None)["CUDA_VISIBLE_DEVICES"] == "7,4,2"
+    assert job_runner.environment("4")["CUDA_VISIBLE_DEVICES"] == "4"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert job_runner.visible_gpus(3) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("places", [["0"], ["0", "1"]], ids=["in turn", "side by side"])
+def test_a_signal_keeps_the_jobs_that_were_measured(places, tmp_path):
+    """The second job receives it and fails; the first is done, and the third would begin after the others."""
+    cells = [{"number": number, "status": "not run", "reason": None} for number in range(3)]
+    received, arrived = [], threading.Event()
+
+    def run(number: int, gpu: str | None) -> dict:
+        if number == 0:
+            assert len(places) == 1 or arrived.wait(30)  # side by side: it ends after the signal
+            return {"status": "ok", "reason": None}
+        received.append(signal.SIGTERM)
+        arrived.set()
+        return {"status": "failed", "reason": "stopped"}
+
+    jobs = [Job(cell, "a job", lambda gpu, number=cell["number"]: run(number, gpu)) for cell in cells]
+    measured = {"cells": cells}
+    code = job_runner.run_all([(jobs, places)], measured, tmp_path / "s.json", received, lambda *_: None, job_runner.reason)
+    assert code == 128 + signal.SIGTERM and received == [signal.SIGTERM]
+    assert [cell["status"] for cell in cells] == ["ok", "not run", "not run"]
+    assert read_json(tmp_path / "s.json") == measured and measured["status"] == "interrupted"
+
+
+def test_no_job_starts_once_the_study_has_failed(monkeypatch):
+    """A second signal and a full disk raise in the loop over the results."""
+    started, gate = [], threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        """Lets the jobs that run go on once it is shut down."""
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            gate.set()
+            super().shutdown(wait=wait)
+
+    def run(job: int, place: str | None) -> int:
+        started.append(job)
+        assert job == 0 or gate.wait(30)
+        return job
+
+    monkeypatch.setattr(job_runner, "ThreadPoolExecutor", Pool)
+    with pytest.raises(OSError, match="full"), job_runner.side_by_side(range(9), run, ["0", "1"]) as results:
+        assert next(results) == 0
+        raise OSError("full")
+    assert len(started) <= 3
