@@ -140,7 +140,7 @@ def fixes(results: list[dict[str, Any]]) -> Rows:
     for row in results:
         step, peak = row["step_ms"], f"{tables.format_number(row['peak_mib'])} ({row['kind']})"
         ratio = f"{plain / step['median']:.2f}x"
-        rows.append([row["fix"], step["median"], measured.spread(step), ratio, peak, f"{row['loss']:.4f}"])
+        rows.append([row["fix"], step["median"], tables.spread(step), ratio, peak, f"{row['loss']:.4f}"])
     return ["fix", "ms/step", "p20 to p80", "against none", "peak MiB", "loss"], rows
 
 

@@ -97,10 +97,6 @@ def case(run: Record) -> list[str]:
     return [run["training"]["preset"], run["precision"]["compute"]]
 
 
-def spread(times: dict[str, float]) -> str:
-    return f"{format_number(times['p20'])} to {format_number(times['p80'])}"
-
-
 def table(columns: list[str], rows: Iterable[list[object]], *records: Record) -> str:
     """A Markdown table below a line with devices, packages and dates of the records that it was made from.
 
@@ -135,7 +131,7 @@ def training(*folders: Path) -> str:
         rows.append([
             run["training"]["preset"], device(run), run["precision"]["compute"],
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
-            step["median"], spread(step), run["tokens_per_second"],
+            step["median"], tables.spread(step), run["tokens_per_second"],
             f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
             run_record.mfu(run), run_record.of_measured_gemm(run),
             f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
@@ -219,7 +215,7 @@ def comparison(folder: Path) -> str:
     for first, run in pairs:
         step, ratio = run["step_ms"], first["step_ms"]["median"] / run["step_ms"]["median"]
         end = [f"{ratio:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}"]
-        rows.append([*case(run), label(run), step["median"], spread(step), *end])
+        rows.append([*case(run), label(run), step["median"], tables.spread(step), *end])
     against = f"against {label(groups[0][0])}"
     columns = ["preset", "precision", "run", "ms/step", "p20 to p80", against, "peak MiB", "last loss"]
     return table(columns, rows, *(run for _, run in pairs))
@@ -401,7 +397,7 @@ def scaling_over_gpus(folder: Path) -> str:
             efficiency = None if row["efficiency"] is None else 100 * row["efficiency"]
             rows.append([
                 preset, precision, row["scaling"], row["model"], row["parallel"], row["processes"], row["batch_size"], times[0],
-                spread(row), row["tokens_per_second"], efficiency, *times[1:], *paper,
+                tables.spread(row), row["tokens_per_second"], efficiency, *times[1:], *paper,
             ])  # fmt: skip
     columns = ["preset", "precision", "scaling", "version", "form", "GPUs", "B of each", "ms/step", "p20 to p80", "tokens/s"]
     columns += ["efficiency, %", "exposed communication, ms", "of it waiting, ms", "overlapped, ms"]

@@ -208,7 +208,7 @@ def _run_rows(run: dict[str, Any], path: Path) -> dict[str, str]:
     kernels, steps = profile["kernels"], profile["profiled_steps"]
     rows = {
         "B x S": f"{run['training']['batch_size']} x {length}",
-        "ms/step (p20 to p80)": f"{format_number(step['median'])} ({measured.spread(step)})",
+        "ms/step (p20 to p80)": f"{format_number(step['median'])} ({tables.spread(step)})",
         "tokens/s": run["tokens_per_second"],
         "peak MiB": f"{format_number(run['memory']['peak_mib'])} ({run['memory']['kind']})",
         "loss: uniform guess, first, last": f"{loss['uniform']:.2f}, {loss['all'][0]:.2f}, {loss['all'][-1]:.2f}",

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 from common import ROOT, files
+from common.analysis.output.report import Report
 from common.errors import UsageError
 from common.progress import progress
 
@@ -144,6 +145,15 @@ def environment(gpus: str | None) -> dict[str, str]:
     """The environment of a job's processes, which find this repository whatever their folder is."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+
+
+def not_measured(report: Report, measured: dict[str, Any], facts: list[tuple[str, str]]) -> None:
+    """The report's section on what a study could not measure, if there is anything."""
+    if measured["status"] == "interrupted":
+        facts = [("The run was interrupted", "cells are missing, or lack repeats"), *facts]
+    if facts:
+        report.section("Not measured")
+        report.facts(facts)
 
 
 def timed_out(options: Namespace) -> Outcome:

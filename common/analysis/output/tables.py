@@ -37,6 +37,15 @@ def format_time(ms: float) -> str:
     return f"{format_number(float(ms * factor))} {unit}"
 
 
+def spread(times: Mapping[str, float], factor: float = 1.0) -> str:
+    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87".
+
+    Args:
+        factor: of the unit shown, see `time_unit`.
+    """
+    return " to ".join(format_number(factor * times[name]) for name in ("p20", "p80"))
+
+
 def printable(text: str) -> str:
     """The text without control characters, which could move a terminal's cursor or change its colours; line breaks stay."""
     return "".join(letter for letter in text if letter.isprintable() or letter == "\n")

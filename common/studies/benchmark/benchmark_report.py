@@ -31,11 +31,8 @@ def analyze(path: Path) -> Report:
         RunError: nothing in it was measured.
     """
     measured = benchmark_file.read(path)
-    entries, against, found = (
-        measured["cells"] + measured["accuracy"],
-        benchmark_results.reference(measured),
-        benchmark_results.results(measured).values(),
-    )
+    entries, against = measured["cells"] + measured["accuracy"], benchmark_results.reference(measured)
+    found = benchmark_results.results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
         raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}")
     where = run_record.describe(measured | {"training": {}}, "batch_size", "sequence_length")
@@ -77,11 +74,7 @@ def analyze(path: Path) -> Report:
         )
     missing = [entry for entry in entries if entry["status"] != "ok"]
     facts = [(place(entry) + ", accuracy" * ("runs" not in entry), job_runner.reason(entry)) for entry in missing]
-    if measured["status"] == "interrupted":
-        facts.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
-    if facts:
-        report.section("Not measured")
-        report.facts(facts)
+    job_runner.not_measured(report, measured, facts)
     return report
 
 

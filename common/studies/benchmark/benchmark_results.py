@@ -87,8 +87,7 @@ def step_table(measured: Benchmark) -> Table:
         if cell["speedup"] and model != against:
             ratios = [theirs / ours for theirs, ours in zip(found[(against, *shape)]["times"], cell["times"], strict=False)]
             speedup = [cell["speedup"], f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else ""]
-        spread = " to ".join(tables.format_number(factor * cell[name]) for name in ("p20", "p80"))
-        rows.append([model, *shape, factor * cell["ms"], spread, *speedup])
+        rows.append([model, *shape, factor * cell["ms"], tables.spread(cell, factor), *speedup])
     return ["model", "B", "S", f"{unit}/step", "p20 to p80", "speed-up", "over the repeats"], rows
 
 

@@ -71,11 +71,7 @@ def analyze(path: Path) -> Report:
         (place(cell), f"no communication: {cell['trace_problem']}") for cell in measured["cells"] if "trace_problem" in cell
     ]
     missing += [line.partition(": ")[::2] for line in measured["left_out"]]
-    if measured["status"] == "interrupted":
-        missing.insert(0, ("The run was interrupted", "cells are missing, or lack repeats"))
-    if missing:
-        report.section("Not measured")
-        report.facts(missing)
+    job_runner.not_measured(report, measured, missing)
     return report
 
 

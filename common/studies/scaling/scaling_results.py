@@ -62,10 +62,9 @@ def step_table(rows: list[dict[str, Any]]) -> Table:
     unit, factor = tables.time_unit(max((row["ms"] for row in rows), default=1.0))
     body = []
     for row in rows:
-        spread = " to ".join(tables.format_number(factor * row[name]) for name in ("p20", "p80"))
         end = [row["model_ms"] and factor * row["model_ms"], _percent(row["model_error"])]
-        values = [factor * row["ms"], spread, row["repeats"], row["tokens_per_second"], _percent(row["efficiency"])]
-        body.append([*_named(row), *values, row["peak_mib"], *end])
+        times, rate = [factor * row["ms"], tables.spread(row, factor)], row["tokens_per_second"]
+        body.append([*_named(row), *times, row["repeats"], rate, _percent(row["efficiency"]), row["peak_mib"], *end])
     columns = [f"{unit}/step", "p20 to p80", "repeats", "tokens/s", "efficiency", "peak MiB", f"on paper, {unit}", "its error"]
     return [*NAMED, *columns], body
 
