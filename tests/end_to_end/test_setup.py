@@ -121,6 +121,16 @@ def test_active_environment_that_has_to_be_remade_is_refused(clone):
     assert (clone.folder / ".venv/pyvenv.cfg").exists()
 
 
+def test_an_environment_behind_a_link_is_not_erased(clone):
+    shared = clone.folder.parent / "shared"
+    shared.mkdir()
+    (shared / "pyvenv.cfg").write_text("home = /elsewhere\n")
+    (clone.folder / ".venv").symlink_to(shared)
+    done = clone.run("sh", "setup.sh", check=2)
+    assert done.stderr.startswith("error: .venv is a link") and done.stderr.count("\n") == 1
+    assert (shared / "pyvenv.cfg").read_text() == "home = /elsewhere\n"
+
+
 # Which torch
 
 
