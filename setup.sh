@@ -71,7 +71,7 @@ version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
     fail "$PYTHON cannot make environments: install its venv package (Debian and Ubuntu: apt-get install python$version-venv)"
 "$PYTHON" -c 'import os, sys; sys.exit(os.path.realpath(".venv") == os.path.realpath(sys.prefix))' ||
     fail ".venv is active and must be made anew: run 'deactivate' first"
-[ ! -L .venv ] || fail ".venv is a link, and a new one would erase its target: remove the link, or activate that environment"
+[ ! -L .venv ] || fail ".venv is a link, and a new one would erase its target: remove the link first"
 
 # 2. Which torch: the plan in words, and in "$@" what pip is asked for.
 kept=$(torch_of "$PYTHON")

@@ -25,6 +25,10 @@ results=$(cd "$(dirname "$0")" && pwd)
 name=$1
 parts=,$2,
 shift 2
+for part in ${parts//,/ }; do
+    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,levers, = *,$part,* ]] ||
+        { echo "error: there is no part '$part'" >&2; exit 2; }
+done
 mkdir -p "$results/$name"
 out=../results/$name # as seen from the version folders
 cd "$results/../version2_pytorch_fused"
