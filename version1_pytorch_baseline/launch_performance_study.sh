@@ -37,7 +37,13 @@ preset=${preset:-tiny}
 folder=performance_study/$preset
 mkdir -p "$folder" || exit 2
 cd "$folder"
-rm -rf metrics_fp32.json metrics_bf16.json profiles flops_analysis
+set_aside() { # FROM, TO: moves the files of a study
+    for each in metrics_fp32.json metrics_bf16.json profiles flops_analysis; do [ ! -e "$1/$each" ] || mv "$1/$each" "$2"; done
+}
+rm -rf .earlier
+mkdir .earlier || exit 2
+trap '[ $? -ne 2 ] || set_aside .earlier .; rm -rf .earlier' EXIT # wrong input loses no earlier study
+set_aside . .earlier
 
 run() { # METRICS FILE, FLAGS: a training run; a failure is noted, but wrong input and a signal end the study
     local failed=0
@@ -54,6 +60,8 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     steps=100
 fi
 run metrics_fp32.json
+trap - EXIT
+rm -rf .earlier
 if [ "$gpu" = true ]; then
     precision=(--use-amp)
     run metrics_bf16.json --use-amp

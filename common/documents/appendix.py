@@ -49,16 +49,16 @@ def layer_changes(config: ModelConfig, batch_size: int, sequence_length: int) ->
     eager = footprint.totals(footprint.operations(config, batch_size, sequence_length), "group")
     core = sum(eager[group]["bytes"] for group in footprint.ONE_KERNEL["attention core"]) // layers
     one_core = footprint.one_kernel_bytes(config, batch_size, sequence_length)["attention core"] // layers
-    # Backward: 4 products; derivatives of softmax, mask and scale; a copy of the output's gradient, and of those of q, k and v;
+    # Backward: 4 products; derivatives of softmax, mask (a copy and a fill) and scale; copies of four gradients (out, q, k, v);
     # with K < H two sums over the query heads that share a head.
-    back = FLOAT * (11 * rows * sequence_length + 12 * n + 4 * m + (2 * (n + m) if grouped else 0)) + sequence_length**2
+    back = FLOAT * (13 * rows * sequence_length + 12 * n + 4 * m + (2 * (n + m) if grouped else 0)) + sequence_length**2
     one_back = FLOAT * (4 * n + 4 * m + rows)  # q, k, v, output, its gradient, log-sum-exp in; three gradients out
     return [
         *_joined("Q, K, V: one product", tokens, hidden, (hidden, kv_size, kv_size)),
         Change("RoPE", "forward", (10, 1), (FLOAT * (10 * (n + m) + 4 * table), FLOAT * 2 * (n + m + table))),
         Change("RoPE", "backward", (10, 1), (FLOAT * (10 * (n + m) + 4 * table), FLOAT * 2 * (n + m + table))),
-        Change("flash attention", "forward", (11, 1), (core, one_core)),
-        Change("flash attention", "backward", (13 if grouped else 11, 1), (back, one_back)),
+        Change("flash attention", "forward", (12, 1), (core, one_core)),
+        Change("flash attention", "backward", (14 if grouped else 12, 1), (back, one_back)),
         *_joined("gate, up: one product", tokens, hidden, (ffn, ffn)),
         Change("SwiGLU", "forward", (2, 1), (FLOAT * 5 * f, FLOAT * 3 * f)),
         Change("SwiGLU", "backward", (3, 1), (FLOAT * 9 * f, FLOAT * 5 * f)),

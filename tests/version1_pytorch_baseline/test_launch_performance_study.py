@@ -89,6 +89,15 @@ def test_an_earlier_study_of_the_preset_is_replaced(study):
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
+def test_wrong_input_keeps_an_earlier_study(study):
+    folder = study.folder / "performance_study/tiny"
+    (folder / "profiles").mkdir(parents=True)
+    (folder / "metrics_fp32.json").write_text("earlier")
+    study.run(study.launcher, check=2, SCRIPT_CODE="2")
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics_fp32.json", "profiles"]
+    assert (folder / "metrics_fp32.json").read_text() == "earlier"
+
+
 def test_a_run_that_fails_is_followed_by_the_others(study):
     done = study.run(study.launcher, check=1, NO_GPU="0", SCRIPT_CODE="1")
     assert len(done.stdout.splitlines()) == 3 and "summary" in done.stdout

@@ -188,7 +188,8 @@ def operations(config: ModelConfig, batch_size: int, sequence_length: int) -> li
     add("attention", "scale, mask, softmax", "/ sqrt(Dh)", layers, pairs, 2 * pairs)
     add("attention", "scale, mask, softmax", "ones", layers, 0, 0, mask)
     add("attention", "scale, mask, softmax", "upper triangle", layers, 0, 0, 2 * mask)
-    add("attention", "scale, mask, softmax", "fill -inf", layers, 0, 2 * pairs, mask)
+    add("attention", "scale, mask, softmax", "masked_fill: copy", layers, 0, 2 * pairs)
+    add("attention", "scale, mask, softmax", "masked_fill: fill -inf", layers, 0, 2 * pairs, mask)
     add("attention", "scale, mask, softmax", "softmax", layers, 5 * pairs, 2 * pairs)  # max, subtract, exp, sum, divide
 
     add("mlp", "SwiGLU", "silu", layers, 4 * f, 2 * f)  # negate, exp, add, divide

@@ -40,6 +40,9 @@ class Operators(TorchDispatchMode):
         self.count, self.bytes = 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ == "masked_fill":  # the dispatcher does not show that it is a copy and a fill
+            with self:
+                return args[0].clone().masked_fill_(*args[1:])
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         read, written = (tree_leaves(tree) for tree in ((args, kwargs), args[0] if out is None else out))
