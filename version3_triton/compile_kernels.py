@@ -115,6 +115,11 @@ def compile_all(name: str, dtypes: Collection[str] = DTYPES, cases: Collection[t
     return list(found.values())
 
 
+def shown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table, in which a terminal has room for registers and spills."""
+    return tables.text(list(rows[0]), [list(row.values()) for row in rows], least=("stages", "warps", "blocks"))
+
+
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="ARCH", help="default: all five")
@@ -142,7 +147,7 @@ def main() -> None:
     if options.output:
         schema = compiled_kernels.SCHEMA
         write_json(options.output, {"schema": schema, "triton": triton.__version__, "command": command, "rows": rows})
-    print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
+    print(shown(rows))
 
 
 if __name__ == "__main__":

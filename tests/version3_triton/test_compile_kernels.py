@@ -35,7 +35,7 @@ TOO_LARGE = "blocks.ATTENTION['sm_80', 2][64]['keys'] = blocks.TileConfig(64, 12
 COMPILE = """
 import json, sys
 from types import SimpleNamespace
-from version3_triton.compile_kernels import compile_all, resources
+from version3_triton.compile_kernels import compile_all, resources, shown
 from version3_triton.kernels import blocks
 
 plan = json.loads(sys.argv[1])
@@ -43,7 +43,7 @@ rows = [row for targets, cases in plan for name in targets for row in compile_al
 exec(sys.argv[2])
 spilling = compile_all("sm_80", ["bf16"], [("flash_attention", 64)])
 amd = SimpleNamespace(asm={"amdgcn": sys.argv[3]}, metadata=SimpleNamespace(shared=7))
-print(json.dumps([rows, spilling, resources(amd, "")]))
+print(json.dumps([rows, spilling, resources(amd, ""), shown(rows)]))
 """
 AMD = """
     .sgpr_count:     20
@@ -72,13 +72,14 @@ def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
         env=os.environ | {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, spilling, amd = json.loads(done.stdout)
+    rows, spilling, amd, shown = json.loads(done.stdout)
     check_rows(triton.__version__, rows)
     assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
     assert len({(row["file"], row["kernel"].split(" + ")[0]) for row in rows}) == 10
     assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # on NVIDIA: so the sizes do differ by target
     assert [row["kernel"] for row in spilling if row["spills"]] == ["backward_keys"]
     assert amd == {"registers": 40, "spills": 4, "shared_bytes": 7}
+    assert {"file", "size", "kernel", "registers", "spills", "shared_bytes"} <= {*shown.splitlines()[0].split()}
 
 
 @pytest.mark.slow

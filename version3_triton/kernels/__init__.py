@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from common import cli, ranks
 from common import device as devices
 from version3_triton.kernels import reference
-from version3_triton.kernels.checks import INTERPRETED, refuse_wrong
+from version3_triton.kernels.checks import INTERPRETED, refuse_other, refuse_wrong
 
 import torch
 
@@ -91,7 +91,10 @@ def _operation(name: str) -> Callable:
 
     @functools.wraps(eager)
     def operation(x: torch.Tensor, *args):
-        return eager(x, *args) if name in _off or missing(x.device) else KERNELS[name](x, *args)
+        if name in _off or missing(x.device):
+            return eager(x, *args)
+        refuse_other(x.device)
+        return KERNELS[name](x, *args)
 
     return operation
 

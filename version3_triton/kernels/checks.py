@@ -9,13 +9,19 @@ from common.errors import UsageError
 import torch
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")  # what Triton takes for it
 
 
 def refuse_wrong(dtype: torch.dtype | None) -> None:
     """Raises UsageError where the kernels would compute wrong numbers; the interpreter does so for tensors on any device."""
     if INTERPRETED and dtype == torch.bfloat16:
         raise UsageError("Triton's interpreter computes bfloat16 wrong: take --amp-dtype float16, or float32")
+
+
+def refuse_other(device: torch.device) -> None:
+    """Raises UsageError for a GPU that is not the current one: Triton launches on the current GPU, wherever the tensors are."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise UsageError(f"kernels run on the current GPU, not on {device}: call torch.cuda.set_device({device.index}) before")
 
 
 def refuse_odd(head_dim: int) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM, MAX_HEADS, MAX_OFFSET = 128, 65535, 2**31  # Dh; B H, a grid's second dimension; a head's rows, by int32
 
 
 @triton.jit
@@ -255,8 +255,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         q, k, v: as of `attention`, with Dh contiguous.
+
+    Raises:
+        UsageError: B H or a head's offsets are too large.
     """
     batch, heads, length, head_dim = q.shape
+    end = (length - 1) * max(heads * head_dim, q.stride(2), k.stride(2), v.stride(2)) + head_dim
+    if batch * heads > MAX_HEADS or end > MAX_OFFSET:
+        raise UsageError(
+            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, not {batch * heads} and "
+            f"{end}: switch it off"
+        )
     o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     blocks = attention_blocks("forward", head_dim, q.dtype)
     _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
@@ -278,7 +287,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do: Tensor):
         q, k, v, o, lse = ctx.saved_tensors
-        do = do.transpose(1, 2).contiguous()  # nothing to do where o went straight into the output projection
+        # Nothing to do where o went straight into the output projection, and no hook on saved tensors gave it other strides.
+        o, do = (x.transpose(1, 2).contiguous() for x in (o, do))
         batch, heads, length, head_dim = q.shape
         dq, dk, dv, d = _new(q), _new(k), _new(v), torch.empty_like(lse)
         factor = 1 / math.sqrt(head_dim)
@@ -306,10 +316,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Returns:
         [B, H, S, Dh], in memory [B, S, H, Dh].
 
-    B H is at most 65,535, the extent of a grid's second dimension on NVIDIA, and a head's last offset below 2^31.
-
     Raises:
-        UsageError: Dh is larger or 0, or k and v don't fit q in shape or type.
+        UsageError: Dh is larger or 0, k and v don't fit q in shape or type, B H is above 65,535, or a head of an input or of the
+            result does not end within 2^31 numbers of its beginning.
     """
     if not q.ndim == k.ndim == v.ndim == 4 or not k.shape[1] or not q.shape[3]:
         shapes = [[*each.shape] for each in (q, k, v)]

@@ -76,6 +76,7 @@ def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Te
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = cos.contiguous(), sin.contiguous()
         ctx.save_for_backward(cos, sin)
         return _turn(q, k, cos, sin, 1)
 
@@ -92,7 +93,7 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     Args:
         q: [B, H, S, Dh], Dh even.
         k: [B, K, S, Dh].
-        cos, sin: [S_max, Dh] with S_max >= S, contiguous, from `common.rope.rope_tables`.
+        cos, sin: [S_max, Dh] with S_max >= S, from `common.rope.rope_tables`.
 
     Returns:
         Rotated q and k, shapes and types unchanged.

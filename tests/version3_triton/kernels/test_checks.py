@@ -1,5 +1,8 @@
 """What the kernels of Versions 3 and 4 refuse, called directly: bfloat16 in the interpreter, and shapes that no kernel takes."""
 
+import runpy
+from types import SimpleNamespace
+
 from common.errors import UsageError
 from tests.oracle import DEVICE
 
@@ -42,6 +45,20 @@ def test_elsewhere_a_kernel_is_called_without_a_check(monkeypatch):
     monkeypatch.setattr(checks, "INTERPRETED", False)
     assert checks.interpretable(zeros) is zeros
     checks.refuse_wrong(torch.bfloat16)
+
+
+@pytest.mark.parametrize("value, on", [("1", True), ("on", True), ("True", True), ("y", True), ("0", False), ("", False)])
+def test_the_interpreter_is_on_where_triton_takes_it_to_be(monkeypatch, value, on):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert runpy.run_path(checks.__file__)["INTERPRETED"] is on
+
+
+def test_another_gpu_than_the_current_one_is_refused(monkeypatch):
+    monkeypatch.setattr(kernels, "missing", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(UsageError, match=r"not on cuda:1: call torch.cuda.set_device\(1\)"):
+        kernels.swiglu(SimpleNamespace(device=torch.device("cuda:1")), None)
+    checks.refuse_other(torch.device("cuda:0"))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 7])

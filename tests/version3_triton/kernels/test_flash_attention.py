@@ -37,9 +37,24 @@ def test_strided_views_and_a_strided_gradient():
     out = attention(*parts)
     torch.testing.assert_close(out, tiny_llama_v1.attention(*parts), rtol=1e-5, atol=1e-5)
     assert out.transpose(1, 2).is_contiguous()  # the output projection reads it without a copy
-    leaves = [part.detach().clone().requires_grad_() for part in parts]
-    attention(*leaves).backward(torch.ones_like(out).expand_as(out))
-    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+    gradients = [
+        torch.autograd.grad(operation(*leaves), leaves, torch.ones_like(out[:1]).expand_as(out))
+        for operation in (attention, tiny_llama_v1.attention)
+        for leaves in [[part.detach().requires_grad_() for part in parts]]
+    ]
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_on_saved_tensors_may_change_their_strides():
+    """As `torch.autograd.graph.save_on_cpu(pin_memory=True)` does."""
+
+    def hooked(*parts: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x):
+            return attention(*parts)
+
+    inputs = [torch.randn(2, heads, 20, 16) for heads in (4, 2, 2)]
+    check(hooked, tiny_llama_v1.attention, inputs, torch.float32)
 
 
 @pytest.mark.parametrize("m, n", [(32, 16), (16, 32)])
@@ -68,3 +83,17 @@ def test_wrong_shapes_and_types_are_refused():
     for wrong in ((q.half(), k, v), (q.double(), k.double(), v.double())):
         with pytest.raises(UsageError, match="in one type of 16 or 32 bits"):
             attention(*wrong)
+
+
+@pytest.mark.parametrize("shape, row", [((3, 3, 2, 16), 16), ((2, 2, 5, 16), 80), ((2, 4, 6, 16), 16)])
+def test_heads_and_offsets_that_a_launch_cannot_count_are_refused(monkeypatch, shape, row):
+    """Each is too large in one way: heads, rows of an input, rows of the result."""
+    module = importlib.import_module("version3_triton.kernels.flash_attention")
+    monkeypatch.setattr(module, "MAX_HEADS", 8)
+    monkeypatch.setattr(module, "MAX_OFFSET", 4 * 4 * 16 + 16)
+    fits = tensors((2, 4, 5, 16))[0]
+    assert attention(fits, fits, fits).shape == fits.shape
+    batch, heads, length, head_dim = shape
+    x = torch.randn(batch, heads, length, row, device=DEVICE)[..., :head_dim]
+    with pytest.raises(UsageError, match="switch it off"):
+        attention(x, x, x)

@@ -86,5 +86,10 @@ def test_the_instructor_has_the_key():
         assert rows[f"`stage_{letter}.py`"] == f"`{source_of(letter).name}`"
 
 
-def test_handouts_need_a_folder(refused):
+def test_handouts_need_a_folder_of_their_own(refused, tmp_path):
     assert "--output-dir" in refused(FOLDER / "make_handouts.py")
+    before = sorted(FOLDER.iterdir())
+    (tmp_path / "common").mkdir()
+    for folder in (FOLDER, tmp_path):
+        assert "name a folder for the handouts alone" in refused(FOLDER / "make_handouts.py", "--output-dir", folder)
+    assert sorted(FOLDER.iterdir()) == before and [path.name for path in tmp_path.iterdir()] == ["common"]

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 from common import cli
+from common.errors import UsageError
 from common.files import writable_folder, write_text
 
 HERE = Path(__file__).resolve().parent
@@ -103,11 +104,13 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
+    link = folder / "common"
+    if folder.resolve() == HERE or (link.exists() and not link.is_symlink()):
+        raise UsageError(f"--output-dir: {folder} has a program's files already; name a folder for the handouts alone")
     for name, text in handouts().items():
         write_text(folder / name, text)
     for name in SHARED:
         shutil.copy(HERE / name, folder)
-    link = folder / "common"
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath((HERE / "common").resolve(), folder.resolve()))
     print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
