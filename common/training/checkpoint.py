@@ -9,6 +9,7 @@ memory that a captured step uses.
 A folder is written under a hidden name and renamed when it is whole: a process that is killed leaves the checkpoint before it.
 """
 
+import pickle
 import shutil
 import warnings
 from argparse import Namespace
@@ -153,9 +154,12 @@ class Checkpoints:
 
         reader, rank = dcp.FileSystemReader(self.source), ranks.here().rank
         with _failure_explained(f"cannot read {self.source}"):
-            saved_by = rank if f"random.cpu.{rank}" in reader.read_metadata().state_dict_metadata else 0  # by fewer processes
+            saved = reader.read_metadata().state_dict_metadata
+            saved_by = rank if f"random.cpu.{rank}" in saved else 0  # by fewer processes
             states = distributed.whole_states(prepared.optimizer)
             state = _tensors(prepared, states, saved_by)
+            if f"random.gpu.{saved_by}" not in saved:  # by a run without a GPU
+                state.pop(f"random.gpu.{saved_by}", None)
             dcp.load(state, storage_reader=reader, no_dist=not distributed.active())
         distributed.take_states(prepared.optimizer, states)
         prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
@@ -179,13 +183,13 @@ class Checkpoints:
 
         target, main = self.folder / f"step-{finished:08d}", ranks.here().main_process
         building = self.folder / f".{target.name}"
-        if main:
-            for left_over in self.folder.glob(".step-*"):  # by a process that was killed
-                shutil.rmtree(left_over)
-            building.mkdir()
-        distributed.wait_for_all()
-        distributed.gather_weights(self.prepared.optimizer)
         with _failure_explained(f"cannot write {target}"):
+            if main:
+                for left_over in self.folder.glob(".step-*"):  # by a process that was killed
+                    shutil.rmtree(left_over)
+                building.mkdir()
+            distributed.wait_for_all()
+            distributed.gather_weights(self.prepared.optimizer)
             states = distributed.whole_states(self.prepared.optimizer)
             state, writer = _tensors(self.prepared, states, ranks.here().rank), dcp.FileSystemWriter(building)
             dcp.save(state, storage_writer=writer, no_dist=not distributed.active())
@@ -223,5 +227,5 @@ def _failure_explained(what: str) -> Iterator[None]:
     except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise RunError(f"{what}: {type(reason).__name__} {reason}".splitlines()[0]) from error
-    except OSError as error:
+    except (OSError, EOFError, pickle.UnpicklingError) as error:  # the last two: of a damaged .metadata
         raise RunError(f"{what}: {error}") from error

@@ -29,6 +29,7 @@ from typing import Any
 from common import device as devices
 from common import ranks, spans
 from common.errors import RunError, UsageError
+from common.precision import Precision
 from common.timing import Clock, summarize
 
 import torch
@@ -338,13 +339,13 @@ class Meetings:
 # ----------------------------------------------------------------------------------------------------------- slow ranks
 
 
-def forward_ms(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> float:
+def forward_ms(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision) -> float:
     """Median milliseconds in the spans of a forward pass, between which a sharded model communicates.
 
     A training step takes as long in every process, because each waits for the slowest; these times do not wait.
     """
     marks, depth, times = [], 0, []
-    clock = Clock(device)
+    clock = Clock(precision.device)
 
     def observe(name: str, entering: bool) -> None:
         nonlocal depth
@@ -356,7 +357,8 @@ def forward_ms(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.dev
         for _ in range(FORWARD_PASSES):
             marks.clear()
             spans.observer = observe
-            model.loss(*batch)
+            with precision.autocast():
+                model.loss(*batch)
             spans.observer = None
             times.append(sum(clock.milliseconds(*pair) for pair in zip(marks[::2], marks[1::2], strict=True)))
     return summarize(times)["median"]

@@ -138,7 +138,7 @@ def train(version: ModuleType, options: Namespace) -> Result:
         if here.main_process:
             write_measurement(metrics_path, result, "--metrics-out")
     if distributed.active() and outcome.status == "completed":
-        result["ranks"] = compared_ranks(prepared.model, batches[0], device, result)
+        result["ranks"] = compared_ranks(prepared.model, batches[0], precision, result)
         if here.main_process:
             write_measurement(metrics_path, result, "--metrics-out")
     print(record.summary(result))
@@ -191,9 +191,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def compared_ranks(model: nn.Module, batch: tuple, device: torch.device, result: dict[str, Any]) -> dict[str, list[float]]:
+def compared_ranks(model: nn.Module, batch: tuple, precision: Precision, result: dict[str, Any]) -> dict[str, list[float]]:
     """Times and memory of every process, by rank. Names the ranks for which the others wait."""
-    mine = distributed.forward_ms(model, batch, device), result["step_ms"]["median"], result["memory"]["peak_mib"]
+    mine = distributed.forward_ms(model, batch, precision), result["step_ms"]["median"], result["memory"]["peak_mib"]
     columns = zip(*distributed.gathered(mine), strict=True)
     found = {name: list(values) for name, values in zip(("forward_ms", "step_ms", "peak_mib"), columns, strict=True)}
     for line in distributed.slow_ranks(found["forward_ms"]):

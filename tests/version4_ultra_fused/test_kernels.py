@@ -124,6 +124,15 @@ def test_products_that_descriptors_cannot_describe_are_computed_all_the_same(epi
 
 
 @runs_kernels
+def test_results_that_descriptors_cannot_describe_are_computed_all_the_same(epilogues):
+    """Rows of the factors are multiples of 16 bytes. Those of SwiGLU's result have 24, those of q, k and v 120."""
+    x, gate_up, qkv = tensors(torch.float16, (9, 16), (24, 16), (60, 16))
+    check("gate_up_swiglu", x, gate_up)
+    cos, sin = (table.to(DEVICE) for table in rope_tables(10, 9, 1e4))
+    check("qkv_rope", x, qkv, cos, sin, 9, 50)
+
+
+@runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (1, 4099)])

@@ -85,9 +85,11 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor) -> bo
 
     Args:
         rows, columns: of the product.
+        matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for "swiglu" also of half of them.
     """
+    narrowest = columns // 2 if epilogue == "swiglu" else columns
     aligned = all(x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0 for x in matrices)
-    return aligned and matrices[0].dtype.itemsize == 2 and rows * columns <= largest(epilogue)
+    return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and rows * columns <= largest(epilogue)
 
 
 def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, HALF: int = 1) -> None:

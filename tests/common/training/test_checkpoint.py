@@ -166,6 +166,38 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
 
 
+@pytest.mark.parametrize("left", [b"", b"\x80\x04garbage"])
+def test_a_checkpoint_with_damaged_metadata_is_one_line(trained, monkeypatch, tmp_path, left):
+    trained(2, "--checkpoint-dir", "saved")
+    (tmp_path / "saved/step-00000002/.metadata").write_bytes(left)
+    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
+        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+
+
+def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    at_step(2, lambda: (tmp_path / "saved").rmdir())
+    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved"]
+    with pytest.raises(RunError, match="cannot write saved/step-00000003: "):
+        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+
+
+def test_a_run_on_a_gpu_goes_on_from_a_checkpoint_of_a_cpu(trained, monkeypatch, tmp_path):
+    """Such a checkpoint has no random numbers of a GPU."""
+    whole = trained(3)
+    trained(2, "--checkpoint-dir", "saved")
+    tensors = checkpoint._tensors
+    monkeypatch.setattr(
+        checkpoint, "_tensors", lambda *given: tensors(*given) | {"random.gpu.0": torch.zeros(16, dtype=torch.uint8)}
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"]
+    again = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+    assert again.record["loss"]["all"] == whole[2:]
+
+
 def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path):
     trained(2, "--checkpoint-dir", "saved")
     (tmp_path / "saved/step-00000002/__0_0.distcp").write_bytes(b"")

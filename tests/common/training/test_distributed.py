@@ -10,10 +10,11 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from common import cli, progress, ranks
 from common.errors import RunError
+from common.precision import Precision
 from common.training import distributed
 from tests.conftest import PATHS, ROOT, TINY, V1, altered_version
 from version3_triton import kernels as third_kernels
@@ -291,6 +292,13 @@ def test_a_captured_step_that_hangs_ends_its_process(monkeypatch, capsys):
         with distributed.Meetings(CPU).watched(Namespace(capture_step=captured, distributed_timeout=timeout)):
             time.sleep(0.3)
     assert set(codes) == {1} and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
+
+
+def test_the_forward_passes_that_are_compared_have_the_precision_of_the_run():
+    computed = []
+    model = SimpleNamespace(loss=lambda x, y: computed.append((x @ y).dtype))
+    distributed.forward_ms(model, (torch.ones(2, 2), torch.ones(2, 2)), Precision(CPU, torch.bfloat16))
+    assert computed == [torch.bfloat16] * distributed.FORWARD_PASSES
 
 
 def test_a_slow_rank_is_one_above_the_median_of_all():
