@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from common import signals
 from common.errors import UsageError
@@ -34,7 +35,7 @@ def nvidia_smi(text: str) -> dict[str, Sample]:
 
 def amd_smi(text: str) -> dict[str, Sample]:
     """A list of GPUs, which ROCm 7 puts under `gpu_data`; its MB are MiB."""
-    found = json.loads(text)
+    found = _json(text)
     gpus = found["gpu_data"] if isinstance(found, dict) else found
     places = (("usage", "gfx_activity"), ("power", "socket_power"), ("mem_usage", "used_vram"), ("clock", "gfx_0", "clk"),
               ("clock", "mem_0", "clk"))  # fmt: skip
@@ -44,7 +45,7 @@ def amd_smi(text: str) -> dict[str, Sample]:
 def rocm_smi(text: str) -> dict[str, Sample]:
     """An object of cards; power has one of two names, and memory is in bytes."""
     found = {}
-    for card, values in json.loads(text).items():
+    for card, values in _json(text).items():
         if card.startswith("card"):
             power = next((value for key, value in values.items() if key.endswith("Graphics Package Power (W)")), None)
             memory = _number(values.get("VRAM Total Used Memory (B)"))
@@ -62,9 +63,15 @@ TOOLS = {  # name: its arguments, and what reads its output
 }
 
 
+def _json(text: str) -> Any:
+    """The JSON in a tool's output. amd-smi prints warnings above it, such as one about groups that the user is not in."""
+    start = re.search(r"^(\[\s*[{\n]|\{)", text, re.MULTILINE)
+    return json.loads(text[start.start() :] if start else text)
+
+
 def _number(value: object) -> float | None:
     """The number in a value: 412.31, "412.31 W", "(1980Mhz)", {"value": 412.31, "unit": "W"}; None of "N/A"."""
-    text = str(value["value"] if isinstance(value, dict) else value)
+    text = str(value.get("value") if isinstance(value, dict) else value)
     match = re.search(r"-?\d+(\.\d+)?", text)
     return float(match.group()) if match else None
 
@@ -76,10 +83,13 @@ def _at(content: object, place: tuple[str, ...]) -> object:
 
 
 def read(tool: str) -> dict[str, Sample]:
-    """One sample of each GPU, by its number; none if the tool fails, as it does without a driver."""
+    """One sample of each GPU, by its number; none if the tool fails, as it does without a driver, or answers in another form."""
     arguments, parse = TOOLS[tool]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, errors="replace")
-    return parse(done.stdout) if done.returncode == 0 and done.stdout.strip() else {}
+    try:
+        return parse(done.stdout) if done.returncode == 0 else {}
+    except (ValueError, LookupError, TypeError, AttributeError):  # a message in place of an answer
+        return {}
 
 
 def find() -> str:

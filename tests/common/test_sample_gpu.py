@@ -73,6 +73,20 @@ def test_a_value_that_a_tool_leaves_out_is_empty():
     assert sample_gpu.rocm_smi('{"card2": {"Average Graphics Package Power (W)": "90.0"}}')["2"]["power_w"] == 90
 
 
+@pytest.mark.parametrize("indent", [None, 4])
+def test_a_warning_above_the_answer_is_left_out(indent):
+    warning = "WARNING: User is missing the following required groups: render, video. Please add user to these groups.\n"
+    assert sample_gpu.amd_smi(warning + json.dumps(AMD, indent=indent)) == EXPECTED
+    assert sample_gpu.rocm_smi(f"\n{warning}\n{json.dumps(ROCM, indent=indent)}") == EXPECTED
+
+
+@pytest.mark.parametrize("text", ["", "Unable to determine the device handle for GPU0: Unknown Error", "[]", '["N/A"]', "[{}]"])
+def test_an_answer_in_another_form_is_no_sample(tools, text):
+    for tool in sample_gpu.TOOLS:
+        tools(tool, text)
+        assert sample_gpu.read(tool) == {}
+
+
 @pytest.mark.parametrize("name, text", [("amd-smi", json.dumps(AMD)), ("rocm-smi", json.dumps(ROCM))])
 def test_it_samples_until_the_command_ends(execute, tools, tmp_path, name, text):
     tools("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
