@@ -112,8 +112,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no one can foresee, so that nobody can have put a link there."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    """A name beside `path` that no one can foresee, so that nobody can have put a link there, and at most 255 bytes long."""
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
