@@ -90,8 +90,9 @@ def test_an_answer_in_another_form_is_no_sample(tools, text):
 @pytest.mark.parametrize("name, text", [("amd-smi", json.dumps(AMD)), ("rocm-smi", json.dumps(ROCM))])
 def test_it_samples_until_the_command_ends(execute, tools, tmp_path, name, text):
     tools("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
-    tools(name, text)
-    command = (sys.executable, "-c", "import time; time.sleep(0.5); raise SystemExit(3)")
+    calls = tools(name, text).with_name("calls")
+    waiting = f"while open({str(calls)!r}).read().count('called') < 6: time.sleep(0.01)"
+    command = (sys.executable, "-c", f"import time\n{waiting}\nraise SystemExit(3)")
     printed = execute(SCRIPT, "--interval-ms", 20, "--output", "run.csv", "--", *command, check=3)
     rows = samples(tmp_path / "run.csv")
     assert len(rows) > 1 and {row["power_w"] for row in rows} == {"512.0"}
