@@ -22,6 +22,7 @@ from common.files import writable_file, write_text
 
 MEASURED = ("utilization_percent", "power_w", "memory_mib", "clock_mhz", "memory_clock_mhz")
 COLUMNS = ("seconds", "gpu", *MEASURED)
+NAP = 0.05  # seconds after which it looks whether the command or a signal has ended the sampling
 
 Sample = dict[str, float | None]  # MEASURED of one GPU; None where the tool does not say
 Row = list[float | str | None]  # under COLUMNS
@@ -107,7 +108,8 @@ def find() -> str:
 def run(command: list[str], interval_ms: int, output: Path) -> tuple[int, str, list[Row]]:
     """Samples until the command ends, or without one until a signal, and writes the CSV file.
 
-    The command gets each signal that ends the sampling, and is waited for.
+    The command gets the first signal, which ends the sampling, and is waited for. A second one reaches it too, and ends the wait.
+    The file is written in any case.
 
     Returns:
         The command's exit code (128 + n if signal n ended it, 0 without a command), the tool, and the rows of the file.
@@ -121,17 +123,26 @@ def run(command: list[str], interval_ms: int, output: Path) -> tuple[int, str, l
     rows: list[Row] = []
     with signals.deferred() as received:
         process = subprocess.Popen(command, start_new_session=True) if command else None  # it gets no Ctrl-C but ours
-        start = time.monotonic()
-        while not received and (process is None or process.poll() is None):
-            began = time.monotonic()
-            rows += [[began - start, gpu, *(sample[name] for name in MEASURED)] for gpu, sample in read(tool).items()]
-            time.sleep(max(0.0, interval_ms / 1e3 - (time.monotonic() - began)))
-        if process and received:
-            process.send_signal(received[0])
-        code = process.wait() if process else 0
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-        write_text(output, text.getvalue())
+        start = due = time.monotonic()
+        try:
+            while not received and (process is None or process.poll() is None):
+                if (rest := due - time.monotonic()) > 0:
+                    time.sleep(min(rest, NAP))
+                    continue
+                began = time.monotonic()
+                rows += [[began - start, gpu, *(sample[name] for name in MEASURED)] for gpu, sample in read(tool).items()]
+                due = began + interval_ms / 1e3
+            if process and received:
+                process.send_signal(received[0])
+            code = process.wait() if process else 0
+        except signals.Stopped as stop:
+            if process:
+                process.send_signal(stop.number)
+            raise
+        finally:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+            write_text(output, text.getvalue())
     return 128 - code if code < 0 else code, tool, rows
 
 
