@@ -169,6 +169,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config: cannot read config {path}: {error.strerror}") from error
     except RecursionError as error:
         raise UsageError(f"config {path} is not valid YAML: it is nested too deep") from error
+    except (LookupError, AttributeError) as error:  # PyYAML's own, as of `!!bool 3`
+        raise UsageError(f"config {path} is not valid YAML: a value does not fit the tag before it (!!...)") from error
     except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):

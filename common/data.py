@@ -15,6 +15,7 @@ does not grow with the text. The BPE of a longer text than TRAINING_TEXT is trai
 """
 
 import codecs
+import contextlib
 import hashlib
 import io
 import itertools
@@ -22,12 +23,10 @@ import math
 import os
 import platform
 import re
-import shutil
 import stat
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -89,7 +88,7 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
         raise UsageError(
             f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic"
         )
-    with progress(f"preparing the data {name}") as note, ExitStack() as stack:
+    with progress(f"preparing the data {name}") as note, contextlib.ExitStack() as stack:
         if name == "stdlib":
             return _tokenized(name, _stdlib_modules, "\0", vocab_size, note)
         try:
@@ -283,9 +282,16 @@ def _build(folder: Path, pieces: Pieces, characters: int, vocab_size: int, diges
         meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
         write_json(building / "meta.json", meta)
         if folder.exists() and not _intact(folder):
-            shutil.rmtree(folder)
+            _remove(folder)
         try:
             building.rename(folder)
         except OSError:
             if not _intact(folder):
                 raise
+
+
+def _remove(folder: Path) -> None:
+    """Removes a damaged cache under another name, so that several processes that do this at once neither meet nor fail."""
+    aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True)
+    with aside as name, contextlib.suppress(FileNotFoundError):
+        folder.rename(Path(name) / folder.name)

@@ -104,19 +104,17 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one.
-
-    Half a pair of surrogates, which JSON can hold and UTF-8 cannot, becomes a question mark.
-    """
-    _write_bytes(path, text.encode("utf-8", errors="replace"))
+    """As `write_bytes`. Half a pair of surrogates, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no one can foresee, so that nobody can have put a link there."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    """A name beside `path` that no one can foresee, so that nobody can have put a link there, and at most 255 bytes long."""
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
 
 
-def _write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes under a temporary name and renames, so that `path` never holds half a file; a link stays one."""
     path = path.resolve()
     temporary = temporary_name(path)
     try:
@@ -130,7 +128,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON in the form of `json_lines`; with gzip, and the same bytes for the same content, if `path` ends in .gz."""
     encoded = f"{json_lines(content)}\n".encode()
-    _write_bytes(path, gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
+    write_bytes(path, gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
 
 
 def write_measurement(path: Path, content: Any, flag: str) -> None:

@@ -19,8 +19,8 @@ class Precision:
     """
 
     def __init__(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        if amp_dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise UsageError("this GPU has no bfloat16: take float16 instead")
+        if amp_dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise UsageError("this GPU only emulates bfloat16: take --amp-dtype float16")
         self.device, self.dtype = device, amp_dtype or torch.float32
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype == torch.float16)
 

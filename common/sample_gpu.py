@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from common import signals
 from common.errors import UsageError
@@ -21,6 +22,7 @@ from common.files import writable_file, write_text
 
 MEASURED = ("utilization_percent", "power_w", "memory_mib", "clock_mhz", "memory_clock_mhz")
 COLUMNS = ("seconds", "gpu", *MEASURED)
+NAP = 0.05  # seconds after which it looks whether the command or a signal has ended the sampling
 
 Sample = dict[str, float | None]  # MEASURED of one GPU; None where the tool does not say
 Row = list[float | str | None]  # under COLUMNS
@@ -34,7 +36,7 @@ def nvidia_smi(text: str) -> dict[str, Sample]:
 
 def amd_smi(text: str) -> dict[str, Sample]:
     """A list of GPUs, which ROCm 7 puts under `gpu_data`; its MB are MiB."""
-    found = json.loads(text)
+    found = _json(text)
     gpus = found["gpu_data"] if isinstance(found, dict) else found
     places = (("usage", "gfx_activity"), ("power", "socket_power"), ("mem_usage", "used_vram"), ("clock", "gfx_0", "clk"),
               ("clock", "mem_0", "clk"))  # fmt: skip
@@ -44,7 +46,7 @@ def amd_smi(text: str) -> dict[str, Sample]:
 def rocm_smi(text: str) -> dict[str, Sample]:
     """An object of cards; power has one of two names, and memory is in bytes."""
     found = {}
-    for card, values in json.loads(text).items():
+    for card, values in _json(text).items():
         if card.startswith("card"):
             power = next((value for key, value in values.items() if key.endswith("Graphics Package Power (W)")), None)
             memory = _number(values.get("VRAM Total Used Memory (B)"))
@@ -62,9 +64,15 @@ TOOLS = {  # name: its arguments, and what reads its output
 }
 
 
+def _json(text: str) -> Any:
+    """The JSON in a tool's output. amd-smi prints warnings above it, such as one about groups that the user is not in."""
+    start = re.search(r"^(\[\s*[{\n]|\{)", text, re.MULTILINE)
+    return json.loads(text[start.start() :] if start else text)
+
+
 def _number(value: object) -> float | None:
     """The number in a value: 412.31, "412.31 W", "(1980Mhz)", {"value": 412.31, "unit": "W"}; None of "N/A"."""
-    text = str(value["value"] if isinstance(value, dict) else value)
+    text = str(value.get("value") if isinstance(value, dict) else value)
     match = re.search(r"-?\d+(\.\d+)?", text)
     return float(match.group()) if match else None
 
@@ -76,10 +84,13 @@ def _at(content: object, place: tuple[str, ...]) -> object:
 
 
 def read(tool: str) -> dict[str, Sample]:
-    """One sample of each GPU, by its number; none if the tool fails, as it does without a driver."""
+    """One sample of each GPU, by its number; none if the tool fails, as it does without a driver, or answers in another form."""
     arguments, parse = TOOLS[tool]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, errors="replace")
-    return parse(done.stdout) if done.returncode == 0 and done.stdout.strip() else {}
+    try:
+        return parse(done.stdout) if done.returncode == 0 else {}
+    except (ValueError, LookupError, TypeError, AttributeError):  # a message in place of an answer
+        return {}
 
 
 def find() -> str:
@@ -97,7 +108,8 @@ def find() -> str:
 def run(command: list[str], interval_ms: int, output: Path) -> tuple[int, str, list[Row]]:
     """Samples until the command ends, or without one until a signal, and writes the CSV file.
 
-    The command gets each signal that ends the sampling, and is waited for.
+    The command gets the first signal, which ends the sampling, and is waited for. A second one reaches it too, and ends the wait.
+    The file is written in any case.
 
     Returns:
         The command's exit code (128 + n if signal n ended it, 0 without a command), the tool, and the rows of the file.
@@ -111,17 +123,26 @@ def run(command: list[str], interval_ms: int, output: Path) -> tuple[int, str, l
     rows: list[Row] = []
     with signals.deferred() as received:
         process = subprocess.Popen(command, start_new_session=True) if command else None  # it gets no Ctrl-C but ours
-        start = time.monotonic()
-        while not received and (process is None or process.poll() is None):
-            began = time.monotonic()
-            rows += [[began - start, gpu, *(sample[name] for name in MEASURED)] for gpu, sample in read(tool).items()]
-            time.sleep(max(0.0, interval_ms / 1e3 - (time.monotonic() - began)))
-        if process and received:
-            process.send_signal(received[0])
-        code = process.wait() if process else 0
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-        write_text(output, text.getvalue())
+        start = due = time.monotonic()
+        try:
+            while not received and (process is None or process.poll() is None):
+                if (rest := due - time.monotonic()) > 0:
+                    time.sleep(min(rest, NAP))
+                    continue
+                began = time.monotonic()
+                rows += [[began - start, gpu, *(sample[name] for name in MEASURED)] for gpu, sample in read(tool).items()]
+                due = began + interval_ms / 1e3
+            if process and received:
+                process.send_signal(received[0])
+            code = process.wait() if process else 0
+        except signals.Stopped as stop:
+            if process:
+                process.send_signal(stop.number)
+            raise
+        finally:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+            write_text(output, text.getvalue())
     return 128 - code if code < 0 else code, tool, rows
 
 

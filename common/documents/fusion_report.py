@@ -18,6 +18,7 @@ from common.analysis.profiles import kernel_names, run_record, step_profile
 from common.analysis.profiles.run_record import origin
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
+from common.analysis.reports.profile_summary import PHASE_COLOURS
 from common.errors import UsageError
 from common.files import writable_file
 from common.studies import ablation
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 TITLE = "What fusion changes"
 NAMES = ("baseline", "fused")
-PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 TOP = 10  # names in the table of kernels
 
 # The commands that make the inputs, in the folder of Version 2.

@@ -301,7 +301,7 @@ def captured_steps(folder: Path) -> str:
 
 
 def _eager_to_captured(*pair: Record) -> str:
-    ms = [median(run["step_ms"]["median"] for run in cell["runs"]) if cell["status"] == "ok" else None for cell in pair]
+    ms = list(map(_median_ms, pair))
     shown = [f"{format_number(time)} ms" if time else cell["status"] for time, cell in zip(ms, pair, strict=True)]
     return " -> ".join(shown) + (f" ({ms[0] / ms[1]:.2f}x)" if all(ms) else "")
 

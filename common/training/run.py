@@ -220,11 +220,12 @@ def loop(
     def catch_up() -> None:
         """Reads what the device has finished; stops at a loss that is not a number."""
         outcome.losses += distributed.mean(losses[len(outcome.losses) : finished]).tolist()
-        outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(len(outcome.step_ms), finished)]
-        bad = next((i for i, loss in enumerate(outcome.losses) if not math.isfinite(loss)), None)
+        timed = len(outcome.step_ms)
+        bad = next((i for i in range(timed, finished) if not math.isfinite(outcome.losses[i])), None)
+        outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(timed, finished if bad is None else bad)]
         if bad is not None:
             loss = outcome.losses[bad]
-            del outcome.losses[bad:], outcome.step_ms[bad:]
+            del outcome.losses[bad:]
             message = f"the loss is {loss} at step {first + bad + 1}: lower --learning-rate (now {options.learning_rate})"
             raise RunError(message, shared=True)
 

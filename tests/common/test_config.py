@@ -119,6 +119,9 @@ BAD_FILES = {
     "nothing": ("", "must hold the sections `model:` and `training:`"),
     "keys outside of a section": ("num_layers: 2", "must hold the sections `model:` and `training:`"),
     "an empty section": ("model:", "must hold the sections `model:` and `training:`"),
+    "a tag that its value does not fit": ("model: {num_layers: !!bool 3}", "is not valid YAML: a value does not fit the tag"),
+    "a tag without a value": ('model: {rope_theta: !!float ""}', "is not valid YAML: a value does not fit the tag"),
+    "a tag of a date": ("model: {num_layers: !!timestamp x}", "is not valid YAML: a value does not fit the tag"),
     "syntax": ("model: {num_layers: 2", "is not valid YAML: .*line"),
     "a tab": ("model:\n\tnum_layers: 2", "is not valid YAML: .*line 2"),
     "longer than the file's tables": (

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -198,6 +199,23 @@ def test_damaged_cache_is_built_again(damage: Callable[[Path], None], cache: Pat
     assert np.array_equal(before, after.tokens)
     assert entries(cache) == [entry]  # and nothing half-built beside it
     assert np.array_equal(np.load(entry / "tokens.npy"), before)
+
+
+def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_file: Path, monkeypatch) -> None:
+    data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    (entry / "meta.json").unlink()
+    intact, asked = data._intact, []
+
+    def removed_meanwhile(folder: Path) -> bool:
+        asked.append(intact(folder))
+        if len(asked) == 2:  # after the build, just before the damaged one is replaced
+            shutil.rmtree(folder)
+        return asked[-1]
+
+    monkeypatch.setattr(data, "_intact", removed_meanwhile)
+    assert len(data.load(str(text_file), 300, seed=0).tokens)
+    assert asked == [False, False] and entries(cache) == [entry]
 
 
 def test_processes_that_start_at_once_on_an_empty_cache(cache: Path, text_file: Path) -> None:

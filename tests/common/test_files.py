@@ -56,6 +56,12 @@ def test_a_link_to_a_file_stays_one(tmp_path):
     assert (tmp_path / "link.json").is_symlink() and read_json(tmp_path / "record.json") == {"a": 1}
 
 
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path):
+    path = tmp_path / f"{'ü' * 125}.json"  # 255 bytes
+    write_json(path, CONTENT)
+    assert read_json(path) == CONTENT and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_temporary_file_has_a_name_that_no_one_can_foresee(tmp_path, monkeypatch):
     """Else a link of that name, which another user put there, would send what is written elsewhere."""
     names = {files.temporary_name(tmp_path / "result.json") for _ in range(100)}

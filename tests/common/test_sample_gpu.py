@@ -73,11 +73,26 @@ def test_a_value_that_a_tool_leaves_out_is_empty():
     assert sample_gpu.rocm_smi('{"card2": {"Average Graphics Package Power (W)": "90.0"}}')["2"]["power_w"] == 90
 
 
+@pytest.mark.parametrize("indent", [None, 4])
+def test_a_warning_above_the_answer_is_left_out(indent):
+    warning = "WARNING: User is missing the following required groups: render, video. Please add user to these groups.\n"
+    assert sample_gpu.amd_smi(warning + json.dumps(AMD, indent=indent)) == EXPECTED
+    assert sample_gpu.rocm_smi(f"\n{warning}\n{json.dumps(ROCM, indent=indent)}") == EXPECTED
+
+
+@pytest.mark.parametrize("text", ["", "Unable to determine the device handle for GPU0: Unknown Error", "[]", '["N/A"]', "[{}]"])
+def test_an_answer_in_another_form_is_no_sample(tools, text):
+    for tool in sample_gpu.TOOLS:
+        tools(tool, text)
+        assert sample_gpu.read(tool) == {}
+
+
 @pytest.mark.parametrize("name, text", [("amd-smi", json.dumps(AMD)), ("rocm-smi", json.dumps(ROCM))])
 def test_it_samples_until_the_command_ends(execute, tools, tmp_path, name, text):
     tools("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
-    tools(name, text)
-    command = (sys.executable, "-c", "import time; time.sleep(0.5); raise SystemExit(3)")
+    calls = tools(name, text).with_name("calls")
+    waiting = f"while open({str(calls)!r}).read().count('called') < 6: time.sleep(0.01)"
+    command = (sys.executable, "-c", f"import time\n{waiting}\nraise SystemExit(3)")
     printed = execute(SCRIPT, "--interval-ms", 20, "--output", "run.csv", "--", *command, check=3)
     rows = samples(tmp_path / "run.csv")
     assert len(rows) > 1 and {row["power_w"] for row in rows} == {"512.0"}
@@ -110,21 +125,42 @@ def test_a_command_that_does_not_exist_is_refused(refused, tools):
     assert "no command nowhere" in refused(SCRIPT, "--", "nowhere")
 
 
-@pytest.mark.parametrize("child", [False, True], ids=["alone", "with a command"])
-def test_a_signal_ends_it_and_its_command_and_the_samples_are_written(tools, tmp_path, child):
-    tools("nvidia-smi", NVIDIA)
-    ready = tmp_path / "ready"
-    program = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
-    command = ("--", sys.executable, "-c", program) if child else ()
+def sampling(tmp_path: Path, interval_ms: int, *command: str) -> subprocess.Popen:
+    """The script, once it has sampled and the command has made the file `ready`."""
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "--interval-ms", "20", "--output", str(tmp_path / "s.csv"), *command],
+        [sys.executable, str(SCRIPT), "--interval-ms", str(interval_ms), "--output", str(tmp_path / "s.csv"), *command],
         env=os.environ | {"PYTHONPATH": PATHS}, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
     calls = tmp_path / "bin/calls"
-    while not (calls.exists() and calls.read_text().count("called") > 2 and (ready.exists() or not child)):
+    while not (calls.exists() and calls.read_text().count("called") > 1 and ((tmp_path / "ready").exists() or not command)):
         assert process.poll() is None
         time.sleep(0.02)
+    return process
+
+
+READY = "import pathlib, signal, time\n{}\npathlib.Path('ready').touch()\ntime.sleep(60)"
+
+
+@pytest.mark.parametrize("interval_ms", [20, 600_000])
+@pytest.mark.parametrize("child", [False, True], ids=["alone", "with a command"])
+def test_a_signal_ends_it_and_its_command_and_the_samples_are_written(tools, tmp_path, child, interval_ms):
+    tools("nvidia-smi", NVIDIA)
+    process = sampling(tmp_path, interval_ms, *(("--", sys.executable, "-c", READY.format("")) if child else ()))
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=30)
     assert process.returncode == (128 + signal.SIGTERM if child else 0)
     assert {row["gpu"] for row in samples(tmp_path / "s.csv")} == {"0", "1"} and "GPU (nvidia-smi)" in printed
+
+
+def test_a_second_signal_ends_the_wait_for_a_command_and_reaches_it(tools, tmp_path):
+    tools("nvidia-smi", NVIDIA)
+    heard = "signal.signal(signal.SIGINT, lambda *_: pathlib.Path('heard').touch())"
+    process = sampling(tmp_path, 20, "--", sys.executable, "-c", READY.format(heard))
+    process.send_signal(signal.SIGINT)
+    while not (tmp_path / "heard").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)  # ends the command as well, which holds the other end of standard output
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert {row["gpu"] for row in samples(tmp_path / "s.csv")} == {"0", "1"}

@@ -218,7 +218,7 @@ def test_a_full_disk(ended, monkeypatch, script):
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    said = ended(script, lambda output: monkeypatch.setattr(files, "_write_bytes", full), 1)
+    said = ended(script, lambda output: monkeypatch.setattr(files, "write_bytes", full), 1)
     [printed] = [line for line in said.splitlines() if line.startswith("{")]
     assert script.rows(json.loads(printed)) >= 1
     assert f"error: cannot write {script.file} (--" in said and "No space left on device" in said

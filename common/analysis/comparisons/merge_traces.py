@@ -40,12 +40,16 @@ def merge(paths: list[Path]) -> dict[str, Any]:
     merged = []
     for rank, path in enumerate(paths):
         for event in elements(path, "traceEvents", "holds no trace of torch.profiler"):
+            if not isinstance(event, dict):
+                raise UsageError(f"{path} is no trace of torch.profiler: one of its traceEvents is no object")
             event["pid"] = f"rank {rank}: {event.get('pid', '')}"
             if "id" in event:  # of an arrow
                 event["id"] = f"{rank}.{event['id']}"
             if event.get("name") == "process_sort_index":  # a rank's tracks stay together
                 event["args"] = {"sort_index": rank}
             if event.get("name") == "process_name":
-                event["args"] = {"name": f"rank {rank}: {event['args'].get('name', '')}"}
+                arguments = event.get("args")
+                name = arguments.get("name", "") if isinstance(arguments, dict) else ""
+                event["args"] = {"name": f"rank {rank}: {name}"}
             merged.append(event)
     return {"displayTimeUnit": "ms", "traceEvents": merged}

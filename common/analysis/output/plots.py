@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.files import temporary_name
+from common.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,15 +30,12 @@ def new(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Draws the PNG with Agg under a temporary name and renames it, so that `path` never holds half a picture."""
+    """Draws the PNG with Agg, and writes it as `files.write_bytes` does."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    temporary = temporary_name(path)
-    try:
-        FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=140)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    drawing = io.BytesIO()
+    FigureCanvasAgg(figure).print_figure(drawing, format="png", dpi=140)
+    write_bytes(path, drawing.getvalue())
 
 
 def svg(figure: "Figure", name: str, description: str) -> str:

@@ -221,7 +221,7 @@ def _read(path: Path, note: Callable[[str], None]) -> tuple[list[_Event], list[_
             note(f"{number:,} events")
         if not isinstance(event, dict):
             continue
-        category = event.get("cat") if event.get("ph") == "X" else None
+        category = str(event.get("cat")) if event.get("ph") == "X" else None
         if event.get("name") == "[memory]":
             check(path, MEMORY_EVENT, event, number)
             host.append(_event("memory", event, shared))

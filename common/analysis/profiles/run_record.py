@@ -14,7 +14,6 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
 
-import numpy as np
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
@@ -281,9 +280,9 @@ def require_equal(paths: tuple[Path, Path], conditions: tuple[dict[str, Any], di
 
 
 def loss_difference(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, int]:
-    """The largest difference in nats over the steps that both have, NaN if one is, and how many these are."""
+    """The largest difference in nats over the steps that both have, and how many these are."""
     pairs = list(zip(before["loss"]["all"], after["loss"]["all"], strict=False))
-    return float(np.max([abs(ours - theirs) for ours, theirs in pairs])), len(pairs)
+    return max(abs(ours - theirs) for ours, theirs in pairs), len(pairs)
 
 
 def describe(run: dict[str, Any], *varied: str) -> str:

@@ -169,7 +169,7 @@ def targets(step: Step) -> list[dict[str, Any]]:
 
     peaks = datasheet(run["device"]["name"])
     if precision == "fp32":
-        products = [row for row in working if row.name.removeprefix("aten::") in operators.MATRIX_PRODUCTS]
+        products = [row for row in working if row.bytes and row.name.removeprefix("aten::") in operators.MATRIX_PRODUCTS]
         fused = [Work(row.calls, row.flops, row.bytes / 2) for row in products]
         note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
         if peaks:

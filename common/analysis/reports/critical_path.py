@@ -127,7 +127,7 @@ def summary(step: Step) -> dict[str, float]:
         "their time, us": float(path.path_us.sum()),
         "gaps between them, us": float(path.gap_us.sum()),
         "no kernel runs, us": step.window_us - step.busy_us,
-        "busy, %": 100 * step.busy_us / step.window_us,
+        "busy, %": 100 * step.busy_us / step.window_us if step.window_us else 100.0,
         "kernels that overlap another": int(step.kernels.overlaps.sum()),
         "two or more kernels run, us": step.shared_us,
         "sum of all kernels, us": float(step.kernels.duration_us.sum()),
@@ -165,7 +165,7 @@ def kernel_table(
     """
     ceilings = run["ceilings"] or {}
     by_operator = operator_costs(step.kernels, trace, operators.element_bytes(run))
-    rows, whole = [], float(step.path.path_us.sum())
+    rows, whole = [], float(step.path.path_us.sum()) or 1.0
     for (name, phase), own in step.kernels.groupby(["name", "phase"], sort=False):
         us, on_path = float(own.duration_us.sum()), float(own.path_us.sum())
         moved = flops = None

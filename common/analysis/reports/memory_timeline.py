@@ -12,13 +12,14 @@ from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.profiles import run_record
 from common.analysis.profiles.chrome_trace import Trace
+from common.analysis.reports.profile_summary import PHASE_COLOURS
 
 import numpy
 import pandas
 from matplotlib.figure import Figure
 
 EARLIER = "allocated before the profile"
-COLOURS = {EARLIER: "0.75", "forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
+COLOURS = {EARLIER: "0.75"} | PHASE_COLOURS
 POINTS = 1500  # in the figure; of more events, the one with the largest total in each interval is drawn
 HOW_TO_READ = (
     "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it "

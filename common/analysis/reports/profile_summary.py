@@ -57,7 +57,7 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
 
 
 def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
-    """Writes report.md into the folder of each profile; it has a section for each profile in that folder.
+    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder.
 
     Raises:
         UsageError: a file is not a profile, or its folder cannot be written to.

@@ -26,7 +26,8 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
         trace: the trace that the profile was made from.
     """
     run = profile["run"]
-    tokens = run["training"]["batch_size"] * run["training"]["sequence_length"]
+    training = run["training"]
+    tokens = training.get("world_size", 1) * training["batch_size"] * training["sequence_length"]  # of all processes
     with tempfile.TemporaryDirectory() as made:  # the writer's thread would print a traceback where `folder` is full
         with SummaryWriter(made) as writer:
             for step, (loss, milliseconds) in enumerate(zip(run["loss"]["all"], run["step_ms"]["all"], strict=True), start=1):
@@ -44,7 +45,7 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
                 results["result/mfu"] = mfu / 100
             for tag, value in results.items():
                 writer.add_scalar(tag, value, last)
-            settings = {**run["training"], **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
+            settings = {**training, **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
             for summary in hparams({key: str(value) for key, value in settings.items()}, results):
                 writer.file_writer.add_summary(summary)
             header, body, column = profile_summary.operator_rows(profile)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 from common.analysis.comparisons import merge_traces
 from common.analysis.profiles import communication
+from common.errors import UsageError
 from common.files import read_json
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, rank_trace
+
+import pytest
 
 SCRIPT = ROOT / "version4_ultra_fused/merge_traces.py"
 
@@ -44,3 +47,12 @@ def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_p
     (tmp_path / "trace_2027.json").write_text(json.dumps(rank_trace(0)))
     assert "traces of several runs (ranks [0, 0, 1])" in refused(SCRIPT, ".")
     assert "holds 0 traces" in refused(SCRIPT, "elsewhere")
+
+
+def test_events_that_are_none_are_refused_and_a_nameless_process_is_not(tmp_path):
+    write(tmp_path, {"traceEvents": [{"ph": "M", "name": "process_name"}]})
+    (event,) = merge_traces.merge(communication.find(tmp_path))["traceEvents"]
+    assert event["args"] == {"name": "rank 0: "}
+    write(tmp_path, {"traceEvents": [7]})
+    with pytest.raises(UsageError, match="one of its traceEvents is no object"):
+        merge_traces.merge(communication.find(tmp_path))

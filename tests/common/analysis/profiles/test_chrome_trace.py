@@ -272,7 +272,7 @@ def test_a_malformed_event_is_named_with_its_field(tmp_path, number, change, dro
     assert str(error.value).startswith(f"{path}: event ") and message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("change", [{"ts": "12"}, {"dur": None}, {"args": 3}])
+@pytest.mark.parametrize("change", [{"ts": "12"}, {"dur": None}, {"args": 3}, {"cat": ["kernel"]}])
 def test_events_that_are_not_read_may_have_any_form(tmp_path, change):
     content = json.loads(with_event(tmp_path / "trace.json", 0, {}).read_text())
     content["traceEvents"] += [{"ph": "X", "cat": "python_function", "name": "f"} | change, {"ph": "M"}, 7, None]

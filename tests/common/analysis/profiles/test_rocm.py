@@ -39,6 +39,12 @@ def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
     ]
 
 
+def test_a_kernel_without_calls_is_refused(tmp_path):
+    (tmp_path / "out_kernel_stats.csv").write_text(STATS.replace('",2,5000,', '",0,5000,'))
+    with pytest.raises(UsageError, match="out_kernel_stats.csv is damaged: row 2 has no calls"):
+        load_kernels.load(tmp_path / "out_kernel_stats.csv")
+
+
 def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     path = write_database(tmp_path / "a b?#_results.db")
     path.chmod(0o444)

@@ -192,6 +192,15 @@ def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, cpu_trace):
     assert floors["launch"] == pytest.approx(max(floors["none"], 1.0))
 
 
+def test_products_of_unknown_cost_are_no_target(profile):
+    content = json.loads(profile.read_text())
+    products = [row for row in content["operators"] if row["name"] in ("aten::mm", "aten::bmm")]
+    products[0]["input_types"] = json.dumps(["c10::Float8_e4m3fn"] * len(json.loads(products[0]["input_types"])))
+    profile.write_text(json.dumps(content))
+    found = by_name(bottlenecks.read_step(profile))["mixed precision"]["calls"]
+    assert found == sum(row["calls"] for row in products[1:]) / content["profiled_steps"]
+
+
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
     analyze(".")

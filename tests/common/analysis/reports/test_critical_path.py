@@ -78,6 +78,11 @@ def test_on_one_stream_every_kernel_is_on_the_path(kernels):
     assert step.path.gap_us.sum() == pytest.approx(step.window_us - step.busy_us)
 
 
+def test_kernels_without_duration():
+    step = measured((7, 0, 0))
+    assert critical_path.summary(step)["busy, %"] == 100 and path(step) == [(0, 0, 0)]
+
+
 def test_the_step_is_the_median_one(tmp_path):
     profile = branched_traces.write(tmp_path, scales=(1.0, 4.0, 2.0))
     assert critical_path.step(loaded(profile)[1]).window_us == pytest.approx(86)
