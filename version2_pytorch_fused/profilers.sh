@@ -4,6 +4,7 @@
 script=$(dirname "$0")/tiny_llama_v2.py
 arguments=() # of the script
 code=0       # exit code of the first command that failed
+unset CDPATH # with it, cd prints the folder, and may go to another one
 trap 'exit 130' INT # the training script handles Ctrl-C by itself; without this line the next command would run
 
 fail() {
@@ -45,6 +46,9 @@ parse() { # ARGUMENTS: sets folder, script and arguments
             *) own_flag "$1" || arguments+=("$1"); shift ;;
         esac
     done
+    case $folder in
+        '' | -*) fail "--profile-dir needs a folder" ;; # an empty one would be /, and -* is the next flag
+    esac
     [ -f "$script" ] || fail "there is no script '$script': name one with --script FILE.py"
 }
 

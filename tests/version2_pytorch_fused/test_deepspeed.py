@@ -56,18 +56,26 @@ def test_without_deepspeed_it_ends_in_one_line(execute, monkeypatch):
     )
 
 
+@pytest.fixture
+def launched(monkeypatch) -> None:
+    """As the one process of a launcher."""
+    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="1").items():
+        monkeypatch.setenv(name, value)
+
+
 @needs_deepspeed
-@pytest.mark.parametrize(
-    "file, launched, message", [(FILES[1], False, "start it with deepspeed or torchrun"), ("no.json", True, "no.json")]
-)
-def test_wrong_input_is_one_line(refused, monkeypatch, file, launched, message):
-    if launched:
-        for name, value in {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "1",
-        }.items():
-            monkeypatch.setenv(name, value)
-    assert message in refused(SCRIPT, "--deepspeed", file)
+def test_without_a_launcher_it_is_refused(refused):
+    assert "start it with deepspeed or torchrun" in refused(SCRIPT, "--deepspeed", FILES[1])
+
+
+@needs_deepspeed
+def test_a_missing_file_is_refused(refused, launched):
+    assert "no.json" in refused(SCRIPT, "--deepspeed", "no.json")
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("content, field", [("[1]", "the file"), ("{}", "zero_optimization"),
+                                            ('{"zero_optimization": {"stage": 0}}', "zero_optimization.stage")])  # fmt: skip
+def test_a_file_without_a_stage_is_refused(refused, launched, tmp_path, content, field):
+    (tmp_path / "settings.json").write_text(content)
+    assert f"settings.json: {field}: " in refused(SCRIPT, "--deepspeed", tmp_path / "settings.json")

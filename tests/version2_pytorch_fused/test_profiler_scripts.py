@@ -125,6 +125,13 @@ def test_rocprof_compute_of_each_release(machine, release):
     assert {path.name for path in (machine.folder / "out").iterdir()} == {"counters", "roofline"}
 
 
+def test_rocprof_compute_writes_into_the_folder_whatever_cdpath_says(machine):
+    machine.tools("rocprof-compute")
+    (machine.folder / "elsewhere" / "out").mkdir(parents=True)
+    machine.run(ROCPROF_COMPUTE, "--script", machine.script, "--profile-dir", "out", CDPATH=str(machine.folder / "elsewhere"))
+    assert value(machine.calls[0], "--output-directory") == str(machine.folder / "out" / "counters")
+
+
 def test_a_failing_first_profile_does_not_stop_the_second(machine):
     machine.tools("rocprof-compute")
     machine.run(ROCPROF_COMPUTE, "--script", machine.script, check=3, FAIL_rocprof_compute="3")
@@ -263,6 +270,9 @@ def test_ctrl_c_ends_everything(machine, tool):
         (["--script", "no_such.py"], "error: there is no script 'no_such.py': name one with --script FILE.py"),
         (["--script"], "error: --script needs a Python file"),
         (["--profile-dir"], "error: --profile-dir needs a folder"),
+        (["--profile-dir", ""], "error: --profile-dir needs a folder"),
+        (["--profile-dir="], "error: --profile-dir needs a folder"),
+        (["--profile-dir", "--marker-trace"], "error: --profile-dir needs a folder"),
     ),
 )
 def test_bad_input_is_one_line(machine, script, arguments, message):

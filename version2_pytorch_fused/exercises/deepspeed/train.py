@@ -9,6 +9,7 @@ Model, optimizer, data and seed are those of tiny_llama_v2.py. A comment marks e
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from common import cli, config, data, files, ranks
 from common import device as devices
@@ -18,6 +19,17 @@ from version2_pytorch_fused import tiny_llama_v2
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
+
+
+class Zero(TypedDict):
+    stage: Literal[1, 2, 3]
+
+
+class Settings(TypedDict):
+    """What this script needs of DeepSpeed's configuration."""
+
+    zero_optimization: Zero
 
 
 class Loss(nn.Module):
@@ -46,7 +58,7 @@ def parser() -> cli.Parser:
 def train(options: argparse.Namespace) -> None:
     if not ranks.here().launched:
         raise UsageError("this script trains on several processes: start it with deepspeed or torchrun")
-    settings = files.read_json(options.deepspeed)
+    settings = files.check(options.deepspeed, files.read_json(options.deepspeed), Settings)
     if options.batch_size:
         settings["train_micro_batch_size_per_gpu"] = options.batch_size
     chosen = config.resolve(options.preset, training=dict(sequence_length=options.seq_len, num_steps=options.num_steps))
