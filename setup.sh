@@ -17,7 +17,7 @@
 #   PYTHON        the interpreter to start from (default: python3)
 #   TORCH_BUILD   where no torch is kept, take this build from PyTorch's own index: cpu, cu126, rocm7.2, ...
 set -eu
-cd "$(dirname "$0")"
+CDPATH='' cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3}
 TORCH_BUILD=${TORCH_BUILD:-}
 index=https://download.pytorch.org/whl

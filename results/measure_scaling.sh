@@ -11,7 +11,7 @@ if [ $# -lt 2 ]; then
     echo "usage: $0 NAME PRESET:STEPS..." >&2
     exit 2
 fi
-results=$(cd "$(dirname "$0")" && pwd)
+results=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 out=$results/$1
 shift
 mkdir -p "$out"

@@ -21,7 +21,7 @@ if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
     exit 2
 fi
-results=$(cd "$(dirname "$0")" && pwd)
+results=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 name=$1
 parts=,$2,
 shift 2

@@ -17,7 +17,7 @@
 #     profiles/, flops_analysis/    with --enable-profilers: see ../version2_pytorch_fused/run_all_profilers.sh
 
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 . "$here/../version2_pytorch_fused/profilers.sh"
 for script in "$here"/tiny_llama_v*.py; do break; done # there is one
 preset=

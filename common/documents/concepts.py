@@ -185,20 +185,16 @@ def timeline(*paths: Path) -> Picture:
     """The first milliseconds of profiled steps on the GPU, a panel for each trace: launches of the host above, kernels below."""
     device = _device(paths[0])["name"]
     panels = {path.name.split(".")[0].replace("_", ", "): _window(path) for path in paths}
-    said = [
-        f"{name}: a step has {panel['kernels']:,} kernels, and the GPU is busy {tables.format_number(panel['busy'])}% of its time"
-        for name, panel in panels.items()
-    ]
+    busy = {name: f"the GPU is busy {tables.format_number(panel['busy'])}% of it" for name, panel in panels.items()}
+    said = [f"{name}: a step has {panel['kernels']:,} kernels and copies; {busy[name]}" for name, panel in panels.items()]
     description = f"Launches of the host and kernels of one {device} over {WINDOW_US / 1e3:g} ms. {'; '.join(said)}"
 
     def draw() -> "Figure":
         figure = plots.new(11, 0.6 + 1.5 * len(panels))
         for axes, (name, panel) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels.items(), strict=True):
             _rows(axes, panel)
-            step = f"{panel['kernels']:,} kernels in {tables.format_number(panel['step_ms'])} ms"
-            axes.set_title(
-                f"{name}: a step has {step}; the GPU is busy {tables.format_number(panel['busy'])}% of it", fontsize=10
-            )
+            step = f"{panel['kernels']:,} kernels and copies in {tables.format_number(panel['step_ms'])} ms"
+            axes.set_title(f"{name}: a step has {step}; {busy[name]}", fontsize=10)
         axes.set_xlabel("ms", fontsize=9)
         figure.suptitle(f"Two profiled steps on one {device}: waiting for the host, and busy", fontsize=11)
         return figure
@@ -211,7 +207,7 @@ def _window(path: Path) -> dict[str, Any]:
 
     Returns:
         launches (their starts), host and gpu (intervals in which an operator or a kernel runs), delay_us (from the launch of
-        the first kernel to its start), and of a median step kernels, step_ms and busy (%).
+        the first kernel to its start), and of a median step kernels (with copies and fills), step_ms and busy (%).
 
     Raises:
         UsageError: no kernel ran in a profiled step.

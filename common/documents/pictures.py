@@ -253,7 +253,10 @@ def layer_kernels(*paths: Path) -> Picture:
             "step": {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
         }
     counts = {version: (len(panel["layer"]), sum(panel["step"].values())) for version, panel in panels.items()}
-    said = [f"{version}: {layer} in a layer's forward pass, {step:,} in a step" for version, (layer, step) in counts.items()]
+    said = [
+        f"{version}: {layer} in a layer's forward pass, {step:,} with copies in a step"
+        for version, (layer, step) in counts.items()
+    ]
     description = f"Kernels at {size} in bf16. {'; '.join(said)}"
 
     def draw() -> "Figure":
@@ -275,7 +278,7 @@ def layer_kernels(*paths: Path) -> Picture:
         left.set_xlim(0, 1.15 * max(sum(time for _, time in panel["layer"]) for panel in panels.values()))
         right.set_xlim(0, 1.15 * max(step for _, step in counts.values()))
         left.set_title("One layer, forward: kernels end to end, us, without the gaps", fontsize=10)
-        right.set_title("Kernels in a whole step", fontsize=10)
+        right.set_title("Kernels and copies in a whole step", fontsize=10)
         for axes in (left, right):
             axes.tick_params(labelsize=8)
             axes.spines[["top", "right"]].set_visible(False)

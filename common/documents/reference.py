@@ -265,7 +265,7 @@ def _traces(folder: Path) -> str | None:
         kernels, steps = pandas.DataFrame(profile["kernels"]), profile["profiled_steps"]
         spans = kernels.groupby("span").device_us.sum().drop("other", errors="ignore").sort_values(ascending=False)
         columns[f"`{path.name}`"] = {
-            "kernels": kernels.calls.sum() / steps,
+            "kernels and copies": kernels.calls.sum() / steps,
             "GPU busy under the profiler, %": 100 * profile["device_busy_us"] / sum(profile["step_us"]),
             "all kernels, ms": kernels.device_us.sum() / steps / 1e3,
         } | {f"{span}: kernels, ms": us / steps / 1e3 for span, us in spans.items()}

@@ -112,7 +112,7 @@ def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_pa
     assert picture.numbers["v1"]["layer"] == list(zip(kinds, (2.05, 2.06, 2.07, 2.08), strict=True))
     assert picture.numbers["v1"]["step"] == {"matrix products": 8, "reductions": 4, "elementwise": 12, "copies": 1}
     assert picture.description.endswith(
-        "v1: 4 in a layer's forward pass, 25 in a step; v4: 1 in a layer's forward pass, 13 in a step"
+        "v1: 4 in a layer's forward pass, 25 with copies in a step; v4: 1 in a layer's forward pass, 13 with copies in a step"
     )
     assert {"v1", "v4", " 4 kernels", " 25", "elementwise"} <= texts(picture.drawn())
 

@@ -25,7 +25,7 @@
 #     DIR/failed/                                           the records and profiles of runs that failed or were stopped
 
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 root=$here/../../..
 . "$root/version2_pytorch_fused/profilers.sh"
 folder=./results
