@@ -115,6 +115,8 @@ def job(train: Callable) -> Callable:
             with waiting_explained(options):
                 result = train(version, resolve(version, options))
                 if active():  # after an error others may wait for this process, which torchrun ends
+                    if dist.get_backend() == "gloo":
+                        dist.barrier()  # a thread of gloo may hold tensors until here, and needs Python to give them back
                     dist.destroy_process_group()
         return result
 
