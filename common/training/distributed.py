@@ -116,7 +116,7 @@ def job(train: Callable) -> Callable:
                 result = train(version, resolve(version, options))
                 if active():  # after an error others may wait for this process, which torchrun ends
                     if dist.get_backend() == "gloo":
-                        dist.barrier()  # a thread of gloo may hold tensors until here, and needs Python to give them back
+                        wait_for_all()  # a thread of gloo may hold tensors until here, and needs Python to give them back
                     dist.destroy_process_group()
         return result
 

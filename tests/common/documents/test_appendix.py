@@ -1,7 +1,6 @@
 """The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from common.errors import UsageError
 from common.files import read_json, write_json
 from common.rope import rope_tables
 from tests.conftest import ROOT
+from tests.operators import OperatorMode, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
@@ -20,8 +20,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 ODD = dict(vocab_size=53, hidden_size=36, num_layers=2, num_attention_heads=6, intermediate_size=44, max_sequence_length=64)
 CONFIGS = {"MHA": ModelConfig(**ODD), "GQA": ModelConfig(**ODD, num_key_value_heads=2)}
@@ -29,33 +27,16 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.ke
 H100 = ROOT / "results/h100"
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that are not views, and the bytes of their arguments and results, each tensor once.
-
-    An argument that `expand` repeats counts as stored. Operators in place on lists write their first list.
-    """
+class Operators(OperatorMode):
+    """Counts the operators that are not views, and the bytes of their arguments and results, each tensor once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count, self.bytes = 0, 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket.__name__ == "masked_fill":  # the dispatcher does not show that it is a copy and a fill
-            with self:
-                return args[0].clone().masked_fill_(*args[1:])
-        out = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        read, written = (tree_leaves(tree) for tree in ((args, kwargs), args[0] if out is None else out))
-        written = [t for t in written if isinstance(t, Tensor)]
-        if not function.is_view and written and name not in ("_unsafe_view", "detach"):
-            distinct = {id(t): t for t in read if isinstance(t, Tensor)}
-            self.count += 1
-            self.bytes += sum(map(stored_bytes, (*distinct.values(), *written)))
-        return out
-
-
-def stored_bytes(tensor: Tensor) -> int:
-    return tensor.element_size() * math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+    def note(self, name, read, written):
+        self.count += 1
+        self.bytes += sum(map(stored_bytes, (*{id(t): t for t in read}.values(), *written)))
 
 
 def both_passes(function: Callable[..., Tensor | tuple[Tensor, ...]], *arguments: Tensor) -> list[tuple[int, int]]:

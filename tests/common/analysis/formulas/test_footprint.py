@@ -9,6 +9,7 @@ from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import architecture
 from common.precision import Precision
+from tests.operators import OperatorMode, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
@@ -28,40 +29,24 @@ def current_span():
     spans.observer = None
 
 
-class Kernels(TorchDispatchMode):
-    """Notes every operation that is not a view: its span and the bytes it has to move.
+class Kernels(OperatorMode):
+    """Notes the span of every operation that is not a view, and the bytes it has to move.
 
-    An input that `expand` repeats counts once. Two operations read only rows of an input: the embedding, and the loss's
-    gather of one log-probability a token.
+    Two operations read only rows of an input: the embedding, and the loss's gather of one log-probability a token.
     """
 
     def __init__(self, span: list[str]) -> None:
         super().__init__()
         self.span, self.kernels, self.bytes = span, Counter(), Counter()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket.__name__ == "masked_fill":  # the dispatcher does not show that it is a copy and a fill
-            with self:
-                return args[0].clone().masked_fill_(*args[1:])
-        out = function(*args, **(kwargs or {}))
-        inputs, outputs = ([t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)] for tree in ((args, kwargs), out))
-        name = function.overloadpacket.__name__
-        if not function.is_view and outputs and name != "_unsafe_view":
-            moved = sum(stored_bytes(tensor) for tensor in inputs + outputs)
-            if name == "embedding":
-                moved += stored_bytes(outputs[0]) - stored_bytes(inputs[0])
-            elif name == "nll_loss_forward":
-                moved += inputs[1].numel() * inputs[0].element_size() - stored_bytes(inputs[0])
-            self.kernels[self.span[-1]] += 1
-            self.bytes[self.span[-1]] += moved
-        return out
-
-
-def stored_bytes(tensor: torch.Tensor) -> int:
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count * tensor.element_size()
+    def note(self, name, read, written):
+        moved = sum(map(stored_bytes, (*read, *written)))
+        if name == "embedding":
+            moved += stored_bytes(written[0]) - stored_bytes(read[0])
+        elif name == "nll_loss_forward":
+            moved += read[1].numel() * read[0].element_size() - stored_bytes(read[0])
+        self.kernels[self.span[-1]] += 1
+        self.bytes[self.span[-1]] += moved
 
 
 def test_masked_fill_is_a_copy_and_a_fill() -> None:
