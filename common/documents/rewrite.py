@@ -35,7 +35,7 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers,
     measured.versions_and_peers_spread, measured.lengths, measured.reserved, measured.scaling_over_gpus, measured.weak_scaling,
     compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
-    concepts.chip,
+    version4.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}

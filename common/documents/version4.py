@@ -1,12 +1,15 @@
 """Tables and a picture of Version 4's comparisons: of levers, of the block in one kernel, and of several GPUs."""
 
+import csv
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from common.analysis.output import plots
 from common.analysis.profiles import run_record
 from common.documents.measured import find, table
 from common.documents.pictures import Picture
+from common.errors import UsageError
 from common.files import read
 from common.studies.scaling import scaling_file, scaling_results
 
@@ -77,6 +80,31 @@ def block_fusion(path: Path) -> str:
         rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
     header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
     return table(header, rows, measured)
+
+
+def clocks(folder: Path) -> str:
+    """A row for each GPU of each sampled job: step time at the beginning, at the end and in all, and clock and power in training.
+
+    Reads what `sample_gpu.py` wrote while a job trained, JOB.csv, and its record: JOB.json, or JOB_GPU.json of runs side by side.
+    Samples of training are those with over nine tenths of the GPU's highest power.
+    """
+    rows, records = [], []
+    for path in sorted(folder.glob("*.csv")):
+        with open(path, newline="") as file:
+            samples = list(csv.DictReader(file))
+        for gpu in dict.fromkeys(sample["gpu"] for sample in samples):
+            own = path.with_name(f"{path.stem}_{gpu}.json")
+            record = run_record.read(own if own.exists() else path.with_suffix(".json"))
+            steps = record["step_ms"]["all"]
+            found = [(float(sample["power_w"]), float(sample["clock_mhz"])) for sample in samples if sample["gpu"] == gpu]
+            training = [pair for pair in found if pair[0] > 0.9 * max(found)[0]]
+            power, clock = map(median, zip(*training, strict=True))
+            rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
+            records.append(record)
+    if not rows:
+        raise UsageError(f"no .csv file in {folder}: sample a job with sample_gpu.py --output JOB.csv")
+    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "SM clock, MHz", "power, W"]
+    return table(header, rows, *records)
 
 
 def scaling_efficiency(folder: Path) -> Picture:

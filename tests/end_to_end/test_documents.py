@@ -27,7 +27,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 ANCHORED_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)")
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
-CALL = re.compile(rf"\b(?:python3?|bash) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+CALL = re.compile(rf"\b(?:python3?|bash|torchrun(?: --[\w-]+(?:[= ][\w.:$]+)?)*) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
 PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$])")
 MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
 PYTHON = re.compile(r'^python -c "(.*)"$', re.MULTILINE)
@@ -48,11 +48,11 @@ def commands(document: Path) -> list[str]:
 
 
 def calls(line: str) -> list[list[str]]:
-    """[script, arguments...] of each `python script.py` and `bash script.sh` in a shell line, loops included.
+    """[script, arguments...] of each `python script.py`, `torchrun ... script.py` and `bash script.sh` in a shell line.
 
     A command after `--` is a call of its own.
     """
-    return [shlex.split(call) for part in re.split(r" -- (?=python|bash)", line) for call in CALL.findall(part)]
+    return [shlex.split(call) for part in re.split(r" -- (?=python|bash|torchrun)", line) for call in CALL.findall(part)]
 
 
 def find_script(document: Path, script: str) -> Path | None:
@@ -225,8 +225,8 @@ def as_script(readme: Path, small: bool) -> str:
     lines = [smaller(line) for line in lines if not costly(line)] if small else lines
     # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
     lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
-    # Tiles are timed and steps are captured on a GPU; without one the script says so and ends with exit code 2.
-    gpu_only = ("tune_blocks.py", "benchmark_levers.py", "benchmark_block_fusion.py", "--capture-step")
+    # Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
+    gpu_only = ("tune_blocks.py", "benchmark_levers.py", "benchmark_block_fusion.py", "--capture-step", "sample_gpu.py")
     refused = [not GPU and any(word in line for word in gpu_only) for line in lines]
     lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if no else line for line, no in zip(lines, refused, strict=True)]
     return "\n".join(["set -eux", *lines])

@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 ALIGNMENT = 64  # elements: every tensor in a flat buffer begins at a multiple of 128 bytes
 
 
@@ -149,7 +151,7 @@ class MasterAdamW(torch.optim.Optimizer):
             whole = torch.empty_like(flat.master), torch.empty_like(flat.master)
             for part in flat.parts:
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
-                    dist.all_gather_into_tensor(buffer[part], moment)
+                    all_gather(buffer[part], moment)
             for parameter, *moments in flat.views(*whole):
                 found[parameter] = {"step": self.steps, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         return found
@@ -170,7 +172,7 @@ class MasterAdamW(torch.optim.Optimizer):
         """Makes every float32 weight the newest: under zero1 a process has its share of the blocks' alone. All must call it."""
         if self.form == "zero1":
             for part in self.matrices.parts:
-                dist.all_gather_into_tensor(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
+                all_gather(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
 
     def work_in(self, dtype: torch.dtype) -> None:
         """Makes the buffers that products read and write, in the products' dtype; before the first step."""
@@ -228,7 +230,7 @@ class MasterAdamW(torch.optim.Optimizer):
         if self.form == "ddp":
             dist.all_reduce(flat.gradient[part])
         elif self.form == "zero1":
-            dist.reduce_scatter_tensor(flat.gradient[share], flat.gradient[part])
+            reduce_scatter(flat.gradient[share], flat.gradient[part])
         (group,) = self.param_groups
         kernels.adamw(
             flat.master[share], *flat.moments(part), flat.gradient[share], None if flat.working is None else flat.working[share],
@@ -236,6 +238,6 @@ class MasterAdamW(torch.optim.Optimizer):
         )  # fmt: skip
         if self.form == "zero1":
             read = flat.master if flat is self.others or flat.working is None else flat.working  # by the next step
-            dist.all_gather_into_tensor(read[part], read[share])
+            all_gather(read[part], read[share])
             if flat is self.others:
                 flat.renew()

@@ -47,6 +47,26 @@ def test_a_block_in_one_kernel_stands_beside_its_layers(tmp_path):
     assert cells(version4.block_fusion(tmp_path / "block.json"))[1] == ["8", "0.0606", "100", "25", "0.25"]
 
 
+def test_clock_and_power_are_those_of_training_on_each_gpu(tmp_path):
+    steps = [1.0] * 12 + [5.0] * 50 + [3.0] * 100
+    times = summary(5.0) | {"all": steps, "profiled": 0}
+    (tmp_path / "alone_1.json").write_text(json.dumps(record() | {"step_ms": times}))
+    (tmp_path / "job.json").write_text(json.dumps(record()))
+    idle = ["0.0,0,0,70,0,345,0", "0.0,1,0,70,0,345,0"]
+    busy = ["1.0,0,100,690,0,1600,0", "1.0,1,100,650,0,1500,0", "2.0,0,100,680,0,1650,0", "2.0,1,100,700,0,1400,0"]
+    head = "seconds,gpu,utilization_percent,power_w,memory_mib,clock_mhz,memory_clock_mhz"
+    (tmp_path / "alone.csv").write_text("\n".join([head, *(line for line in idle + busy if ",1," in line[:6])]))
+    (tmp_path / "job.csv").write_text("\n".join([head, *idle, *busy]))
+    alone, first, second = cells(version4.clocks(tmp_path))[1:]
+    assert alone == ["alone", "1", "1", "3", "3", "1,450", "675"]
+    assert [first[:2], first[-2:], second[:2], second[-2:]] == [["job", "0"], ["1,625", "685"], ["job", "1"], ["1,450", "675"]]
+
+
+def test_clocks_need_samples(tmp_path):
+    with pytest.raises(UsageError, match="no .csv file"):
+        version4.clocks(tmp_path)
+
+
 def test_another_file_is_refused(tmp_path):
     write(tmp_path / "levers.json", "tiny-llama-benchmark/1", [])
     with pytest.raises(UsageError, match="levers.json"):
