@@ -212,9 +212,11 @@ def smaller(line: str) -> str:
 
 
 def runs_here(line: str) -> bool:
-    """TensorBoard does not end; a vendor's profiler has to be there, and an interpreter that works."""
+    """TensorBoard does not end; a vendor's profiler has to be there, an interpreter that works, and GPUs for their sizes."""
     tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
     if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
+        return False
+    if not GPU and re.search(r"scaling_study\.py --preset (medium|large)", line):
         return False
     return tool != "tensorboard" and (tool not in VENDOR_TOOLS or bool(shutil.which(tool)))
 
