@@ -1,6 +1,5 @@
 """Tables and a picture of Version 4's comparisons: of levers, of the block in one kernel, and of several GPUs."""
 
-import csv
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +12,7 @@ from common.errors import UsageError
 from common.files import read
 from common.studies.scaling import scaling_file, scaling_results
 
+import pandas
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
@@ -90,20 +90,16 @@ def clocks(folder: Path) -> str:
     """
     rows, records = [], []
     for path in sorted(folder.glob("*.csv")):
-        with open(path, newline="") as file:
-            samples = list(csv.DictReader(file))
-        for gpu in dict.fromkeys(sample["gpu"] for sample in samples):
+        for gpu, samples in pandas.read_csv(path).groupby("gpu"):
             own = path.with_name(f"{path.stem}_{gpu}.json")
             record = run_record.read(own if own.exists() else path.with_suffix(".json"))
             steps = record["step_ms"]["all"]
-            found = [(float(sample["power_w"]), float(sample["clock_mhz"])) for sample in samples if sample["gpu"] == gpu]
-            training = [pair for pair in found if pair[0] > 0.9 * max(found)[0]]
-            power, clock = map(median, zip(*training, strict=True))
+            clock, power = samples[samples.power_w > 0.9 * samples.power_w.max()][["clock_mhz", "power_w"]].median()
             rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
             records.append(record)
     if not rows:
         raise UsageError(f"no .csv file in {folder}: sample a job with sample_gpu.py --output JOB.csv")
-    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "SM clock, MHz", "power, W"]
+    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "clock, MHz", "power, W"]
     return table(header, rows, *records)
 
 

@@ -66,7 +66,7 @@ def _turn(
     place = ((token // length).to(tl.int64) * batch + own.to(tl.int64) * step + (token % length) * row)[:, None] + column[None, :]
     first, second = tl.split(tl.reshape(tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)))
     table = (token % length)[:, None] * DIM + pair[None, :]
-    pairs = tl.where(head < H + K, DIM // 2, 0)  # that turn: of v none
+    pairs = tl.where(head < H + K, DIM // 2, 0)  # that turn: none of v. No mask of a scalar: Triton 3.9's interpreter refuses it
     turned = (token < tokens)[:, None] & (pair < pairs)[None, :]
     cos = tl.load(cos_ptr + table, mask=turned, other=1.0)
     sin = tl.load(sin_ptr + table, mask=turned, other=0.0) * SIGN

@@ -4,6 +4,7 @@ import json
 
 from common.documents import version4
 from common.errors import UsageError
+from tests.conftest import cells
 from tests.records import record, scaling
 
 import pytest
@@ -16,11 +17,6 @@ def summary(median: float) -> dict[str, float]:
 def write(path, schema: str, rows: list[dict], **more) -> None:
     head = {key: value for key, value in record().items() if key != "model"}
     path.write_text(json.dumps(head | {"schema": schema, "rows": rows} | more))
-
-
-def cells(text: str) -> list[list[str]]:
-    lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_ways_to_do_a_lever_stand_in_rows_and_presets_in_columns(tmp_path):

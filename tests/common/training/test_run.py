@@ -191,8 +191,8 @@ def test_a_cpu_without_memory_ends_with_a_line_and_a_record(tmp_path):
     assert done.returncode == 1 and said.startswith("error: out of memory: lower --batch-size or --seq-len (now 512 and 128)")
     record = run_record.read(tmp_path / "metrics_v1.json")
     assert record["status"].startswith("failed: out of memory") and record["device"]["memory_mib"] == 700
-    assert record["parameters"] == 2_879_744 and record["loss"]["all"] == []
-    assert record["memory"]["peak_mib"] < 1200  # with the pages of PyTorch's own files, of which a build for CUDA has more
+    files = 300 if torch.version.cuda or torch.version.hip else 0  # MiB that a build for GPUs maps more of itself
+    assert record["parameters"] == 2_879_744 and record["loss"]["all"] == [] and record["memory"]["peak_mib"] < 900 + files
 
 
 def test_an_error_of_pytorch_is_a_line_and_a_record(execute, tmp_path):
