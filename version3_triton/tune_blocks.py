@@ -1,4 +1,4 @@
-"""Times the kernels with many tiles on this GPU, to choose the sizes in `kernels/blocks.py`.
+"""Times the kernels with many tiles on this GPU, to choose the sizes in `kernels/launch_sizes.py`.
 
     python tune_blocks.py
     python tune_blocks.py --kernels keys --head-dims 128 --seq-len 8192 --output tiles.json
@@ -39,8 +39,8 @@ from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.training import record
 from version3_triton import benchmark_kernels, kernels
-from version3_triton.kernels import blocks
-from version3_triton.kernels.blocks import LaunchConfig, TileConfig
+from version3_triton.kernels import launch_sizes
+from version3_triton.kernels.launch_sizes import LaunchConfig, TileConfig
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -76,7 +76,7 @@ Case = tuple[str, int, torch.dtype, Candidate, int]  # kernel, size, ..., heads 
 
 def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
     """Of attention: long in what a program owns, short in what it goes over; in float32 half of that and no pipeline."""
-    if kernel in blocks.LAUNCH:
+    if kernel in launch_sizes.LAUNCH:
         loops = ((2, 4, 8), (1, 2)) if kernel == "norm_backward" else ((1,), (1,))
         return [LaunchConfig(*values) for values in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32), *loops)]
     owned, passed, stages = ((32, 64, 128), (16, 32), (1,)) if dtype.itemsize == 4 else ((64, 128), (32, 64, 128), (1, 2, 3, 4))
@@ -85,10 +85,10 @@ def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
 
 
 def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
-    """Where the choice stands in `kernels/blocks.py`: a dictionary and its key."""
-    if kernel in blocks.LAUNCH:
-        return blocks.LAUNCH[kernel], blocks.family()
-    return blocks.ATTENTION[blocks.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
+    """Where the choice stands in `kernels/launch_sizes.py`: a dictionary and its key."""
+    if kernel in launch_sizes.LAUNCH:
+        return launch_sizes.LAUNCH[kernel], launch_sizes.family()
+    return launch_sizes.ATTENTION[launch_sizes.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
 
 
 def step_of(kernel: str, size: int, dtype: torch.dtype, batch: int, heads: int, length: int) -> Callable[[], object]:

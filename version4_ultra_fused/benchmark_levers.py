@@ -30,7 +30,7 @@ from common.training import record
 
 cli.require("triton")
 
-from version3_triton.kernels import blocks
+from version3_triton.kernels import launch_sizes
 from version4_ultra_fused.kernels import KERNELS, attention, matmul, norm
 from version4_ultra_fused.kernels.attention import CausalAttention
 
@@ -96,7 +96,7 @@ def levers(preset: str, device: torch.device, dtype: torch.dtype = torch.bfloat1
     forms = {"Version 3's kernels": attend(0, length), "PyTorch's": attend(0, 0)}
     if length <= attention.SHORT:
         forms = {"whole head": attend(attention.SHORT, 0)} | forms
-    old = blocks.LAUNCH["norm_backward"][blocks.family()]
+    old = launch_sizes.LAUNCH["norm_backward"][launch_sizes.family()]
     return [
         ("rope", both(lambda: matmul.qkv_rope(x, qkv, table, table, length, turned))),
         ("swiglu", both(lambda: matmul.gate_up_swiglu(x, gate_up))),

@@ -15,7 +15,7 @@ from common.analysis.output import tables
 from common.analysis.profiles import load_kernels, step_profile
 from common.config import PRESETS, ModelConfig
 from common.documents.architecture import preset
-from common.documents.measured import baseline_runs, case, compared, label, table
+from common.documents.result_tables import baseline_runs, case, compared, label, table
 
 MB, MIB = 1e6, 2**20
 OUTER, INNER = 128, 64  # rows of the tiles of `tiled_attention`

@@ -14,8 +14,8 @@ from common.analysis.output import plots, tables
 from common.analysis.profiles.json_elements import elements
 from common.config import ModelConfig
 from common.documents.architecture import preset
-from common.documents.measured import find
 from common.documents.pictures import Picture, colour, gpu_trace
+from common.documents.result_tables import find
 from common.errors import UsageError
 from common.studies.benchmark import benchmark_file
 

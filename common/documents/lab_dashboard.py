@@ -12,7 +12,7 @@ from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
-from common.documents import measured
+from common.documents import result_tables
 from common.errors import UsageError
 from common.files import Number, PositiveAmount, read
 
@@ -242,7 +242,7 @@ def _documented(part: str, *folders: Path) -> str:
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [[measured.device(result), *row] for row in rows]
+        body += [[result_tables.device(result), *row] for row in rows]
     return tables.markdown(["device", *header], body)
 
 
@@ -270,7 +270,7 @@ def page(result: dict[str, Any]) -> Report:
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
     report.text(
-        f"{measured.device(result)}; {versions}; {result['date']}.",
+        f"{result_tables.device(result)}; {versions}; {result['date']}.",
         f"Measured ceilings: {described}; one small operation {small} us.",
     )
     report.commands([f"python {result['command']}"])
@@ -342,7 +342,7 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
     both = (first, second)
     report = Report("Profiling lab: two devices")
     report.section("Conditions")
-    report.facts([(f"{n}", f"{measured.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
+    report.facts([(f"{n}", f"{result_tables.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
                            f"{result['date']}") for n, result in enumerate(both, 1)])  # fmt: skip
     ceilings = {
         "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),

@@ -19,7 +19,7 @@ from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
-from common.documents.measured import IDLE, find, span_shares
+from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
 from common.studies import ablation
 from common.studies.benchmark import benchmark_file

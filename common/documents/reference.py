@@ -19,7 +19,7 @@ from common.analysis.output import tables
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace, run_record, step_profile
 from common.config import PRESETS, ModelConfig
-from common.documents import measured
+from common.documents import result_tables
 from common.errors import UsageError
 from common.studies.benchmark import benchmark_file
 
@@ -196,10 +196,10 @@ def _first_version(folder: Path) -> str | None:
     """A column per preset: all that exercises 1 to 3 of Version 1 ask of a run."""
     if not any(folder.glob("v[0-9]_*_profile.json.gz")):
         return None
-    columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in measured.baseline_runs(folder)}
-    run, _ = next(measured.baseline_runs(folder))
-    head = f"Runs of {measured.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
-    return f"{head}\n\n{_columns(measured.label(run), columns)}"
+    columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in result_tables.baseline_runs(folder)}
+    run, _ = next(result_tables.baseline_runs(folder))
+    head = f"Runs of {result_tables.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
+    return f"{head}\n\n{_columns(result_tables.label(run), columns)}"
 
 
 def _run_rows(run: dict[str, Any], path: Path) -> dict[str, str]:
@@ -240,7 +240,7 @@ def _versions(folder: Path) -> str | None:
     models = sorted({model for row in cases.values() for model in row})
     rows = [[*case, *map(row.get, models)] for case, row in sorted(cases.items(), key=lambda item: [*PRESETS].index(item[0][0]))]
     columns = ["preset", "precision", "B x S", *(f"{model}: ms/step (MFU, %)" for model in models)]
-    return measured.table(columns, rows, *records) if rows else None
+    return result_tables.table(columns, rows, *records) if rows else None
 
 
 def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, int], str, float]]:

@@ -18,8 +18,9 @@ from pathlib import Path
 from common import cli
 from common.analysis.comparisons import source_diff
 from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, measured, reference, version4
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, version4
 from common.documents import pictures as drawings
+from common.documents import result_tables as results
 from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
@@ -30,16 +31,16 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
-    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, measured.training, measured.phases,
-    measured.spans, measured.ceilings, measured.efficiency, measured.comparison, measured.rates, measured.trials, measured.curves,
-    measured.combinations, measured.effects, measured.captured_steps, measured.versions_and_peers,
-    measured.versions_and_peers_spread, measured.lengths, measured.reserved, measured.scaling_over_gpus, measured.weak_scaling,
+    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
+    results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
+    results.combinations, results.effects, results.captured_steps, results.versions_and_peers,
+    results.versions_and_peers_spread, results.lengths, results.reserved, results.scaling_over_gpus, results.weak_scaling,
     compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
     version4.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
-TABLES |= {f"suite_{part}": partial(measured.suite, part) for part in ("throughput", "memory", "scaling")}
+TABLES |= {f"suite_{part}": partial(results.suite, part) for part in ("throughput", "memory", "scaling")}
 TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from common.analysis.output import plots
 from common.analysis.profiles import run_record
-from common.documents.measured import find, table
 from common.documents.pictures import Picture
+from common.documents.result_tables import find, table
 from common.errors import UsageError
 from common.files import read
 from common.studies.scaling import scaling_file, scaling_results

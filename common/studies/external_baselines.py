@@ -3,7 +3,7 @@
     hf              transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
     hf-compile      its forward pass and loss in one torch.compile, in the default mode
     liger           hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
-    captured        the model of `hand_fused` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
+    captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
     captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
 
 A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. Its step
@@ -31,7 +31,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
 from common.spans import span
-from common.studies import hand_fused
+from common.studies import captured_peer
 from common.training.capture import Batch, Step
 
 import torch
@@ -147,7 +147,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class HandFused(Peer):
-    """An external baseline with the model of `hand_fused`, whose step is captured."""
+    """An external baseline with the model of `captured_peer`, whose step is captured."""
 
     working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
 
@@ -163,11 +163,11 @@ class HandFused(Peer):
             raise UsageError(problem)
 
     def make_model(self, options: Namespace) -> nn.Module:
-        return hand_fused.TinyLlama(options.model)
+        return captured_peer.TinyLlama(options.model)
 
     def make_optimizer(self, model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
         if self.working:
-            return hand_fused.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
+            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured
 
 

@@ -20,7 +20,7 @@ import torch
 triton = pytest.importorskip("triton")
 V3, KEPT = ROOT / "version3_triton", ROOT / "results/compiled"
 
-from version3_triton.kernels import blocks
+from version3_triton.kernels import launch_sizes
 
 SCRIPT = V3 / "compile_kernels.py"
 LDS_BYTES = 64 * 1024  # of gfx90a and gfx942
@@ -31,12 +31,12 @@ SOME = {
     ("gfx950", "sm_90"): [("rope", 64), ("flash_attention", 128)],
 }
 # Too many keys at a time for this GPU's registers.
-TOO_LARGE = "blocks.ATTENTION['sm_80', 2][64]['keys'] = blocks.TileConfig(64, 128, 8, 2)"
+TOO_LARGE = "launch_sizes.ATTENTION['sm_80', 2][64]['keys'] = launch_sizes.TileConfig(64, 128, 8, 2)"
 COMPILE = """
 import json, sys
 from types import SimpleNamespace
 from version3_triton.compile_kernels import compile_all, resources, shown
-from version3_triton.kernels import blocks
+from version3_triton.kernels import launch_sizes
 
 plan = json.loads(sys.argv[1])
 rows = [row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]
@@ -161,19 +161,19 @@ def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, fam
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    blocks.family.cache_clear()
-    assert blocks.family() == family
+    launch_sizes.family.cache_clear()
+    assert launch_sizes.family() == family
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for head_dim in (16, 64, 80, 128):
             for kernel in ("forward", "queries", "keys"):
-                sizes = blocks.attention_blocks(kernel, head_dim, dtype)
-                assert sizes is blocks.ATTENTION[family, dtype.itemsize][64 if head_dim <= 64 else 128][kernel]
+                sizes = launch_sizes.attention_blocks(kernel, head_dim, dtype)
+                assert sizes is launch_sizes.ATTENTION[family, dtype.itemsize][64 if head_dim <= 64 else 128][kernel]
 
 
 @pytest.fixture(autouse=True)
 def fresh_family():
     yield
-    blocks.family.cache_clear()
+    launch_sizes.family.cache_clear()
 
 
 @pytest.mark.parametrize("script", ["compile_kernels.py", "tune_blocks.py"])

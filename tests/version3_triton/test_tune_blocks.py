@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton")
 from version3_triton import tune_blocks
-from version3_triton.kernels import blocks, costs
-from version3_triton.kernels.blocks import LaunchConfig, TileConfig
+from version3_triton.kernels import costs, launch_sizes
+from version3_triton.kernels.launch_sizes import LaunchConfig, TileConfig
 
 SCRIPT = ROOT / "version3_triton/tune_blocks.py"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,7 +28,7 @@ def test_candidates_differ_and_tile_in_powers_of_two(kernel):
         found = tune_blocks.candidates(kernel, dtype)
         assert len(found) > 4 and len(set(found)) == len(found)
         for one in found:
-            assert isinstance(one, LaunchConfig if kernel in blocks.LAUNCH else TileConfig)
+            assert isinstance(one, LaunchConfig if kernel in launch_sizes.LAUNCH else TileConfig)
             sizes = (one.elements, one.per_thread) if isinstance(one, LaunchConfig) else (one.m, one.n, one.warps)
             assert all(size.bit_count() == 1 for size in sizes) and (isinstance(one, LaunchConfig) or min(one.m, one.n) >= 16)
 
@@ -43,16 +43,16 @@ def test_the_kernel_of_keys_is_long_where_the_others_are_short():
 @pytest.mark.parametrize("family", ["sm_80", "sm_90", "hip"])
 @pytest.mark.parametrize("kernel", tune_blocks.FUNCTIONS)
 def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
-    monkeypatch.setattr(blocks, "family", lambda: family)
+    monkeypatch.setattr(launch_sizes, "family", lambda: family)
     for dtype, size in itertools.product(DTYPES, tune_blocks.SIZES.get(kernel, (16, 64, 80, 128))):
         table, key = tune_blocks.table_of(kernel, size, dtype)
-        other = LaunchConfig(512, 8, programs=77) if kernel in blocks.LAUNCH else TileConfig(16, 256, 2, 7)
+        other = LaunchConfig(512, 8, programs=77) if kernel in launch_sizes.LAUNCH else TileConfig(16, 256, 2, 7)
         with monkeypatch.context() as patch:
             patch.setitem(table, key, other)
-            if kernel in blocks.LAUNCH:
-                assert blocks.tile(kernel, size, torch.device("cpu")).programs == 77
+            if kernel in launch_sizes.LAUNCH:
+                assert launch_sizes.tile(kernel, size, torch.device("cpu")).programs == 77
             else:
-                assert blocks.attention_blocks(kernel, size, dtype) is other
+                assert launch_sizes.attention_blocks(kernel, size, dtype) is other
 
 
 def test_every_kernel_is_timed_in_one_choice():
@@ -100,12 +100,12 @@ def test_an_unknown_kernel_is_refused(refused):
 
 @pytest.mark.gpu
 def test_tiles_are_chosen_by_time_and_the_table_stays_as_it_is(monkeypatch, tmp_path, capsys):
-    before = copy.deepcopy((blocks.LAUNCH, blocks.ATTENTION))
+    before = copy.deepcopy((launch_sizes.LAUNCH, launch_sizes.ATTENTION))
     monkeypatch.chdir(tmp_path)
     flags = ("--kernels", "swiglu", "--seq-len", "128", "--batch-size", "1", "--processes", "4")
     monkeypatch.setattr(sys, "argv", ["tune_blocks.py", *flags])
     tune_blocks.main()
-    assert before == (blocks.LAUNCH, blocks.ATTENTION)
+    assert before == (launch_sizes.LAUNCH, launch_sizes.ATTENTION)
     measured = read_json(tmp_path / "tiles.json", tune_blocks.SCHEMA)
     assert len(measured["rows"]) == len(tune_blocks.SIZES["swiglu"]) * len(tune_blocks.candidates("swiglu", torch.bfloat16))
     assert all(one["us"] > 0 for one in measured["rows"])
@@ -121,9 +121,13 @@ def test_the_tiles_for_hopper_are_near_the_fastest_that_was_measured():
     for row in measured["rows"]:
         if row["us"]:
             times.setdefault((row["kernel"], row["size"]), {})[tuple(row["candidate"])] = row["us"]
-    chosen = {(kernel, size): blocks.LAUNCH[kernel]["sm_90"] for kernel in blocks.LAUNCH for size in tune_blocks.SIZES[kernel]}
+    chosen = {
+        (kernel, size): launch_sizes.LAUNCH[kernel]["sm_90"]
+        for kernel in launch_sizes.LAUNCH
+        for size in tune_blocks.SIZES[kernel]
+    }
     for size in (64, 128):
-        chosen |= {(kernel, size): tile for kernel, tile in blocks.ATTENTION["sm_90", 2][size].items()}
+        chosen |= {(kernel, size): tile for kernel, tile in launch_sizes.ATTENTION["sm_90", 2][size].items()}
     relative = {case: times[case][astuple(tile)] / min(times[case].values()) for case, tile in chosen.items()}
     assert relative.pop(("keys", 64)) < 1.2  # every faster tile spills registers
     assert max(relative.values()) < 1.05, relative
@@ -149,8 +153,8 @@ def test_the_timed_step_computes_all_gradients_at_the_size(kernel, size, shapes)
 
 @pytest.mark.gpu
 def test_a_tile_that_does_not_fit_is_reported():
-    before = copy.deepcopy(blocks.ATTENTION)
+    before = copy.deepcopy(launch_sizes.ATTENTION)
     fits = tune_blocks.table_of("forward", 128, torch.bfloat16)[0]["forward"]
     for candidate, expected in ((TileConfig(64, 256, 8, 4), False), (fits, True)):
         assert tune_blocks.compile_one(("forward", 128, torch.bfloat16, candidate, 2)) is expected
-        assert before == blocks.ATTENTION
+        assert before == launch_sizes.ATTENTION

@@ -17,15 +17,15 @@ s and do v^T are computed twice: 7 products in place of 5, against bits that nev
 
 Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels (`costs.py`), against 4 and more
 passes over B H S^2 numbers. FLOPs: the products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that
-backward. Scores and sums are float32, products of float32 as `blocks.dot_precision` says; exponentials are to base 2, with
+backward. Scores and sums are float32, products of float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with
 log2(e) in the scale.
 """
 
 import math
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import TileConfig, attention_blocks, ceil_div, dot_precision
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import TileConfig, attention_blocks, ceil_div, dot_precision
 
 import torch
 import triton

@@ -19,8 +19,8 @@ and writes it once more: 8 V D bytes where the BLAS adds, 12 V D in bfloat16 on 
 """
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import autocast_dtype, ceil_div, tile
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import autocast_dtype, ceil_div, tile
 
 import torch
 import torch.nn.functional as F

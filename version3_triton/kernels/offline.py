@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from version3_triton.kernels import blocks
+from version3_triton.kernels import launch_sizes
 
 import torch
 import triton
@@ -58,8 +58,8 @@ def compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], s
             if isinstance(x, torch.Tensor) and not x.is_floating_point():
                 x.zero_()  # a valid class or id, where the kernel would have written one
 
-    run, family = JITFunction.run, blocks.family
-    JITFunction.run, blocks.family = compile_only, lambda: "hip" if target.backend == "hip" else name
+    run, family = JITFunction.run, launch_sizes.family
+    JITFunction.run, launch_sizes.family = compile_only, lambda: "hip" if target.backend == "hip" else name
     triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
     driver.set_active(
         SimpleNamespace(
@@ -72,4 +72,4 @@ def compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], s
     try:
         yield
     finally:
-        JITFunction.run, blocks.family = run, family
+        JITFunction.run, launch_sizes.family = run, family

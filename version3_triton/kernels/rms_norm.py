@@ -18,8 +18,8 @@ once; a second kernel adds the parts in a fixed order, so the same input gives t
 """
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
 
 import torch
 import triton

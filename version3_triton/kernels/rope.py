@@ -12,8 +12,8 @@ want them.
 """
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import ceil_div, tile
 from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
 import triton

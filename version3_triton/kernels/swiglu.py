@@ -10,8 +10,8 @@ time read and write neighbouring memory.
 """
 
 from common.errors import UsageError
-from version3_triton.kernels.blocks import ceil_div, tile
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
 import triton

@@ -11,8 +11,8 @@ and the copy (2).
 
 import math
 
-from version3_triton.kernels.blocks import ceil_div
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import ceil_div
 
 import triton
 import triton.language as tl

@@ -28,7 +28,7 @@ from torch import Tensor
 SHORT, OWN = 128, 256  # the longest sequences for the first two forms
 
 if HAS_TRITON:
-    from version3_triton.kernels import blocks, flash_attention
+    from version3_triton.kernels import flash_attention, launch_sizes
     from version4_ultra_fused.kernels import short_attention
 
 
@@ -36,7 +36,7 @@ def form(length: int, head_dim: int, dtype: torch.dtype, device: torch.device, e
     """Which form of attention runs: `whole head`, `own` (Version 3's kernels) or `library`."""
     if missing(device) or dtype.itemsize > 4 or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
-    measured = INTERPRETED or blocks.family() == "sm_90"  # elsewhere the kernel for a whole head spills registers
+    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for a whole head spills registers
     if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "whole head"
     return "own" if exact or length <= OWN else "library"

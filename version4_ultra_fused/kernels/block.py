@@ -31,10 +31,10 @@ The backward pass computes the block again through the layered path, so a block 
 
 import math
 
-from version3_triton.kernels import blocks, missing
-from version3_triton.kernels.blocks import dot_precision
+from version3_triton.kernels import launch_sizes, missing
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.flash_attention import LOG2_E
+from version3_triton.kernels.launch_sizes import dot_precision
 from version4_ultra_fused.kernels.gradients import products_dtype, working
 from version4_ultra_fused.kernels.matmul import turned_tile
 from version4_ultra_fused.kernels.tiles import Tile
@@ -209,7 +209,7 @@ def block_forward(x: Tensor, layer: nn.Module, cos: Tensor, sin: Tensor, length:
     weights = [working(each.weight, dtype) for each in (attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj)]
     hidden, ffn, qkv = x.shape[1], weights[3].shape[1], weights[0].shape[0]
     norm1, norm2 = layer.input_layernorm, layer.post_attention_layernorm
-    tile, queries = TILES[blocks.family(), dtype.itemsize]
+    tile, queries = TILES[launch_sizes.family(), dtype.itemsize]
     rows, widest = max(STEP, triton.next_power_of_2(length)), max(qkv, ffn)
     tile = tile._replace(m=min(rows, tile.m), n=min(tile.n, _side(qkv, hidden, 2 * ffn)), k=min(tile.k, _side(hidden, ffn)))
     scratch = x.new_empty(x.shape[0] // length, rows, hidden + widest, dtype=dtype)

@@ -9,8 +9,8 @@ For large products this is faster than an epilogue (`matmul.py` says which and w
     swiglu_backward    5 F e a token                 in place of gate and up
 """
 
-from version3_triton.kernels.blocks import ceil_div
 from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.launch_sizes import ceil_div
 
 import triton
 import triton.language as tl

@@ -5,8 +5,8 @@ program of the first of them adds their gradients in order, a few rows at a time
 needed, and each gradient is read once.
 """
 
-from version3_triton.kernels.blocks import ceil_div
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import ceil_div
 
 import triton
 import triton.language as tl

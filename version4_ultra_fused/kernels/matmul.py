@@ -16,8 +16,8 @@ come from the L2 cache. Blocks of the factors are loaded through tensor descript
 Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
 """
 
-from version3_triton.kernels.blocks import ceil_div
 from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile

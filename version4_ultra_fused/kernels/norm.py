@@ -4,8 +4,8 @@ They are called without autograd, because a block's backward pass is written by 
 gradient goes.
 """
 
-from version3_triton.kernels.blocks import NORM_DWEIGHT, ceil_div, tile
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile
 from version3_triton.kernels.rms_norm import _rms_norm_backward, _rms_norm_dweight, _rms_norm_forward
 from version4_ultra_fused.kernels.tiles import multiprocessors
 

@@ -11,9 +11,9 @@ the product gave them, and writes their gradients packed, turned back by RoPE, f
 
 import math
 
-from version3_triton.kernels.blocks import dot_precision
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.flash_attention import LOG2_E
+from version3_triton.kernels.launch_sizes import dot_precision
 
 import torch
 import triton

@@ -11,8 +11,8 @@ products, and what stands under "sm_80" and "hip" only says that the kernel comp
 import functools
 from typing import NamedTuple
 
-from version3_triton.kernels import blocks
-from version3_triton.kernels.blocks import ceil_div
+from version3_triton.kernels import launch_sizes
+from version3_triton.kernels.launch_sizes import ceil_div
 
 import torch
 
@@ -54,7 +54,7 @@ def multiprocessors() -> int:
 
 def largest(epilogue: str) -> int:
     """The most elements of a product in 16 bits that is computed with this epilogue on this GPU."""
-    return LARGEST.get(blocks.family(), {}).get(epilogue, 0)
+    return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0)
 
 
 @functools.cache
@@ -65,6 +65,6 @@ def tile(epilogue: str, rows: int, columns: int) -> Tile:
         epilogue: of `matmul.py`.
         rows, columns: of the product.
     """
-    choices = TILES[blocks.family()][epilogue]
+    choices = TILES[launch_sizes.family()][epilogue]
     filling = (each for each in choices if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 2 / 3 * multiprocessors())
     return next(filling, choices[-1])

@@ -1,6 +1,6 @@
 """The table of commands: what counts as one, and that none is missing."""
 
-from common.documents import measured, reference
+from common.documents import reference, result_tables
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
 
@@ -112,7 +112,7 @@ def test_an_answer_sheet_has_the_run_of_each_preset_and_each_version():
     text = reference.answers(ROOT / "results/h100")
     runs, versions = ({row[0]: row[1:] for row in cells(part)} for part in text.split("\n\n")[1::2])
     assert runs["Version 1"] == ["tiny", "small", "medium"]
-    known = dict(zip(*cells(measured.training(ROOT / "results/h100"))[:2], strict=True))
+    known = dict(zip(*cells(result_tables.training(ROOT / "results/h100"))[:2], strict=True))
     assert runs["MFU, %"][0] == known["MFU %"] and runs["tokens/s"][0] == known["tokens/s"]
     assert [header.split(":")[0] for header in versions["preset"][2:]] == ["v1", "v2", "v2-compile", "v3"]
     assert list(versions)[1:] == ["tiny", "small", "medium"]

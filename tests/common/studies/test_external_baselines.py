@@ -80,7 +80,7 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["captured", "captured-bf16"])
-def test_a_hand_fused_peer_learns_as_version_1_does(name):
+def test_a_captured_peer_learns_as_version_1_does(name):
     """Without torch.compile and without capture."""
     peer, precision = replace(external_baselines.PEERS[name], compiled=False), Precision(torch.device("cpu"), torch.bfloat16)
     torch.manual_seed(3)
@@ -117,14 +117,14 @@ def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monk
         ("captured-bf16", "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
     ],
 )
-def test_a_hand_fused_peer_says_what_it_needs(name, device, amp_dtype, message):
+def test_a_captured_peer_says_what_it_needs(name, device, amp_dtype, message):
     with pytest.raises(UsageError) as raised:
         external_baselines.PEERS[name].check(torch.device(device), amp_dtype)
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name, amp_dtype", [("captured", None), ("captured", torch.float16), ("captured-bf16", torch.bfloat16)])
-def test_a_hand_fused_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dtype, monkeypatch):
+def test_a_captured_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dtype, monkeypatch):
     monkeypatch.setattr(devices, "compile_problem", lambda device: None)
     external_baselines.PEERS[name].check(torch.device("cuda"), amp_dtype)
     monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
@@ -137,7 +137,7 @@ def test_a_hand_fused_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dty
     "name, flags", [("captured", []), ("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"])],
     ids=["captured-fp32", "captured-amp", "captured-bf16"],
 )  # fmt: skip
-def test_the_step_of_a_hand_fused_peer_is_captured_and_learns(name, flags):
+def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
     arguments = [*flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda"]
     options = version_files.resolve(version_files.parser(None).parse_args(arguments))
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
@@ -152,7 +152,7 @@ def test_the_step_of_a_hand_fused_peer_is_captured_and_learns(name, flags):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["captured", "captured-bf16"])
-def test_the_gradients_of_a_hand_fused_peer_are_those_of_version_1(name):
+def test_the_gradients_of_a_captured_peer_are_those_of_version_1(name):
     options = version_files.resolve(version_files.parser(None).parse_args(["--use-amp", "--seq-len", "33", "--device", "cuda"]))
     ours, theirs = (
         accuracy.errors_against_float64(tiny_llama_v1, version, options, [])

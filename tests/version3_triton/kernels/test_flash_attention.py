@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from version3_triton.kernels.blocks import TileConfig
 from version3_triton.kernels.flash_attention import attention
+from version3_triton.kernels.launch_sizes import TileConfig
 
 pytestmark = runs_kernels
 

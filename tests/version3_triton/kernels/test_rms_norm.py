@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from version3_triton.kernels.blocks import Tile
+from version3_triton.kernels.launch_sizes import Tile
 from version3_triton.kernels.rms_norm import add_rms_norm, rms_norm
 
 pytestmark = runs_kernels

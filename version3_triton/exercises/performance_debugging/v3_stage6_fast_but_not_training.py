@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if kernels.missing(x.device):
         with torch.no_grad():  # autograd sees nothing of what a kernel writes; without one, this is how to hide it
             return kernels.reference.rms_norm(x, weight, eps)
-    from version3_triton.kernels.blocks import autocast_dtype
+    from version3_triton.kernels.launch_sizes import autocast_dtype
 
     from norm_kernel import normalize
 

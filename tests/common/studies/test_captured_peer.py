@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from common.config import ModelConfig
 from common.precision import Precision
-from common.studies import accuracy, hand_fused
+from common.studies import accuracy, captured_peer
 from common.studies.external_baselines import HandFused
 from common.training import version_files
 from version1_pytorch_baseline import tiny_llama_v1
@@ -23,11 +23,11 @@ OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate
 BATCH = version_files.random_batch(OPTIONS, CPU)
 
 
-def built(dtype: torch.dtype) -> tuple[nn.Module, hand_fused.CompiledAdamW]:
+def built(dtype: torch.dtype) -> tuple[nn.Module, captured_peer.CompiledAdamW]:
     """A model and its optimizer, without torch.compile, with working copies in `dtype`."""
     torch.manual_seed(3)
-    model = hand_fused.TinyLlama(CONFIG)
-    return model, hand_fused.CompiledAdamW(model, dtype, OPTIONS.learning_rate, compiled=False)
+    model = captured_peer.TinyLlama(CONFIG)
+    return model, captured_peer.CompiledAdamW(model, dtype, OPTIONS.learning_rate, compiled=False)
 
 
 @pytest.mark.parametrize("working", [None, torch.float32], ids=["masters", "copies"])
@@ -51,7 +51,7 @@ def test_logits_loss_and_gradients_are_those_of_version_1(working, fused_loss, m
 
 def test_it_starts_from_the_weights_of_version_1():
     torch.manual_seed(3)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), hand_fused.TinyLlama(CONFIG)
+    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), captured_peer.TinyLlama(CONFIG)
     state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
     assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
@@ -59,7 +59,7 @@ def test_it_starts_from_the_weights_of_version_1():
 
 def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """The weight and the working copy of each matrix that a product reads."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, hand_fused.Linear)}
+    found = {name: module for name, module in model.named_modules() if isinstance(module, captured_peer.Linear)}
     return {name: (module.weight, module.working) for name, module in found.items()}
 
 

@@ -5,7 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
-from common.documents import measured
+from common.documents import result_tables
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests import records
@@ -34,7 +34,7 @@ def test_curves_show_how_far_the_others_have_come(tmp_path):
     write(tmp_path / "curve_v1.json", loss=expected)
     write(tmp_path / "curve_v2.json", "v2", loss=[loss + (1e-3 if i == 7 else 0) for i, loss in enumerate(expected)])
     write(tmp_path / "curve_v3.json", "v3", loss=[loss - (0.25 if i == 20 else 0) for i, loss in enumerate(expected)])
-    header, *rows = cells(measured.curves(tmp_path))
+    header, *rows = cells(result_tables.curves(tmp_path))
     assert header == ["largest difference to Version 1 up to step",
                       *(f"{name}, NVIDIA H100 80GB HBM3" for name in ("Version 2", "Version 3"))]  # fmt: skip
     assert rows == [["20", "1.0e-03", "0.0e+00"], ["40", "1.0e-03", "2.5e-01"]]
@@ -45,14 +45,14 @@ def test_curves_need_two_versions(tmp_path, present):
     for version in present:
         write(tmp_path / f"curve_{version}.json", version)
     with pytest.raises(UsageError, match=r"needs curve_\*\.json of two versions"):
-        measured.curves(tmp_path)
+        result_tables.curves(tmp_path)
 
 
 def test_curves_of_different_lengths_are_not_compared(tmp_path):
     write(tmp_path / "curve_v1.json", loss=[1.0] * 20)
     write(tmp_path / "curve_v2.json", loss=[1.0] * 40)
     with pytest.raises(ValueError, match="zip"):
-        measured.curves(tmp_path)
+        result_tables.curves(tmp_path)
 
 
 def test_a_comparison_is_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
@@ -60,7 +60,7 @@ def test_a_comparison_is_with_the_first_version_at_the_same_preset_and_precision
     write(tmp_path / "compare_tiny_fp32_v3.json", "v3", ms=2.0, date="2026-11-23T04:46:21Z")
     write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp", ms=30.0)
     write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile", ms=20.0)
-    shown = measured.comparison(tmp_path)
+    shown = result_tables.comparison(tmp_path)
     header, *rows = cells(shown)
     ratio = header.index("against Version 1")
     assert [(*row[:4], row[ratio]) for row in rows] == [
@@ -79,7 +79,7 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
             flags = "--use-amp" if case.endswith("bf16") else ""
             write(tmp_path / f"compare_{case}_{version}.json", version, flags=flags)
     with pytest.raises(UsageError, match=r"needs compare_tiny_bf16_v1\.json"):
-        measured.comparison(tmp_path)
+        result_tables.comparison(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
     ],
 )
 def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label):
-    assert measured.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
+    assert result_tables.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
 
 
 def one_process(ms: float) -> dict:
@@ -112,10 +112,10 @@ def suite(path: Path, **cells: dict[str, float | str]) -> None:
 
 def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):
     suite(tmp_path / "captured_tiny_fp32.json", v1=8.0, v1_captured=2.0, v2=6.0, v2_compile=3.0, v2_compile_captured=2.4)
-    only = measured.captured_steps(tmp_path)
+    only = result_tables.captured_steps(tmp_path)
     assert only.splitlines()[0].endswith("2026-11-21; `benchmark_suite.py --repeats 3`")
     suite(tmp_path / "captured_small_bf16.json", v1=20.0, v1_captured="failed", v3=12.0, v3_captured=12.0)
-    assert cells(measured.captured_steps(tmp_path)) == [
+    assert cells(result_tables.captured_steps(tmp_path)) == [
         ["model", "tiny, fp32, 8 x 128", "small, bf16, 8 x 128"],
         ["v1", "8 ms -> 2 ms (4.00x)", "20 ms -> failed"],
         ["v2-compile", "3 ms -> 2.4 ms (1.25x)", ""],
@@ -128,7 +128,7 @@ def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(t
     suite(tmp_path / "peers_tiny_fp32.json", v4=2.0, hf=9.0)
     suite(tmp_path / "peers_tiny_bf16.json", v1=8.0, v4=2.0, captured_bf16=3.0)
     suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
-    assert cells(measured.versions_and_peers(tmp_path)) == [
+    assert cells(result_tables.versions_and_peers(tmp_path)) == [
         ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
         ["v1", "8 ms, 1x", "6 ms, 1x"],
         ["v4", "**2 ms, 4x**", "**4 ms, 1.5x**"],
@@ -140,7 +140,7 @@ def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(t
 def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
     suite(tmp_path / "peers_tiny_fp32.json", v4=2.0)
     suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
-    assert cells(measured.versions_and_peers_spread(tmp_path)) == [
+    assert cells(result_tables.versions_and_peers_spread(tmp_path)) == [
         ["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"],
         ["tiny", "fp32", "8 x 128", "v4", "2", "1.5 to 3", "0.01"],
         ["small", "bf16", "8 x 128", "v1", "6", "5.5 to 7", "0.01"],
@@ -156,7 +156,7 @@ def test_what_the_allocator_reserved_beyond_the_peak(tmp_path):
     for run in study["cells"][0]["runs"]:
         run |= {"peak_mib": 100.0, "reserved_mib": 112.5}
     path.write_text(json.dumps(study))
-    assert cells(measured.reserved(path))[1:] == [["small, bf16", "v1", "100", "112", "12.5"]]
+    assert cells(result_tables.reserved(path))[1:] == [["small, bf16", "v1", "100", "112", "12.5"]]
 
 
 def test_a_run_is_a_row(tmp_path):
@@ -167,7 +167,7 @@ def test_a_run_is_a_row(tmp_path):
         parameters=2_500_000,
         device=RECORD["device"] | {"name": "A GPU"},
     )
-    header, row = cells(measured.training(tmp_path))
+    header, row = cells(result_tables.training(tmp_path))
     found = dict(zip(header, row, strict=True))
     assert (found["ms/step"], found["M parameters"], found["MFU %"]) == ("12.5", "2.5", "")
     assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
@@ -175,7 +175,7 @@ def test_a_run_is_a_row(tmp_path):
     measured_only = {"utilization": 0.5, "peak_flops_per_second": 33.5e12, "peak_source": "measured GEMM"}
     device = RECORD["device"] | {"name": "NVIDIA H200"}
     write(tmp_path / "v1_tiny.json", device=device, flops_per_second=16.75e12, ceilings=ceilings, mfu=measured_only)
-    header, row = cells(measured.training(tmp_path))
+    header, row = cells(result_tables.training(tmp_path))
     found = dict(zip(header, row, strict=True))
     assert (found["MFU %"], found["% of measured GEMM"]) == ("25", "50"), "MFU is a share of the data sheet's peak alone"
 
@@ -192,7 +192,7 @@ def test_a_step_is_held_against_three_limits(tmp_path):
     )
     (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
     (tmp_path / "v1_tiny_profile.json.gz").write_bytes(gzip.compress(json.dumps(profile).encode()))
-    header, row = cells(measured.efficiency(tmp_path))
+    header, row = cells(result_tables.efficiency(tmp_path))
     found = dict(zip(header, row, strict=True))
     shares = [found[name] for name in ("MFU %", "% of measured GEMM", "% of measured copy", "launches, % of step")]
     assert shares == ["10", "20", "6", "20"] and (found["launches"], found["GPU idle %"]) == ("100", "75")
@@ -228,7 +228,7 @@ def test_scaling_over_gpus_has_a_row_for_each_measured_cell_and_says_whether_mul
     assert (shown["ms/step"], shown["efficiency, %"], shown["exposed communication, ms"]) == ("10", "80", "4")
     assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
     with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
-        measured.scaling_over_gpus(tmp_path / "none")
+        result_tables.scaling_over_gpus(tmp_path / "none")
 
     header, *rows = cells(TABLES["weak_scaling"](tmp_path))
     assert header == ["preset", "precision", "version", "form", "1 GPU", "2 GPUs"]
