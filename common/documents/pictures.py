@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
 SHOWN = ("medium", "large")  # the presets whose memory is shown
 GIB = 2**30
 HELD = {  # what holds memory in a step
@@ -102,9 +103,9 @@ def ladder(folder: Path) -> Picture:
 
 
 def colour(model: str) -> str:
-    """One colour for each version, with and without torch.compile, and grey for the peers."""
+    """One colour for each version, with and without torch.compile, and grey for the peers; after seven versions they repeat."""
     version = re.fullmatch(r"v(\d+)(-.*)?", model)
-    return (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN)[int(version[1]) - 1] if version else "0.7"
+    return COLOURS[(int(version[1]) - 1) % len(COLOURS)] if version else "0.7"
 
 
 # ------------------------------------------------------------------------------------------------------------------- memory

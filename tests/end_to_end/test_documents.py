@@ -1,6 +1,7 @@
 """The documents tell the truth: tables are fresh, paths exist, commands are accepted and, in the small, run."""
 
 import ast
+import collections
 import functools
 import importlib.util
 import json
@@ -99,6 +100,13 @@ def flags(script: Path) -> frozenset[str]:
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
     assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
+
+
+def test_each_table_and_picture_stands_on_one_page():
+    """Another page links it. The slides repeat some."""
+    pages = [path.read_text(encoding="utf-8") for path in DOCUMENTS if path.parent.name != "slides"]
+    markers = collections.Counter(marked[1].strip() for text in pages for marked in rewrite.MARKED.finditer(text))
+    assert [marker for marker, times in markers.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
