@@ -233,7 +233,7 @@ PARTS = {
 
 
 def _documented(part: str, *folders: Path) -> str:
-    """A part as a Markdown table, with the devices one below the other."""
+    """A part as a Markdown table, with the devices one below the other, each named in the first of its rows."""
     header, body = [], []
     for folder in folders:
         if not (folder / FILE).exists():
@@ -242,7 +242,7 @@ def _documented(part: str, *folders: Path) -> str:
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [[result_tables.device(result), *row] for row in rows]
+        body += [["" if i else result_tables.device(result), *row] for i, row in enumerate(rows)]
     return tables.markdown(["device", *header], body)
 
 
