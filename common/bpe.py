@@ -4,12 +4,12 @@ On a CPU the peak memory of a training run is that of its process. The memory th
 character that is encoded at once, would be part of it in the one run that finds no tokens in the cache. The process imports no
 PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see it.
 
-Standard input holds two sequences of texts, the ones to train on and the ones to encode. A text is its number of bytes, 8 bytes
-long, and its UTF-8; the number -1 ends a sequence.
+Standard input holds two sequences of pickled texts, the ones to train on and the ones to encode; None ends a sequence.
 """
 
+import itertools
 import os
-import struct
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,8 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 FILES = ("tokenizer.json", "tokens.npy")
-SIZE = struct.Struct("<q")
-ENCODED_AT_ONCE = 2**21  # characters
+ENCODED_AT_ONCE = 8  # texts, of which a long one has about 2^18 characters
 
 
 def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
@@ -39,12 +38,10 @@ def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"PYTHONPATH": paths}
     command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
         try:
-            for sequence in (training, texts):
-                for text in sequence:
-                    content = text.encode()
-                    process.stdin.write(SIZE.pack(len(content)) + content)
-                process.stdin.write(SIZE.pack(-1))
+            for text in itertools.chain(training, [None], texts, [None]):
+                pickle.dump(text, process.stdin)
         except BrokenPipeError:  # it has ended, and says why
             pass
         except BaseException:
@@ -71,35 +68,21 @@ def main() -> None:
 
 
 def _sequence(stream: BinaryIO) -> Iterator[str]:
-    while (size := SIZE.unpack(stream.read(SIZE.size))[0]) >= 0:
-        yield stream.read(size).decode()
+    return iter(lambda: pickle.load(stream), None)
 
 
-def _encode(tokenizer: Tokenizer, texts: Iterable[str], path: Path) -> None:
+def _encode(tokenizer: Tokenizer, texts: Iterator[str], path: Path) -> None:
     """Writes the tokens of the texts as an array of uint32, [N]."""
     count = 0
     with path.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}
         np.lib.format.write_array_header_1_0(file, header)
-        for batch in _batches(texts):
+        while batch := list(itertools.islice(texts, ENCODED_AT_ONCE)):
             for encoding in tokenizer.encode_batch_fast(batch):
                 count += len(encoding.ids)
                 file.write(np.array(encoding.ids, dtype="<u4").tobytes())
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, header | {"shape": (count,)})  # as long as the first: NumPy leaves room
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in lists of ENCODED_AT_ONCE characters or more."""
-    batch, characters = [], 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= ENCODED_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from common import ROOT, cli, data, sample_gpu
@@ -365,17 +364,22 @@ def variables() -> Check:
 
 def checks(device: torch.device) -> Iterator[Check]:
     """Each check as soon as it is made."""
-    for check in (python, pytorch, packages, *(partial(optional, name) for name in OPTIONAL), partial(gpu, device)):
-        yield check()
+    yield python()
+    yield pytorch()
+    yield packages()
+    yield from map(optional, OPTIONAL)
+    yield gpu(device)
     if devices.is_gpu(device):
         yield gpu_memory(device)
-    for check in (partial(training, device), text, partial(profiler, device), partial(triton, device), partial(compiler, device)):
-        yield check()
+    yield training(device)
+    yield text()
+    for check in (profiler, triton, compiler):
+        yield check(device)
     if maker := vendor():
         yield from (tool(maker, name) for name in TOOLS[maker])
         yield permissions(device) if maker == "amd" else counters()
-    for check in (processes, disk, memory, variables):
-        yield check()
+    for of_machine in (processes, disk, memory, variables):
+        yield of_machine()
     yield port(TENSORBOARD_PORT, "tensorboard", "--port")
     yield port(TORCHRUN_PORT, "torchrun", "--master-port")
 

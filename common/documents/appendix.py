@@ -153,10 +153,10 @@ def intensities() -> str:
             "output": (hidden, hidden), "gate, up, each": (hidden, ffn), "gate, up in one": (hidden, 2 * ffn),
             "down": (ffn, hidden), "head": (hidden, config.vocab_size),
         }  # fmt: skip
-        for product, (inner, columns) in sizes.items():
+        for product, (inner, outputs) in sizes.items():
             wide = tokens * inner * (product not in ("output", "down"))  # their input has 16 bits already
-            casts = (FLOAT + HALF) * (wide + inner * columns)
-            found = [product_intensity(tokens, inner, columns), product_intensity(tokens, inner, columns, HALF, casts)]
+            casts = (FLOAT + HALF) * (wide + inner * outputs)
+            found = [product_intensity(tokens, inner, outputs), product_intensity(tokens, inner, outputs, HALF, casts)]
             rows.setdefault(product, [product]).extend(found)
     columns = ["Product", *(f"`{name}`, {kind}" for name in names for kind in ("fp32", "bf16 with casts"))]
     return tables.markdown(columns, rows.values())
@@ -214,6 +214,7 @@ def launches(folder: Path) -> str:
     def row(run: dict[str, Any], path: Path) -> list[object]:
         found = load_kernels.load(path)
         kernels, steps = found.table, found.steps
+        assert steps, path  # a profile of Version 1 says how many
         is_kernel, split = kernels.category == "kernel", kernels.name.str.contains("splitK")
         per_step = [float(kernels.calls[which].sum()) / steps for which in (is_kernel, is_kernel & split, ~is_kernel)]
         calls, busy = float(kernels.calls.sum()) / steps, float(kernels.duration_ns.sum()) / steps / 1e3

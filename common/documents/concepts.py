@@ -4,6 +4,7 @@ The pictures are a roofline, the timelines of a step that waits and of one that 
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -144,7 +145,7 @@ def _steps(axes: "Axes", peak: float, rates: dict[str, dict[str, float]]) -> Non
     axes.set_xticks(range(len(rates)), list(rates))
     axes.set_xlim(-0.6, len(rates) - 0.4)
     axes.grid(True, axis="y", color="0.9")
-    shares = axes.secondary_yaxis("right", functions=(lambda rate: 100 * rate / peak, lambda share: share * peak / 100))
+    shares = axes.secondary_yaxis("right", functions=(partial(np.multiply, 100 / peak), partial(np.multiply, peak / 100)))
     shares.set_ylabel("MFU, %")
     shares.yaxis.set_major_formatter("{x:g}")
     axes.legend(loc="lower right")
@@ -204,7 +205,7 @@ def _window(path: Path) -> dict[str, Any]:
         UsageError: no kernel ran in a profiled step.
     """
     trace, kernels = gpu_trace(path)
-    first = kernels.loc[kernels.start_us.idxmin()]
+    first = kernels.sort_values("start_us").iloc[0]
     launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first.start_us).round(1)))
     return {
         "launches": [launch for launch in launches if 0 <= launch <= WINDOW_US],
@@ -264,7 +265,7 @@ def causal_tiles() -> Picture:
         figure = plots.new(9, 4.7)
         eager, flash = figure.subplots(1, 2)
         colours, edges = [plots.GREEN, plots.ORANGE, "white"], np.arange(0, LENGTH + 1, TILE)
-        hatched = {"facecolor": "none", "edgecolor": "0.2", "hatch": "//"}
+        hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": "0.2", "hatch": "//"}
         eager.set_facecolor(plots.GREEN)
         eager.fill([0, LENGTH, LENGTH], [0, 0, LENGTH], linewidth=0, **hatched)
         flash.pcolormesh(edges, edges, kinds, cmap=ListedColormap(colours), edgecolor="0.4", linewidth=0.7)

@@ -163,7 +163,7 @@ def component_figure(rows: Rows) -> "Figure":
     times = frame.pivot(index="component", columns="framework", values="ms")
     times = times.loc[frame.component.unique(), frame.framework.unique()]  # in the order of the rows
     result = plots.new(5, 1 + 0.45 * len(times))
-    axes = times.plot.barh(ax=result.subplots(), color=COLOURS, width=0.8, legend=False)
+    axes = times.plot.barh(ax=result.subplots(), color=list(COLOURS), width=0.8, legend=False)
     axes.set(xlabel="ms", ylabel="")
     axes.invert_yaxis()
     result.legend(loc="outside upper center", ncols=2)
@@ -177,7 +177,7 @@ def line_figure(rows: Rows) -> "Figure":
     frame = pandas.DataFrame(body, columns=header).set_index("S").astype(float)
     frame = frame.where(frame > 0).dropna(axis="columns", how="all").rename(columns=lambda name: name.removesuffix(f" {unit}"))
     result = plots.new(5, 3.4)
-    axes = frame.plot(ax=result.subplots(), loglog=True, marker="o", color=COLOURS, legend=False)
+    axes = frame.plot(ax=result.subplots(), loglog=True, marker="o", color=list(COLOURS), legend=False)
     axes.set(xlabel="sequence length S", ylabel=unit)
     axes.set_xticks(list(frame.index), list(map(str, frame.index)))
     axes.xaxis.minorticks_off()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
 SHOWN = ("medium", "large")  # the presets whose memory is shown
 GIB = 2**30
-STYLE: dict[str, Any] = {  # matplotlib's parameters
+STYLE: dict[Any, Any] = {  # matplotlib's parameters
     "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "normal", "axes.labelsize": 9, "xtick.labelsize": 8,
     "ytick.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
@@ -154,7 +154,8 @@ def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str
 
 def memory(folder: Path) -> Picture:
     """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
-    panels, said = {}, []
+    said: list[str] = []
+    panels: dict[str, dict[str, Any]] = {}
     for preset, study, _ in (found for found in steps(folder) if found[0] in SHOWN):
         config = ModelConfig.model_validate(study["model"])
         first = next(cell for cell in study["cells"] if cell["status"] == "ok")
@@ -307,8 +308,10 @@ def fusions(path: Path) -> Picture:
     for on in range(len(ablation.FUSIONS) + 1):
         combination = found[tuple(i < on for i in range(len(ablation.FUSIONS)))]
         name = f"+ {list(ablation.FUSIONS.values())[on - 1]}" if on else "none"
-        rows.append((name, combination["launches_per_step"], combination["step_ms"]["median"]))
-    model = tables.letters(study["model"])
+        launches = combination["launches_per_step"]
+        assert launches is not None, path
+        rows.append((name, launches, combination["step_ms"]["median"]))
+    model = tables.letters(ModelConfig.model_validate(study["model"]).model_dump())
     device, compute = result_tables.device(study), study["precision"]["compute"]
     said = [f"{name}: {count:,.0f} kernels, {tables.format_number(ms)} ms" for name, count, ms in rows]
     description = (

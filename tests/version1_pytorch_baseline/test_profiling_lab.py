@@ -299,6 +299,7 @@ def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
     result["layer"]["on_gpu"] = True
     result["components"]["jax"] = result["components"]["pytorch"]
     write_json(tmp_path / lab_dashboard.FILE, result)
-    assert "| GPU X | idle GPU |" in lab_dashboard.TABLES["lab-layer"](tmp_path)
+    layer = lab_dashboard.TABLES["lab-layer"](tmp_path)
+    assert "| GPU X | attention |" in layer and "| idle GPU |" in layer
     assert "| JAX | softmax |" in lab_dashboard.TABLES["lab-components"](tmp_path)
     assert "GPU X" in lab_dashboard.page(result).html()
