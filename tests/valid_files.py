@@ -370,7 +370,9 @@ VALID = [
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
     Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
     Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
-    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)),
+    Valid(
+        "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
+    ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
     Valid("levers.json", shortened("h200/levers.json"), lambda path: tabulated(version4.levers, path)),
     Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(version4.block_fusion, path)),
