@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, step_profile
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
 
 import pandas
 
