@@ -1,8 +1,8 @@
 """The file of FLOP counts, flops_profile.json (schema tiny-llama-flops/1): its fields.
 
-    counts    rows of counter, forward, backward, step (FLOPs of one training step); the first row is the reference
-    parts     forward FLOPs by part of the model: causal (needed) and full (executed by code that masks)
-    run       the record of the run, schema "tiny-llama-run/1"
+counts    rows of counter, forward, backward, step (FLOPs of one training step); the first row is the reference
+parts     forward FLOPs by part of the model: causal (needed) and full (executed by code that masks)
+run       the record of the run, schema "tiny-llama-run/1"
 """
 
 from typing import Annotated, Literal
