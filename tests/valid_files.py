@@ -17,7 +17,7 @@ from common.analysis.comparisons import (
     versions,
 )  # fmt: skip
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, communication, step_profile
+from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
     bandwidth,
     bottlenecks,
@@ -32,6 +32,7 @@ from common.analysis.reports import (
 )  # fmt: skip
 from common.documents import compiled_kernels, lab_dashboard, result_tables, version4
 from common.files import read, read_json, write_json
+from common.records import kernel_benchmark_file, lab_file, step_profile
 from common.studies import ablation, batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -265,7 +266,7 @@ def tabulated(table: Callable[[Path], str], path: Path) -> None:
 
 
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.page(read(path, lab_dashboard.Lab)), path)
+    published(lab_dashboard.page(read(path, lab_file.Lab)), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
 
@@ -283,7 +284,7 @@ def write_kernel_benchmark(path: Path) -> None:
 
 
 def use_kernel_benchmark(path: Path) -> None:
-    published(kernel_benchmark.report(kernel_benchmark.read(path)), path)
+    published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
     kernel_benchmark.documented(path)
 
 
