@@ -36,7 +36,7 @@ TILES = {
     "sm_90": {
         "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
         "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
-    },  # fmt: skip
+    },
     "sm_80": dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),)),
     "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
 }
