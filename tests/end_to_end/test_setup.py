@@ -93,7 +93,9 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-no_amd_gpu = pytest.mark.skipif(Path("/dev/kfd").exists(), reason="this machine has an AMD GPU")
+linux_without_amd_gpu = pytest.mark.skipif(
+    sys.platform != "linux" or Path("/dev/kfd").exists(), reason="an AMD GPU, or no Linux, for which alone PyPI has CUDA builds"
+)
 
 
 # Which interpreter
@@ -166,7 +168,6 @@ def test_amd_gpu_without_torch_is_refused(clone):
     clone.tool("rocminfo")
     message = clone.refusal()
     assert "load a module that has it, install a ROCm build, or pass TORCH_BUILD=rocmX.Y or cpu" in message
-    assert clone.plan(TORCH_BUILD="rocm7.2") == "installs torch 2.13.0+rocm7.2"
 
 
 def test_an_argument_that_there_is_not_changes_nothing(clone):
@@ -174,19 +175,26 @@ def test_an_argument_that_there_is_not_changes_nothing(clone):
     assert done.stderr == "error: setup.sh takes --plan or nothing, not --paln\n" and not (clone.folder / ".venv").exists()
 
 
-def test_nvidia_gpu_gets_the_build_of_pypi(clone):
-    clone.without_torch(answers=True)
-    clone.tool("nvidia-smi")
-    assert clone.plan() == "installs torch 2.13.0 for NVIDIA GPUs"
-
-
-@no_amd_gpu
-@pytest.mark.skipif(sys.platform != "linux", reason="PyPI has CUDA builds for Linux only")
-def test_linux_without_a_gpu_gets_the_cpu_build_where_it_can(clone):
-    clone.without_torch(answers=True)
-    assert clone.plan() == "installs torch 2.13.0 for the CPU"
-    clone.without_torch(answers=False)
-    assert clone.plan() == "installs torch 2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"
+@pytest.mark.parametrize(
+    "tool, build, answers, plan",
+    [
+        ("rocminfo", "rocm7.2", False, "2.13.0+rocm7.2"),
+        ("nvidia-smi", "", True, "2.13.0 for NVIDIA GPUs"),
+        pytest.param("", "", True, "2.13.0 for the CPU", marks=linux_without_amd_gpu),
+        pytest.param(
+            "",
+            "",
+            False,
+            "2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)",
+            marks=linux_without_amd_gpu,
+        ),
+    ],
+)
+def test_the_build_that_is_installed(clone, tool, build, answers, plan):
+    clone.without_torch(answers)
+    if tool:
+        clone.tool(tool)
+    assert clone.plan(TORCH_BUILD=build) == f"installs torch {plan}"
 
 
 @pytest.mark.parametrize(
