@@ -20,7 +20,8 @@ from common import ROOT
 from common.errors import RunError
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from tokenizers.implementations import ByteLevelBPETokenizer
 
 FILES = ("tokenizer.json", "tokens.npy")
 ENCODED_AT_ONCE = 8  # texts, of which a long one has about 2^18 characters
@@ -56,26 +57,12 @@ def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder
 def main() -> None:
     """Does the work, in a process that `build` has started."""
     vocab_size, folder, stream = int(sys.argv[1]), Path(sys.argv[2]), sys.stdin.buffer
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(_sequence(stream), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _encode(tokenizer, _sequence(stream), folder / "tokens.npy")
-
-
-def _sequence(stream: BinaryIO) -> Iterator[str]:
-    return iter(lambda: pickle.load(stream), None)
-
-
-def _encode(tokenizer: Tokenizer, texts: Iterator[str], path: Path) -> None:
-    """Writes the tokens of the texts as an array of uint32, [N]."""
-    count = 0
-    with path.open("wb") as file:
-        header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(_sequence(stream), vocab_size, min_frequency=0, show_progress=False)
+    trained.save(str(folder / "tokenizer.json"))
+    tokenizer, texts, count = Tokenizer.from_file(str(folder / "tokenizer.json")), _sequence(stream), 0
+    with (folder / "tokens.npy").open("wb") as file:
+        header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}  # of an array [N]; N is known at the end
         np.lib.format.write_array_header_1_0(file, header)
         while batch := list(itertools.islice(texts, ENCODED_AT_ONCE)):
             for encoding in tokenizer.encode_batch_fast(batch):
@@ -83,6 +70,10 @@ def _encode(tokenizer: Tokenizer, texts: Iterator[str], path: Path) -> None:
                 file.write(np.array(encoding.ids, dtype="<u4").tobytes())
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, header | {"shape": (count,)})  # as long as the first: NumPy leaves room
+
+
+def _sequence(stream: BinaryIO) -> Iterator[str]:
+    return iter(lambda: pickle.load(stream), None)
 
 
 if __name__ == "__main__":
