@@ -28,12 +28,16 @@ from common.analysis.output.tables import format_number
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
+from common.files import read
 from common.records import benchmark_file, run_record, scaling_file, step_profile
 from common.records.benchmark_file import Benchmark, Cell
 from common.records.fields import Ceilings
+from common.records.kernel_files import BlockFusion
 from common.records.run_record import TimedRun
 from common.studies import known_models
 from common.studies.scaling import scaling_results
+
+import pandas
 
 PRECISIONS = ("fp32", "bf16")
 Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
@@ -378,3 +382,36 @@ def weak_scaling(folder: Path) -> str:
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]
     return table(columns, rows, *studies)
+
+
+def block_fusion(path: Path) -> str:
+    """A row for each batch size: the time of a block as one kernel and in layers, in microseconds."""
+    measured = read(path, BlockFusion)
+    programs = measured["device"]["multiprocessors"]
+    rows = []
+    for row in measured["rows"]:
+        single, layered = 1e3 * row["single_ms"]["median"], 1e3 * row["layered_ms"]["median"]
+        rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
+    header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
+    return table(header, rows, measured)
+
+
+def clocks(folder: Path) -> str:
+    """A row for each GPU of each sampled job: step time at the beginning, at the end and in all, and clock and power in training.
+
+    Reads what `sample_gpu.py` wrote while a job trained, JOB.csv, and its record: JOB.json, or JOB_GPU.json of runs side by side.
+    Samples of training are those with over nine tenths of the GPU's highest power.
+    """
+    rows, records = [], []
+    for path in sorted(folder.glob("*.csv")):
+        for gpu, samples in pandas.read_csv(path).groupby("gpu"):
+            own = path.with_name(f"{path.stem}_{gpu}.json")
+            record = run_record.read_timed(own if own.exists() else path.with_suffix(".json"))
+            steps = record["step_ms"]["all"]
+            clock, power = samples[samples.power_w > 0.9 * samples.power_w.max()][["clock_mhz", "power_w"]].median()
+            rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
+            records.append(record)
+    if not rows:
+        raise UsageError(f"no .csv file in {folder}: sample a job with sample_gpu.py --output JOB.csv")
+    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "clock, MHz", "power, W"]
+    return table(header, rows, *records)
