@@ -42,15 +42,15 @@ def section(anchor: str, *patterns: Path) -> str:
     paths = [path for pattern in patterns for path in pattern.parent.glob(pattern.name)]
     if not paths:
         raise UsageError(f"there is no {' or '.join(map(str, patterns))}")
+    items = {path: _items(path, anchor) for path in paths}
     named = {path: _named(path, files.read_json(path)) for path in paths}
     paths.sort(key=lambda path: ([*PRESETS, ""].index(named[path]["preset"]), named[path]["precision"], path))
     columns = [name for name in ("device", "preset", "precision") if len({names[name] for names in named.values()}) > 1]
     joined: dict[tuple[str, ...], Table] = {}  # by title and header
     paragraphs: list[list[str]] = []
     for path in paths:
-        items = _items(path, anchor)
-        paragraphs.append([item for item in items if isinstance(item, str)])
-        for item in (item for item in items if isinstance(item, Table)):
+        paragraphs.append([item for item in items[path] if isinstance(item, str)])
+        for item in (item for item in items[path] if isinstance(item, Table)):
             header, rows = [*columns, *item.header], [[*map(named[path].get, columns), *row] for row in item.rows]
             known = joined.get((item.title, *header))
             joined[(item.title, *header)] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
@@ -69,7 +69,8 @@ def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
 
 def _items(path: Path, anchor: str) -> list[Table | str]:
     """The tables and paragraphs of a section of a file's report."""
-    schema = files.read_json(path)["schema"]
+    content = files.read_json(path)
+    schema = content.get("schema") if isinstance(content, dict) else None
     if schema not in RENDERERS:
         raise UsageError(f"{path}: no renderer of schema {schema}; there are those of {', '.join(RENDERERS)}")
     found = {part.anchor: part.items for part in RENDERERS[schema](path).sections}
