@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from common import files
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
 from common.config import PRESETS
-from common.documents.result_tables import conditions, device
+from common.documents.result_tables import conditions
 from common.errors import UsageError
 from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, scaling_file
 from common.studies import ablation
@@ -64,7 +64,7 @@ def section(anchor: str, *patterns: Path) -> str:
 def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
     """By what the tables of several files are told apart; the preset is a part of the file's name."""
     preset = next((part for part in path.stem.split("_") if part in PRESETS), "")
-    return {"device": device(record), "preset": preset, "precision": record["precision"]["compute"]}
+    return {"device": run_facts.device(record), "preset": preset, "precision": record["precision"]["compute"]}
 
 
 def _items(path: Path, anchor: str) -> list[Table | str]:
