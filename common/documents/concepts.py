@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from common.analysis.formulas import flops, operators
 from common.analysis.formulas.peaks import datasheet
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles.json_elements import elements
 from common.config import ModelConfig
-from common.documents import result_tables
 from common.documents.architecture import preset
 from common.documents.pictures import Picture, colour, gpu_trace, shape, steps
 from common.errors import UsageError
@@ -84,7 +83,7 @@ def roofline(folder: Path) -> Picture:
     for name, study, times in steps(folder):
         work = flops.training_step(ModelConfig.model_validate(study["model"]), *shape(study))["total"]
         rates[name] = {model: work / ms / 1e9 for model, ms in times.items() if VERSION.fullmatch(model)}  # TFLOP/s
-    device = result_tables.device(study)
+    device = run_facts.device(study)
     peaks = datasheet(device)
     if not peaks:
         raise UsageError(f"{folder}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")

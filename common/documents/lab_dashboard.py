@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import roofline
-from common.documents import result_tables
 from common.errors import UsageError
 from common.files import read
 from common.records.lab_file import Lab
@@ -165,7 +164,7 @@ def _documented(part: str, *folders: Path) -> str:
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [["" if i else result_tables.device(result), *row] for i, row in enumerate(rows)]
+        body += [["" if i else run_facts.device(result), *row] for i, row in enumerate(rows)]
     return tables.markdown(["device", *header], body)
 
 
@@ -189,7 +188,7 @@ def page(result: dict[str, Any]) -> Report:
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
     report.text(
-        f"{result_tables.device(result)}; {versions}; {result['date']}.",
+        f"{run_facts.device(result)}; {versions}; {result['date']}.",
         f"Measured ceilings: {described}; one small operation {small} us.",
     )
     report.commands([f"python {result['command']}"])
@@ -262,7 +261,7 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
     report = Report("Profiling lab: two devices")
     report.section("Conditions")
     conditions = [
-        [result_tables.device(result), result["precision"], f"torch {result['environment']['torch']}", result["date"]]
+        [run_facts.device(result), result["precision"], f"torch {result['environment']['torch']}", result["date"]]
         for result in both
     ]
     report.facts([(str(number), ", ".join(said)) for number, said in enumerate(conditions, 1)])

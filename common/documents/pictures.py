@@ -14,15 +14,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.formulas import flops, footprint
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
-from common.documents import architecture, result_tables
-from common.documents.result_tables import IDLE, find
+from common.documents import architecture
+from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
-from common.records import benchmark_file, kernel_benchmark_file
+from common.records import benchmark_file, kernel_benchmark_file, scaling_file
 from common.studies import ablation
+from common.studies.scaling import scaling_results
 
 import pandas
 
@@ -101,7 +102,7 @@ def ladder(folder: Path) -> Picture:
     for preset, study, times in steps(folder):
         panels[f"{preset}, {' x '.join(map(str, shape(study)))} tokens"] = times
     best = [f"{title.split(',')[0]} {tables.format_number(min(times.values()))} ms" for title, times in panels.items()]
-    device = result_tables.device(study)
+    device = run_facts.device(study)
     description = f"Step time of all versions and peers on one {device} in bf16; the fastest of each preset: {', '.join(best)}"
 
     def draw() -> "Figure":
@@ -166,7 +167,7 @@ def memory(folder: Path) -> Picture:
         sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
         share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
         said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
-    device, model = result_tables.device(study), first["model"]
+    device, model = run_facts.device(study), first["model"]
     description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
 
     def draw() -> "Figure":
@@ -196,7 +197,7 @@ def memory(folder: Path) -> Picture:
 def step_spans(*folders: Path) -> Picture:
     """The share of each span in a profiled step of Version 1, a bar for each run that has a profile."""
     panels = {}
-    for run, shares in result_tables.span_shares(*folders).items():
+    for run, shares in span_shares(*folders).items():
         panels[run] = {span: round(shares[span], 1) for span in SPANS if span in shares and span != "other"}
         panels[run]["other"] = round(sum(shares.values()) - sum(panels[run].values()), 1)
     description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {described(panels, '%')}"
@@ -312,7 +313,7 @@ def fusions(path: Path) -> Picture:
         assert launches is not None, path
         rows.append((name, launches, combination["step_ms"]["median"]))
     model = tables.letters(ModelConfig.model_validate(study["model"]).model_dump())
-    device, compute = result_tables.device(study), study["precision"]["compute"]
+    device, compute = run_facts.device(study), study["precision"]["compute"]
     said = [f"{name}: {count:,.0f} kernels, {tables.format_number(ms)} ms" for name, count, ms in rows]
     description = (
         f"Fusions of {study['version']} switched on one after another, {compute}, {model}, one {device}. {'; '.join(said)}"
@@ -345,7 +346,7 @@ def kernel_rates(path: Path) -> Picture:
     for row in sorted(rows, key=lambda row: row["contender"] == "kernel"):
         shares.setdefault(row["operation"], {})[row["contender"]] = round(kernel_benchmark.share(row, measured), 1)
     shape = f"{rows[0]['batch_size']} x {size[0]} tokens, D = {size[1]:,}"
-    device = result_tables.device(measured)
+    device = run_facts.device(measured)
     description = (
         f"Bytes that a fused kernel moves, over the time of each contender, in % of the rate of a copy; {shape}, one {device}. "
         f"{described(shares, '%')}"
@@ -369,3 +370,38 @@ def kernel_rates(path: Path) -> Picture:
         return figure
 
     return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
+
+
+def scaling_efficiency(folder: Path) -> Picture:
+    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        study = scaling_file.read(path)
+        panel = panels.setdefault(f"{preset}, {precision}", {})
+        for row in scaling_results.results(study):
+            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
+                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
+                line[row["processes"]] = round(100 * row["efficiency"], 1)
+    device = study["device"]["name"] if study["device"] else ""
+    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
+    said = [
+        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
+        for title, panel in panels.items()
+    ]
+    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            for number, (name, points) in enumerate(panel.items()):
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
+            axes.spines[["top", "right"]].set_visible(False)
+        handles = axes.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", fontsize=8)
+        return figure
+
+    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)
