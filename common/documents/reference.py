@@ -92,14 +92,20 @@ def all_commands() -> list[Command]:
 
 
 def commands() -> str:
-    """A table for each folder: a row per command, with the first sentence of its docstring or its opening comment."""
-    parts = []
+    """A list for each folder: a command, with the first sentence of its docstring or its opening comment.
+
+    A script whose name a version before has too is only named.
+    """
+    parts: list[str] = []
+    known: set[str] = set()
     for folder, group in groupby(all_commands(), lambda command: command.folder):
-        place = folder.relative_to(ROOT).as_posix()
-        name = "In the root of the repository" if folder == ROOT else f"In `{place}/`"
-        parts.append(
-            f"{name}:\n\n{tables.markdown(['command', 'purpose'], [command[1:] for command in group], code=['command'])}"
-        )
+        found = list(group)
+        again = [f"`{command.line}`" for command in found if command.line in known]
+        lines = [f"- `{command.line}`: {command.purpose}" for command in found if command.line not in known]
+        lines += [f"- as in a version before: {', '.join(again)}"] * bool(again)
+        known |= {command.line for command in found}
+        name = "In the root of the repository" if folder == ROOT else f"In `{folder.relative_to(ROOT).as_posix()}/`"
+        parts.append("\n".join([f"{name}:", "", *lines, ""]))
     return "\n".join(parts)
 
 
