@@ -197,7 +197,7 @@ def runs_here(line: str) -> bool:
 
 
 # Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
-GPU_ONLY = ("tune_blocks.py", "benchmark_levers.py", "benchmark_block_fusion.py", "--capture-step", "sample_gpu.py")
+GPU_ONLY = ("tune_blocks.py", "benchmark_levers.py", "--capture-step", "sample_gpu.py")
 
 
 def refused_here(line: str) -> bool:
