@@ -32,10 +32,10 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
-    results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
+    results.spans, results.ceilings, results.efficiency, results.trials, results.curves,
     results.captured_steps, results.versions_and_peers,
     results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, results.block_fusion,
+    compiled_kernels.tritons, source_diff.forward_diff,
     results.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
