@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import cli
-from common.documents.rewrite import MARKED, ROOT, SECTION
+from common.documents.rewrite import MARKED, ROOT
 from common.errors import UsageError
 from common.files import writable_file, write_text
 
@@ -53,8 +53,7 @@ def slides(source: Path) -> list[Slide]:
 def _slide(title: str, text: str, folder: Path) -> Slide:
     text, *notes = NOTE.split(text, maxsplit=1)
     body, words, position = [], 0, 0
-    generated = sorted([*MARKED.finditer(text), *SECTION.finditer(text)], key=lambda found: found.start())
-    for marked in [*generated, None]:
+    for marked in [*MARKED.finditer(text), None]:
         prose = _html(text[position : marked.start() if marked else None])
         words += len(re.sub(r"<[^>]+>", " ", prose).split())
         body.append(prose)
