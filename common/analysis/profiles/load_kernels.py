@@ -62,7 +62,7 @@ REFUSALS = {
 }
 # Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
-CSV_KINDS = (
+CSV_KINDS: tuple[tuple[set[str], str], ...] = (
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
     ({"Kernel_Name", "Counter_Name"}, "counters"),
     ({"Kernel_Name", *TIMES}, "rocprofv3-kernel-trace"),

@@ -7,25 +7,28 @@ as the report explains. The time of an operator is its self time: of its kernels
 Schema of optimization_targets.json, "tiny-llama-targets/1":
 
     profile, step_us    the file, and its mean profiled step (the attention in it, where only attention was kept)
-    targets             largest bound first: name, fused_form, operators (names), calls and fused_calls in a step, time_us,
-                        note, and, null where a ceiling is not known, floor_us, share = (time_us - floor_us) / step_us and
-                        bound = 1 / (1 - share)
+    targets             `Target`, the largest bound first
 """
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.analysis.formulas import operators
-from common.analysis.formulas.operators import OperatorCalls, Work, linear_products
+from common.analysis.formulas.operators import OperatorCalls, Work, least_seconds, linear_products
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import step_profile
+from common.analysis.profiles.run_record import Ceilings
+from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.files import writable_folder, write_text
+
+from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-targets/1"
 FOLDER = Path("bottleneck_analysis")
@@ -65,11 +68,26 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
+class Target(TypedDict):
+    """An optimisation of some operators; the last three are None where a ceiling is not known."""
+
+    name: str
+    fused_form: str
+    operators: list[str]  # names
+    calls: float  # in a step
+    fused_calls: float
+    time_us: float
+    note: str
+    floor_us: float | None
+    share: float | None  # (time_us - floor_us) / step_us
+    bound: float | None  # 1 / (1 - share)
+
+
 @dataclass(frozen=True)
 class Step:
     """The mean profiled step; times in us."""
 
-    profile: dict[str, Any]
+    profile: Profile
     rows: list[OperatorCalls]  # largest time first
     us: float
     outside_us: float  # time in which a GPU idles, or a CPU is outside all operators; 0 where only attention was kept
@@ -101,7 +119,7 @@ def read_step(path: Path) -> Step:
     return Step(profile, rows, wall, max(0.0, wall - covered))
 
 
-def targets(step: Step) -> list[dict[str, Any]]:
+def targets(step: Step) -> list[Target]:
     """Optimisations that concern operators in this profile, the largest bound first. Letters as in common/config.py."""
     run = step.profile["run"]
     model, training, precision = run["model"], run["training"], run["precision"]["compute"]
@@ -111,10 +129,14 @@ def targets(step: Step) -> list[dict[str, Any]]:
     kv = head_dim * model["num_key_value_heads"]
     element = operators.element_bytes(run)
     vector = element * tokens * hidden  # bytes of a [B, S, D]
-    working, found = [row for row in step.rows if row.works], []
+    working = [row for row in step.rows if row.works]
     overhead = {span: step.overhead(span) for span in {row.span for row in working}}
+    found: list[Target] = []
 
-    def add(name, form, rows, fused, note="", ceilings=run["ceilings"], part=lambda row: 1.0) -> None:
+    def add(
+        name: str, form: str, rows: Sequence[OperatorCalls], fused: Sequence[Work], note: str = "",
+        ceilings: Ceilings | None = run["ceilings"], part: Callable[[OperatorCalls], float] = lambda row: 1.0,
+    ) -> None:  # fmt: skip
         """`part` is the fraction of a row's calls and time that the target concerns."""
         if not rows:
             return
@@ -122,12 +144,13 @@ def targets(step: Step) -> list[dict[str, Any]]:
         beside = sum(row.calls * part(row) * overhead[row.span] for row in rows)
         now, floor = sum(row.us * part(row) for row in rows) + beside, None
         if ceilings:
-            least = [max(work.us(ceilings) + beside / calls, ceilings["operation_seconds"] * 1e6) for work in fused]
+            launch, seconds = ceilings["operation_seconds"], [least_seconds(work.flops, work.bytes, ceilings) for work in fused]
+            least = [1e6 * max(each + beside / calls / 1e6, launch) for each in seconds]
             floor = min(now, sum(us * work.calls for us, work in zip(least, fused, strict=True)))
         fused_calls = sum(work.calls for work in fused)
         found.append(_target(step, name, form, {row.name for row in rows}, calls, fused_calls, now, floor, note))
 
-    def shapes(row: OperatorCalls) -> list:
+    def shapes(row: OperatorCalls) -> list[list[int]]:
         return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
 
     def qkv_part(row: OperatorCalls) -> float:  # the output projection has the shape of the Q projection
@@ -170,11 +193,11 @@ def targets(step: Step) -> list[dict[str, Any]]:
     peaks = datasheet(run["device"]["name"])
     if precision == "fp32":
         products = [row for row in working if row.bytes and row.name.removeprefix("aten::") in operators.MATRIX_PRODUCTS]
-        fused = [Work(row.calls, row.flops, row.bytes / 2) for row in products]
+        fused = [Work(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
         note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
         if peaks:
             note = f"With the data sheet's bf16 peak, {peaks['bf16'] / 1e12:.0f} TFLOP/s."
-        ceilings = run["ceilings"] | {"flops_per_second": peaks["bf16"]} if run["ceilings"] and peaks else None
+        ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": peaks["bf16"]} if run["ceilings"] and peaks else None
         add("mixed precision", "the same products in bf16: half the bytes, a higher peak", products, fused, note, ceilings)
     if step.on_gpu and step.outside_us:
         form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
@@ -183,11 +206,15 @@ def targets(step: Step) -> list[dict[str, Any]]:
     return sorted(found, key=lambda target: -(target["bound"] or 0))
 
 
-def _target(step: Step, name, form, names, calls, fused_calls, now, floor, note) -> dict[str, Any]:
+def _target(
+    step: Step, name: str, form: str, names: Iterable[str], calls: float, fused_calls: float, now: float, floor: float | None,
+    note: str,
+) -> Target:  # fmt: skip
     share = None if floor is None else (now - floor) / step.us
     return {
         "name": name, "fused_form": form, "operators": sorted(names), "calls": calls, "fused_calls": fused_calls,
-        "time_us": now, "floor_us": floor, "share": share, "bound": None if share in (None, 1) else 1 / (1 - share), "note": note,
+        "time_us": now, "floor_us": floor, "share": share, "note": note,
+        "bound": None if share is None or share == 1 else 1 / (1 - share),
     }  # fmt: skip
 
 
@@ -199,7 +226,7 @@ def breakdown(step: Step) -> list[list[Any]]:
     steps, times = step.profile["profiled_steps"], [(row.span, row.phase, row.us) for row in step.rows]
     if step.on_gpu:
         times = [(kernel["span"], kernel["phase"], kernel["device_us"] / steps) for kernel in step.profile["kernels"]]
-    body = []
+    body: list[list[Any]] = []
     for span, label in PARTS.items():
         own = [(phase if phase in ("forward", "backward") else "other", us) for part, phase, us in times if part == span]
         columns = [sum(us for phase, us in own if phase == column) for column in ("forward", "backward", "other")]
@@ -209,7 +236,7 @@ def breakdown(step: Step) -> list[list[Any]]:
     return body + ([[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us]] if step.outside_us else [])
 
 
-def report(step: Step, path: Path, ranked: list[dict[str, Any]]) -> Report:
+def report(step: Step, path: Path, ranked: list[Target]) -> Report:
     """Time by part, the longest operators and the targets; it writes operator_timing.csv and optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
     part = "attention" if profile["attention_only"] else "the step"
@@ -230,13 +257,13 @@ def report(step: Step, path: Path, ranked: list[dict[str, Any]]) -> Report:
     result.section("Targets of optimisation")
     result.text(ABOUT_TARGETS)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
-    rows = [
+    shown = [
         [target["name"], target["calls"], target["fused_calls"], target["time_us"] / 1e3 * factor,
          target["floor_us"] and target["floor_us"] / 1e3 * factor, target["share"] and 100 * target["share"],
          target["bound"] and f"{target['bound']:.2f}x"]
         for target in ranked
     ]  # fmt: skip
-    result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], rows)
+    result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], shown)
     result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
     result.json("optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
     return result

@@ -13,6 +13,7 @@ from common.analysis.output import plots, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import run_record, step_profile
 from common.analysis.profiles.kernel_names import short_name
+from common.analysis.profiles.step_profile import Profile
 
 from matplotlib.figure import Figure
 
@@ -69,14 +70,14 @@ def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
     return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
 
 
-def operators(profile: dict[str, Any], sort_by: str | None = None) -> Report:
+def operators(profile: Profile, sort_by: str | None = None) -> Report:
     """The table of operators alone."""
     result = Report("Operators")
     _add_operators(result, profile, sort_by)
     return result
 
 
-def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: str | None = None) -> None:
+def add_section(report: Report, path: Path, profile: Profile, sort_by: str | None = None) -> None:
     """Adds conditions, time by span, kernels of a GPU, operators, and the files that were written beside the profile."""
     report.section(path.name)
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
@@ -94,19 +95,19 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
     report.table(*_files(path, profile), title="Files")
 
 
-def _add_operators(report: Report, profile: dict[str, Any], sort_by: str | None) -> None:
+def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
     report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
 
 
-def _title(what: str, profile: dict[str, Any], rows: list) -> str:
+def _title(what: str, profile: Profile, rows: list) -> str:
     part = " of attention" if profile["attention_only"] else ""
     return f"{what}{part} in a mean step, {min(ROWS, len(rows))} of {len(rows)}"
 
 
-def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
+def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
     """The operators of a profile, added up over spans, phases and shapes.
 
     Returns:
@@ -138,11 +139,11 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
     return header, rows, column
 
 
-def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def span_rows(profile: Profile) -> tables.Table:
     """Header and rows of the time of a mean step by span, and the time outside all operators (on a GPU: when it is idle)."""
     on_gpu, wall = bool(profile["kernels"]), sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     unit, factor = tables.time_unit(wall)
-    body = [
+    body: list[list[Any]] = [
         [span, phases.get("forward", 0.0), phases.get("backward", 0.0), sum(phases.values())]
         for span, phases in step_profile.span_milliseconds(profile).items()
     ]
@@ -153,7 +154,7 @@ def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
 
 
-def detail_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def detail_rows(profile: Profile) -> tables.Table:
     """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
     added: dict[tuple[str, str], Counter] = defaultdict(Counter)
     for row in profile["details"]:
@@ -168,28 +169,23 @@ def detail_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
 
-def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def kernel_rows(profile: Profile) -> tables.Table:
     """Header and rows of the kernels of a GPU in a mean step, added up over spans and phases, the longest first."""
-    calls, us = Counter(), Counter()
+    calls: Counter[str] = Counter()
+    us: dict[str, float] = defaultdict(float)
     for kernel in profile["kernels"]:
         calls[kernel["name"]] += kernel["calls"]
         us[kernel["name"]] += kernel["device_us"]
-    steps, whole = profile["profiled_steps"], us.total() or 1
+    steps, whole = profile["profiled_steps"], sum(us.values()) or 1
     unit, factor = tables.time_unit(max(us.values()) / steps / 1e3)
     body = [
-        [
-            short_name(name),
-            calls[name] / steps,
-            total / steps / 1e3 * factor,
-            total / calls[name],
-            100 * total / whole,
-        ]
-        for name, total in us.most_common()
+        [short_name(name), calls[name] / steps, us[name] / steps / 1e3 * factor, us[name] / calls[name], 100 * us[name] / whole]
+        for name in sorted(us, key=lambda name: -us[name])
     ]
     return ["kernel", "launches", unit, "us each", "share %"], body
 
 
-def conditions(profile: dict[str, Any]) -> str:
+def conditions(profile: Profile) -> str:
     """Version and conditions of a profiled run, and the time of a step with and without the profiler."""
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {timed['count']} steps"
@@ -200,7 +196,7 @@ def conditions(profile: dict[str, Any]) -> str:
     )
 
 
-def launches(profile: dict[str, Any]) -> str:
+def launches(profile: Profile) -> str:
     """The number of launches in a step, and the mean delay from the launching call to the start."""
     launch = profile["launch"]
     whole = " (the whole step)" if profile["attention_only"] else ""
@@ -209,7 +205,7 @@ def launches(profile: dict[str, Any]) -> str:
     return f"A step launches {count:,.0f} kernels, copies and fills{whole}. Each starts {delay} after its launch call on average."
 
 
-def _files(path: Path, profile: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _files(path: Path, profile: Profile) -> tables.Table:
     """Header and rows of the files that a profiled run wrote beside its profile and that still exist."""
     contents = {
         path.name: "this profile, for the analysis scripts",
@@ -220,7 +216,7 @@ def _files(path: Path, profile: dict[str, Any]) -> tuple[list[str], list[list[st
     return ["file", "content"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
 
 
-def span_figure(profile: dict[str, Any]) -> Figure:
+def span_figure(profile: Profile) -> Figure:
     """Horizontal bars of the time of a mean step by span, stacked by phase."""
     spans = step_profile.span_milliseconds(profile)
     unit, factor = tables.time_unit(max(sum(phases.values()) for phases in spans.values()))
