@@ -34,6 +34,7 @@ where m is 1 in ddp and n where the update is sharded. The model leaves out
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BUCKET = 25 * 2**20  # bytes of DistributedDataParallel's buckets
@@ -62,7 +63,8 @@ class Step(NamedTuple):
         return self.forward + self.backward + self.update
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True)
+class Transfer:
     """Collectives of a kind in a step.
 
     Attributes:

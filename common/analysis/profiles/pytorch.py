@@ -49,7 +49,7 @@ def read_profile(path: Path) -> Kernels:
         rows = [(row.name, round(row.calls * steps), row.us * steps) for row in working]
     table = pandas.DataFrame(rows, columns=["name", "calls", "us"]).groupby("name", sort=False, as_index=False).sum()
     categories = [category(name) if on_gpu else "operator" for name in table.name]
-    times = {"calls": table.calls, "duration_ns": [round(us * 1e3) for us in table.us]}
+    times: dict[str, Iterable] = {"calls": table.calls, "duration_ns": [round(us * 1e3) for us in table.us]}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
     return build("profile", path, {"name": table.name, "category": categories, **times}, steps=steps, notes=notes)
 

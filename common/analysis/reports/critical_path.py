@@ -145,8 +145,8 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
     launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
     found = {}
     for row, number in launched.operators.map(lambda rows: rows[0]).drop_duplicates().items():
-        name, *inputs = trace.operators.loc[number, ["name", "input_shapes", "input_types"]]
-        cost = operators.cost(name, *map(json.loads, inputs), element)
+        name, shapes, types = trace.operators.loc[number, ["name", "input_shapes", "input_types"]]
+        cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
         if cost and cost[1]:
             computes = kernel_names.kind(name) in ("matrix products", "attention")
             found[row] = cost[0] if computes else 0, cost[1]

@@ -38,8 +38,8 @@ def summary(kernels: Kernels) -> list[KernelTotal]:
     whole = added.total.sum() or 1.0
     rows = []
     for (name, category), calls, total, low, high in added.itertuples():
-        extremes = (None, None) if low != low else (low, high)
-        rows.append(KernelTotal(name, category, int(calls), total, total / calls, *extremes, total / whole))
+        least, most = (None, None) if low != low else (low, high)
+        rows.append(KernelTotal(name, category, int(calls), total, total / calls, least, most, total / whole))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 

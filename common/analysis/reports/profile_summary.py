@@ -156,22 +156,22 @@ def span_rows(profile: Profile) -> tables.Table:
 
 def detail_rows(profile: Profile) -> tables.Table:
     """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
-    added: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    added: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in profile["details"]:
-        added[row["span"], row["detail"]][row["phase"]] += row["us"] / profile["profiled_steps"] / 1e3
-    unit, factor = tables.time_unit(max(phases.total() for phases in added.values()))
+        for phase in (row["phase"], "total"):
+            added[row["span"], row["detail"]][phase] += row["us"] / profile["profiled_steps"] / 1e3
+    unit, factor = tables.time_unit(max(phases["total"] for phases in added.values()))
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     rows = [
-        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward")), phases.total() * factor,
-         100 * phases.total() / wall]
-        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1].total()))
-    ]  # fmt: skip
+        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward", "total")), 100 * phases["total"] / wall]
+        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1]["total"]))
+    ]
     return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
 
 def kernel_rows(profile: Profile) -> tables.Table:
     """Header and rows of the kernels of a GPU in a mean step, added up over spans and phases, the longest first."""
-    calls: Counter[str] = Counter()
+    calls: dict[str, int] = defaultdict(int)
     us: dict[str, float] = defaultdict(float)
     for kernel in profile["kernels"]:
         calls[kernel["name"]] += kernel["calls"]
