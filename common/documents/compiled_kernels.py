@@ -5,59 +5,14 @@ holds a summary for each Triton that was tried: a row for each target, and the k
 """
 
 from pathlib import Path
-from typing import Any, Literal
 
 from common.analysis.output import tables
 from common.files import read
-
-from typing_extensions import TypedDict
-
-SCHEMA, SUMMARY_SCHEMA = "tiny-llama-compiled/1", "tiny-llama-compiled-summary/1"
+from common.records.kernel_files import Compiled, CompiledKernel, CompiledSummary, Spills
 
 
-class CompiledKernel(TypedDict):
-    """A compiled kernel; kernels.json has its dtype, size, blocks, warps and stages too."""
-
-    target: str
-    file: str
-    kernel: str
-    registers: int
-    spills: int
-    shared_bytes: int
-
-
-class Compiled(TypedDict):
-    """kernels.json."""
-
-    schema: Literal[SCHEMA]
-    triton: str
-    command: str
-    rows: list[CompiledKernel]
-
-
-class Target(TypedDict):
-    """The kernels of one Triton for one target."""
-
-    triton: str
-    target: str
-    compiled: int
-    spilling: int
-    largest_spill: int
-    least_registers: int
-    largest_shared_bytes: int
-
-
-class Summary(TypedDict):
-    """tritons.json."""
-
-    schema: Literal[SUMMARY_SCHEMA]
-    command: str
-    targets: list[Target]
-    spilling: list[CompiledKernel]  # with the key triton
-
-
-def summary(paths: list[Path]) -> dict[str, list[Any]]:
-    """`targets` and `spilling` of a Summary, in the order of these files with rows.
+def summary(paths: list[Path]) -> Spills:
+    """What a CompiledSummary says, in the order of these files with rows.
 
     Raises:
         UsageError: a file is not of schema tiny-llama-compiled/1.
@@ -96,7 +51,7 @@ def _most(rows: list[CompiledKernel]) -> str:
 def tritons(folder: Path) -> str:
     """A row per Triton, a column per target: how many kernels spill, of how many, and the largest spill."""
     cells: dict[str, dict[str, str]] = {}
-    for row in read(folder / "tritons.json", Summary)["targets"]:
+    for row in read(folder / "tritons.json", CompiledSummary)["targets"]:
         largest = f", at most {row['largest_spill']}" if row["spilling"] else ""
         cells.setdefault(row["triton"], {})[row["target"]] = f"{row['spilling']} of {row['compiled']}{largest}"
     targets = sorted({target for row in cells.values() for target in row})

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from common import ROOT
 from common.analysis.formulas import flops, peaks
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import chrome_trace, run_record, step_profile
+from common.analysis.profiles import chrome_trace
 from common.config import PRESETS, ModelConfig
 from common.documents import result_tables
 from common.errors import UsageError
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file, run_record, step_profile
 
 import pandas
 
@@ -216,8 +216,8 @@ def _run_rows(run: dict[str, Any], path: Path) -> dict[str, str]:
             format_number(run["phases_ms"][name]["median"]) for name in ("forward", "backward", "optimizer")
         ),
         "TFLOP/s": run["flops_per_second"] / 1e12,
-        "MFU, %": run_record.mfu(run),
-        "% of measured GEMM": run_record.of_measured_gemm(run),
+        "MFU, %": run_facts.mfu(run),
+        "% of measured GEMM": run_facts.of_measured_gemm(run),
         "launches a step": profile["launch"]["count"] / steps or None,
         "GPU idle under the profiler, %": 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if kernels else None,
     }

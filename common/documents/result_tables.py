@@ -23,15 +23,15 @@ from statistics import median
 from typing import Any
 
 from common.analysis.comparisons import sequence_memory
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
+from common.records import benchmark_file, run_record, scaling_file, step_profile
 from common.studies import ablation, known_models
-from common.studies.benchmark import benchmark_file, benchmark_results
-from common.studies.scaling import scaling_file, scaling_results
+from common.studies.benchmark import benchmark_results
+from common.studies.scaling import scaling_results
 
 PRECISIONS = ("fp32", "bf16")
 Record = dict[str, Any]
@@ -133,7 +133,7 @@ def training(*folders: Path) -> str:
             f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
             step["median"], tables.spread(step), run["tokens_per_second"],
             f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
-            run_record.mfu(run), run_record.of_measured_gemm(run),
+            run_facts.mfu(run), run_facts.of_measured_gemm(run),
             f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
         ])  # fmt: skip
     columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
@@ -200,7 +200,7 @@ def efficiency(*folders: Path) -> str:
         launches = profile["launch"]["count"] / profile["profiled_steps"] or None
         idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
         rows.append([
-            _named(run), run_record.mfu(run), run_record.of_measured_gemm(run), 100 * moved,
+            _named(run), run_facts.mfu(run), run_facts.of_measured_gemm(run), 100 * moved,
             launches, launches and 100 * launches * limits["operation_seconds"] / seconds, idle,
         ])  # fmt: skip
     columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
@@ -225,7 +225,7 @@ def rates(folder: Path) -> str:
     """A row per run: throughput and utilisation."""
     runs = [run for group in compared(folder) for run in group]
     rows = [
-        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_record.mfu(run)]
+        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_facts.mfu(run)]
         for run in runs
     ]  # fmt: skip
     return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)

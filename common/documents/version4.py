@@ -2,62 +2,21 @@
 
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 from common.analysis.output import plots
-from common.analysis.profiles import run_record
 from common.documents.pictures import Picture
 from common.documents.result_tables import find, table
 from common.errors import UsageError
 from common.files import read
-from common.studies.scaling import scaling_file, scaling_results
+from common.records import run_record, scaling_file
+from common.records.kernel_files import BlockFusion, Levers
+from common.studies.scaling import scaling_results
 
 import pandas
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class Way(TypedDict):
-    """One way to do a lever's work; `preset` is empty for the one that has sizes of its own."""
-
-    preset: str
-    lever: str
-    way: str
-    us: run_record.Summary
-
-
-class Levers(run_record.Header):
-    """levers.json."""
-
-    schema: Literal["tiny-llama-levers/1"]
-    model: NotRequired[run_record.Model]
-    precision: run_record.Compute
-    rows: Annotated[list[Way], Field(min_length=1)]
-
-
-class Block(TypedDict):
-    batch_size: PositiveInt
-    single_ms: run_record.Summary
-    layered_ms: run_record.Summary
-    difference: float
-
-
-class Gpu(run_record.Device):
-    multiprocessors: PositiveInt
-
-
-class BlockFusion(run_record.Header):
-    """block_fusion.json."""
-
-    schema: Literal["tiny-llama-block-fusion/1"]
-    device: Gpu
-    model: NotRequired[run_record.Model]
-    precision: run_record.Compute
-    sequence_length: PositiveInt
-    rows: list[Block]
 
 
 def levers(path: Path) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from common import device as devices
 from common import ranks
 from common.analysis.formulas import flops
-from common.analysis.output import tables
-from common.analysis.profiles import run_record
+from common.analysis.output import run_facts, tables
 from common.config import ModelConfig
 from common.data import Dataset
 from common.precision import Precision
+from common.records import run_record
 from common.timing import summarize
 
 import torch
@@ -102,7 +102,7 @@ def build(
         seconds = record["step_ms"]["median"] / 1e3
         record["tokens_per_second"] = tokens / seconds
         record["flops_per_second"] = counted["total"] / seconds
-        peak = run_record.peak_flops(record)
+        peak = run_facts.peak_flops(record)
         share = peak and {"utilization": record["flops_per_second"] / peak, "peak_flops_per_second": peak}
         record["mfu"] = share and share | {"peak_source": "data sheet"}
     return record
@@ -125,10 +125,10 @@ def summary(record: dict[str, Any]) -> str:
         floor = record["data"]["entropy_floor"]
         known = f", entropy of the source {floor:.3f}" if floor is not None else ""
         last = loss["all"][-20:]
-        mfu, of_gemm = run_record.mfu(record), run_record.of_measured_gemm(record)
+        mfu, of_gemm = run_facts.mfu(record), run_facts.of_measured_gemm(record)
         share = "MFU not given: this device's peak is not listed"
         if mfu is not None:
-            share = f"MFU {mfu:.1f}% of {run_record.peak_flops(record) / 1e12:.3g} TFLOP/s (data sheet)"
+            share = f"MFU {mfu:.1f}% of {run_facts.peak_flops(record) / 1e12:.3g} TFLOP/s (data sheet)"
         if of_gemm is not None:
             share += f"; {of_gemm:.1f}% of measured GEMM ({record['ceilings']['flops_per_second'] / 1e12:.3g} TFLOP/s)"
         elif mfu is None:
@@ -141,7 +141,7 @@ def summary(record: dict[str, Any]) -> str:
             f"uniform guess {loss['uniform']:.3f}{known})",
             f"  step time    {tables.format_time(step['median'])} (p20 {tables.format_time(step['p20'])}, "
             f"p80 {tables.format_time(step['p80'])}, {step['count']} steps{note})",
-            *(f"  note         {note}" for note in run_record.noise({"this run": step})),
+            *(f"  note         {note}" for note in run_facts.noise({"this run": step})),
             f"  throughput   {record['tokens_per_second']:,.0f} tokens/s{together}",
             f"  peak memory  {record['memory']['peak_mib']:,.0f} MiB ({record['memory']['kind']}"
             + (f"; its pools held {record['memory']['reserved_mib']:,.0f} MiB)" if "reserved_mib" in record["memory"] else ")"),

@@ -23,8 +23,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.analysis.profiles.run_record import Ceilings, RunRecord
-from common.analysis.profiles.step_profile import Profile
+from common.records.fields import Ceilings
+from common.records.run_record import Run
+from common.records.step_profile import Profile
 
 Shape = Sequence[int]
 
@@ -74,7 +75,7 @@ COMPOSITE_ON_CPU = ("aten::mean",)  # on a CPU it calls `sum` and `div_`; on a G
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
-def element_bytes(run: RunRecord) -> int:
+def element_bytes(run: Run) -> int:
     """Bytes of a matrix element in a run's precision."""
     return 4 if run["precision"]["compute"] == "fp32" else 2
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.profiles.json_elements import elements
-from common.analysis.profiles.step_profile import Shapes
 from common.errors import UsageError
 from common.files import Amount, Integer, Number
+from common.records.step_profile import Shapes
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict

@@ -28,10 +28,11 @@ from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, step_profile
-from common.analysis.profiles.step_profile import Profile
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
+from common.records.step_profile import Profile
 
 import pandas
 from typing_extensions import NotRequired, TypedDict

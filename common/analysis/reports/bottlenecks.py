@@ -21,12 +21,12 @@ from common.analysis.formulas.operators import OperatorCalls, Work, least_second
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import step_profile
-from common.analysis.profiles.run_record import Ceilings
-from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.files import writable_folder, write_text
+from common.records import step_profile
+from common.records.fields import Ceilings
+from common.records.step_profile import Profile
 
 from typing_extensions import TypedDict
 

@@ -22,10 +22,10 @@ from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
-from common.analysis.profiles.run_record import RunRecord
-from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import profile_summary
 from common.analysis.reports.triton_kernels import Cost, rate
+from common.records.run_record import Run
+from common.records.step_profile import Profile
 
 import numpy
 import pandas
@@ -153,7 +153,7 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
     return pandas.DataFrame.from_dict(found, orient="index", columns=["flops", "bytes"])
 
 
-def kernel_table(step: Step, trace: Trace, run: RunRecord, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
+def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
     """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it.
 
     Args:

@@ -7,13 +7,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.profiles.kernel_names import short_name
-from common.analysis.profiles.step_profile import Profile
+from common.records import step_profile
+from common.records.step_profile import Profile
 
 from matplotlib.figure import Figure
 
@@ -119,7 +119,8 @@ def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[st
         column = column.replace("device", "cpu")
     added: dict[str, Counter] = defaultdict(Counter)
     for operator in profile["operators"]:
-        added[operator["name"]].update({key: operator[key] for key in LABELS})
+        amounts = cast(dict[str, float], operator)
+        added[operator["name"]].update({key: amounts[key] for key in LABELS})
     ranked = sorted(added.items(), key=lambda item: -item[1][column])
     times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
     own = "self_device_us" if on_gpu else "self_cpu_us"
@@ -163,8 +164,8 @@ def detail_rows(profile: Profile) -> tables.Table:
     unit, factor = tables.time_unit(max(phases["total"] for phases in added.values()))
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     rows = [
-        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward", "total")), 100 * phases["total"] / wall]
-        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1]["total"]))
+        [span, detail or "rest", *(own[name] * factor for name in ("forward", "backward", "total")), 100 * own["total"] / wall]
+        for (span, detail), own in sorted(added.items(), key=lambda item: (item[0][0], -item[1]["total"]))
     ]
     return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
@@ -190,7 +191,7 @@ def conditions(profile: Profile) -> str:
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {timed['count']} steps"
     return (
-        f"{run['version']}, {run_record.describe(run)}; {steps} profiled steps of "
+        f"{run['version']}, {run_facts.describe(run)}; {steps} profiled steps of "
         f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
         f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
     )

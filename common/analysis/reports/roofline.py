@@ -21,10 +21,10 @@ from typing import NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.analysis.profiles.run_record import Ceilings
-from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
+from common.records.fields import Ceilings
+from common.records.step_profile import Profile
 
 import numpy
 from matplotlib.axes import Axes
@@ -85,10 +85,10 @@ def from_profile(profile: Profile, top: int = 10) -> list[Point]:
 def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
     points = []
     for name, calls in rows.items():
-        known = [
-            (row.calls * row.flops, row.calls * row.bytes) for row in calls if row.flops is not None and row.bytes is not None
-        ]
-        flops, moved = map(sum, zip(*known, strict=True)) if len(known) == len(calls) else (None, None)
+        flops: float | None = sum(row.calls * row.flops for row in calls if row.flops)
+        moved: float | None = sum(row.calls * row.bytes for row in calls if row.bytes)
+        if any(row.flops is None for row in calls):
+            flops = moved = None
         points.append(Point(name, flops, moved, sum(row.us for row in calls) / 1e6, group))
     return sorted(points, key=lambda point: -point.seconds)
 

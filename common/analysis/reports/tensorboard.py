@@ -8,11 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from common.analysis.output import tables
-from common.analysis.profiles import run_record
+from common.analysis.output import run_facts, tables
 from common.analysis.profiles.chrome_trace import Trace
-from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import memory_timeline, profile_summary
+from common.records.step_profile import Profile
 
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -40,7 +39,7 @@ def write(folder: Path, profile: Profile, trace: Trace) -> Path:
                 "result/peak_memory_mib": run["memory"]["peak_mib"],
                 "result/loss_last": run["loss"]["all"][-1],
             }
-            if (mfu := run_record.mfu(run)) is not None:
+            if (mfu := run_facts.mfu(run)) is not None:
                 results["result/mfu"] = mfu / 100
             for tag, value in results.items():
                 writer.add_scalar(tag, value, last)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles.step_profile import Profile
 from common.analysis.reports import profile_summary
+from common.records.step_profile import Profile
 
 HOW_TO_READ = (
     "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above "

@@ -21,9 +21,9 @@ from common import cli, signals
 from common import device as devices
 from common.analysis.output import tables
 from common.precision import SHORT
+from common.records.benchmark_file import METRICS, SCHEMA, place
 from common.studies import job_runner
 from common.studies.benchmark import benchmark_process
-from common.studies.benchmark.benchmark_file import METRICS, SCHEMA, place
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.training import capture, record, version_files

@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError
+from common.records import benchmark_file
+from common.records.benchmark_file import place
 from common.studies import job_runner, known_models
-from common.studies.benchmark import benchmark_file, benchmark_results
-from common.studies.benchmark.benchmark_file import place
+from common.studies.benchmark import benchmark_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def analyze(path: Path) -> Report:
     found = benchmark_results.results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
         raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}")
-    where = run_record.describe(measured | {"training": {}}, "batch_size", "sequence_length")
+    where = run_facts.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
     timed = {place(cell).replace(",", ""): cell | {"median": cell["ms"]} for cell in found if cell["ms"]}
@@ -54,7 +54,7 @@ def analyze(path: Path) -> Report:
         report.table(*benchmark_results.throughput_table(measured))
         report.section("Step time")
         report.table(*benchmark_results.step_table(measured))
-        report.text(*run_record.noise(timed))
+        report.text(*run_facts.noise(timed))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for cell in measured["cells"] for run in cell["runs"]), "")
         report.section(f"Peak MiB, {kind} (and {against} / model)")

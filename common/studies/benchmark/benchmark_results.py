@@ -13,8 +13,8 @@ from typing import Any
 
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
+from common.records.benchmark_file import Benchmark, place
 from common.studies import known_models
-from common.studies.benchmark.benchmark_file import Benchmark, place
 
 COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
            "peak_mib", "memory_ratio")  # fmt: skip

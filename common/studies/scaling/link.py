@@ -12,8 +12,8 @@ from pathlib import Path
 from common import cli, files, ranks
 from common import device as devices
 from common.analysis.formulas import data_parallel
+from common.records.scaling_file import Link
 from common.studies.scaling import torchrun
-from common.studies.scaling.scaling_file import Link
 from common.timing import benchmark, summarize
 from common.training import distributed
 

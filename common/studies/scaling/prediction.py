@@ -10,7 +10,7 @@ This module gives the formulas what was measured:
 """
 
 from common.analysis.formulas import data_parallel
-from common.studies.scaling.scaling_file import PHASES, Scaling, one_process, pairs, share, step_of
+from common.records.scaling_file import PHASES, Scaling, one_process, pairs, share, step_of
 
 EXTRAPOLATED = [2**i for i in range(13)]  # GPUs
 

@@ -17,11 +17,11 @@ from common.analysis.output import tables
 from common.errors import UsageError
 from common.precision import SHORT
 from common.progress import progress
+from common.records.scaling_file import SCHEMA, Cell, place
 from common.studies import job_runner
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.studies.scaling import link, scaling_job
-from common.studies.scaling.scaling_file import SCHEMA, Cell, place
 from common.training import record
 
 import torch

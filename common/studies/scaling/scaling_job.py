@@ -11,12 +11,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from common.analysis.profiles import communication, run_record, step_profile
+from common.analysis.profiles import communication
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.scaling_file import PHASES, Cell, Collectives, place
 from common.studies.job_runner import Outcome
 from common.studies.known_models import Model
 from common.studies.scaling import torchrun
-from common.studies.scaling.scaling_file import PHASES, Cell, Collectives, place
 
 
 def run(cell: Cell, model: Model, options: Namespace, profiled: bool, gpus: str | None = None) -> Outcome:

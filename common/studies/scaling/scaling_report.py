@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError
+from common.records import scaling_file
+from common.records.scaling_file import Scaling, place
 from common.studies import job_runner
-from common.studies.scaling import prediction, scaling_file, scaling_results
-from common.studies.scaling.scaling_file import Scaling, place
+from common.studies.scaling import prediction, scaling_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def analyze(path: Path) -> Report:
         )
     rows = scaling_results.results(measured)
     training = {"sequence_length": measured["sequence_length"]}
-    conditions = run_record.describe(measured | {"training": training}, "batch_size")
+    conditions = run_facts.describe(measured | {"training": training}, "batch_size")
     report = Report("Scaling over processes")
     report.json("scaling", measured)
     report.text(
@@ -53,7 +53,7 @@ def analyze(path: Path) -> Report:
         shown = [row for row in rows if row["scaling"] == scaling]
         report.section(f"{scaling.capitalize()} scaling: {fixed}")
         report.table(*scaling_results.step_table(shown), least=["repeats", "peak MiB"])
-        report.text(*run_record.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
+        report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
     if scaling_results.communication_table(rows)[1]:
         report.section("Communication in a step")
         for scaling in titles:

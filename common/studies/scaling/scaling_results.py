@@ -10,14 +10,13 @@ from typing import Any
 from common.analysis.formulas import data_parallel
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
-from common.analysis.profiles import communication
+from common.records.scaling_file import Scaling, Split, one_process, place, share, step_of, whole_batch
 from common.studies.scaling import prediction
-from common.studies.scaling.scaling_file import Scaling, one_process, place, share, step_of, whole_batch
 
 MULTICAST = "NCCL_NVLS_ENABLE"
 COLUMNS = (
     "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
-    "efficiency", "peak_mib", *communication.Split.__annotations__, "model_ms", "model_efficiency", "model_error",
+    "efficiency", "peak_mib", *Split.__annotations__, "model_ms", "model_efficiency", "model_error",
 )  # fmt: skip
 NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
 
@@ -41,7 +40,7 @@ def results(measured: Scaling) -> list[dict[str, Any]]:
                 one = one_process(measured, scaling, cell["model"])
                 row["efficiency"] = one and data_parallel.efficiency(step_of(one), row["ms"], share(scaling, n))
                 row["model_error"] = paper and paper[0] / row["ms"] - 1
-                for name in communication.Split.__annotations__ if cell.get("ranks") else ():
+                for name in Split.__annotations__ if cell.get("ranks") else ():
                     row[name] = sum(rank[name] for rank in cell["ranks"]) / len(cell["ranks"])
             rows.append(row)
     return rows
@@ -71,7 +70,7 @@ def step_table(rows: list[dict[str, Any]]) -> Table:
 
 def communication_table(rows: list[dict[str, Any]]) -> Table:
     """A row for each profiled cell: milliseconds of communication in a step, the mean of the ranks."""
-    names = list(communication.Split.__annotations__)
+    names = list(Split.__annotations__)
     body = [[*_named(row), *(row[name] for name in names)] for row in rows if row["communication_ms"] is not None]
     columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
     return [*NAMED, *(f"{name}, ms" for name in columns)], body
