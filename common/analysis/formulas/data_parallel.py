@@ -90,10 +90,7 @@ def transfers(form: str, parameters: int, layers: int, gradient_bytes: int = FLO
     buckets, blocks = math.ceil(gradients / BUCKET), layers + 1
     return {
         "ddp": [Transfer("all_reduce", gradients, buckets, "backward")],
-        "zero1": [
-            Transfer("reduce_scatter", gradients, buckets, "backward"),
-            Transfer("all_gather", weights, 1, "nothing"),
-        ],
+        "zero1": [Transfer("reduce_scatter", gradients, buckets, "backward"), Transfer("all_gather", weights, 1, "nothing")],
         "fsdp": [
             Transfer("all_gather", weights, blocks, "forward"),
             Transfer("all_gather", weights, blocks, "backward"),

@@ -5,18 +5,7 @@ import csv
 from common.analysis.profiles import kernel_table, load_kernels, rocm
 from common.analysis.reports import launches
 from common.errors import UsageError
-from tests.kernel_files import (
-    COPY,
-    FIXTURES,
-    LAUNCHES,
-    SAMPLES,
-    SCALE,
-    STATS,
-    launch_rows,
-    needs_samples,
-    put,
-    write_database,
-)
+from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SAMPLES, SCALE, STATS, launch_rows, needs_samples, put, write_database
 
 import pytest
 
