@@ -11,7 +11,7 @@ Schema of optimization_targets.json, "tiny-llama-targets/1":
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from common.analysis.formulas.operators import OperatorCalls, Work, least_second
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.reports import profile_summary
+from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
 from common.files import writable_folder, write_text
 from common.records import step_profile
@@ -133,7 +133,16 @@ def targets(step: Step) -> list[Target]:
     overhead = {span: step.overhead(span) for span in {row.span for row in working}}
     found: list[Target] = []
 
-    def add(
+    def add(name: str, form: str, names: set[str], calls: Sequence[float], us: float, floor: float | None, note: str) -> None:
+        """`calls` are those of today and those of the fused form."""
+        share = None if floor is None else (us - floor) / step.us
+        bound = None if share is None or share == 1 else 1 / (1 - share)
+        found.append({
+            "name": name, "fused_form": form, "operators": sorted(names), "calls": calls[0], "fused_calls": calls[1],
+            "time_us": us, "floor_us": floor, "share": share, "bound": bound, "note": note,
+        })  # fmt: skip
+
+    def fuse(
         name: str, form: str, rows: Sequence[OperatorCalls], fused: Sequence[Work], note: str = "",
         ceilings: Ceilings | None = run["ceilings"], part: Callable[[OperatorCalls], float] = lambda row: 1.0,
     ) -> None:  # fmt: skip
@@ -144,11 +153,10 @@ def targets(step: Step) -> list[Target]:
         beside = sum(row.calls * part(row) * overhead[row.span] for row in rows)
         now, floor = sum(row.us * part(row) for row in rows) + beside, None
         if ceilings:
-            launch, seconds = ceilings["operation_seconds"], [least_seconds(work.flops, work.bytes, ceilings) for work in fused]
-            least = [1e6 * max(each + beside / calls / 1e6, launch) for each in seconds]
+            work_us = [1e6 * least_seconds(work.flops, work.bytes, ceilings) for work in fused]
+            least = [max(us + beside / calls, 1e6 * ceilings["operation_seconds"]) for us in work_us]
             floor = min(now, sum(us * work.calls for us, work in zip(least, fused, strict=True)))
-        fused_calls = sum(work.calls for work in fused)
-        found.append(_target(step, name, form, {row.name for row in rows}, calls, fused_calls, now, floor, note))
+        add(name, form, {row.name for row in rows}, (calls, sum(work.calls for work in fused)), now, floor, note)
 
     def shapes(row: OperatorCalls) -> list[list[int]]:
         return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
@@ -165,30 +173,30 @@ def targets(step: Step) -> list[Target]:
     attention = [row for row in working if row.span == "attention" and row.name != "aten::mm"]
     projections = [row for row in working if row.span == "attention" and row.name == "aten::mm"]
     form = "Q, K and V by one GEMM of width D + 2 K Dh in each layer: one forward, two backward"
-    add("QKV fusion", form, projections, linear_products(layers, tokens, hidden, hidden + 2 * kv, element), part=qkv_part)
+    fuse("QKV fusion", form, projections, linear_products(layers, tokens, hidden, hidden + 2 * kv, element), part=qkv_part)
 
     form = "gate and up by one GEMM of width 2 F; silu(gate) * up in one pass forward (2 reads, 1 write), one backward (3, 2)"
     fused = [Work(layers, 0, element * tokens * ffn * passes) for passes in (3, 5)]
     fused += linear_products(layers, tokens, hidden, 2 * ffn, element)
     mlp = [row for row in working if row.span == "mlp"]
-    add("SwiGLU fusion", form, mlp, fused, part=lambda row: 2 / 3 if row.name == "aten::mm" else 1.0)
+    fuse("SwiGLU fusion", form, mlp, fused, part=lambda row: 2 / 3 if row.name == "aten::mm" else 1.0)
 
     form = "no [S, S] matrix in memory, no later positions; reads Q, K, V, writes O, and again for the gradients"
     pairs = training["batch_size"] * length * (length + 1) // 2
     streams = element * tokens * 2 * (hidden + kv)  # Q, K, V and O
     fused = [Work(layers, 4 * pairs * hidden, streams), Work(layers, 10 * pairs * hidden, 2 * streams)]
-    add("flash attention", form, [row for row in attention if quadratic(row)], fused)
+    fuse("flash attention", form, [row for row in attention if quadratic(row)], fused)
 
     form = "as torch.compile fuses: RoPE of Q and K one pass, each norm with its residual one pass, forward and backward"
     rope, norms = [row for row in attention if not quadratic(row)], [row for row in working if row.span in ("norm", "residual")]
     fused = [Work(2 * layers, 0, streams)] if rope else []
     if norms:  # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first norm
         fused += [Work(1, 0, 2 * vector), Work(1, 0, 3 * vector), Work(4 * layers, 0, 4 * vector)]
-    add("elementwise fusion", form, rope + norms, fused)
+    fuse("elementwise fusion", form, rope + norms, fused)
 
     form = "AdamW in one kernel: reads weight, gradient and both moments, writes weight and moments, all fp32"
     optimizer = [row for row in working if row.span == "optimizer"]
-    add("fused optimizer", form, optimizer, [Work(1, 0, 7 * 4 * run["parameters"])])
+    fuse("fused optimizer", form, optimizer, [Work(1, 0, 7 * 4 * run["parameters"])])
 
     peaks = datasheet(run["device"]["name"])
     if precision == "fp32":
@@ -198,24 +206,12 @@ def targets(step: Step) -> list[Target]:
         if peaks:
             note = f"With the data sheet's bf16 peak, {peaks['bf16'] / 1e12:.0f} TFLOP/s."
         ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": peaks["bf16"]} if run["ceilings"] and peaks else None
-        add("mixed precision", "the same products in bf16: half the bytes, a higher peak", products, fused, note, ceilings)
+        fuse("mixed precision", "the same products in bf16: half the bytes, a higher peak", products, fused, note, ceilings)
     if step.on_gpu and step.outside_us:
         form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
-        calls = sum(row.calls for row in working)
-        found.append(_target(step, "launch overhead", form, set(), calls, 1, step.outside_us, 0.0, "All idle time."))
+        calls = sum(row.calls for row in working), 1
+        add("launch overhead", form, set(), calls, step.outside_us, 0.0, "All idle time.")
     return sorted(found, key=lambda target: -(target["bound"] or 0))
-
-
-def _target(
-    step: Step, name: str, form: str, names: Iterable[str], calls: float, fused_calls: float, now: float, floor: float | None,
-    note: str,
-) -> Target:  # fmt: skip
-    share = None if floor is None else (now - floor) / step.us
-    return {
-        "name": name, "fused_form": form, "operators": sorted(names), "calls": calls, "fused_calls": fused_calls,
-        "time_us": now, "floor_us": floor, "share": share, "note": note,
-        "bound": None if share is None or share == 1 else 1 / (1 - share),
-    }  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -239,21 +235,37 @@ def breakdown(step: Step) -> list[list[Any]]:
 def report(step: Step, path: Path, ranked: list[Target]) -> Report:
     """Time by part, the longest operators and the targets; it writes operator_timing.csv and optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
-    part = "attention" if profile["attention_only"] else "the step"
-    _add_conditions(result, step, path)
-    result.section(f"Time of {part} by part")
+    ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
+    result.text(f"{profile_summary.conditions(profile)}.", f"Command `{profile['run']['command']}`, profile {path.name}.")
+    if attention_only:
+        result.text("Only attention was kept: shares are of attention, not of the step.")
+    if ceilings:
+        operation = tables.format_time(ceilings["operation_seconds"] * 1e3)
+        result.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
+    else:
+        result.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
+    result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step"]
     rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), row[5]] for row in breakdown(step)]
     result.table(header, rows)
-    if step.on_gpu and not profile["attention_only"]:
+    if step.on_gpu and not attention_only:
         delay = tables.format_time(profile["launch"]["mean_delay_us"] / 1e3)
         busy = 100 - 100 * step.outside_us / step.us
         result.text(ABOUT_LAUNCHES.format(profile["launch"]["count"] / profile["profiled_steps"], delay, busy))
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
-    _add_operators(result, step)
+    unit, factor = tables.time_unit(step.rows[0].us / 1e3)
+    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "GFLOP/s", "GB/s", "% of ceiling"]
+    longest = [
+        [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us / 1e3 * factor,
+         100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
+        for row in step.rows[:TOP]
+    ]  # fmt: skip
+    result.table(header, longest, least=["GFLOP/s", "GB/s", "phase"])
+    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
+    result.csv("operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimisation")
     result.text(ABOUT_TARGETS)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
@@ -267,36 +279,6 @@ def report(step: Step, path: Path, ranked: list[Target]) -> Report:
     result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
     result.json("optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
     return result
-
-
-def _add_conditions(report: Report, step: Step, path: Path) -> None:
-    ceilings = step.profile["run"]["ceilings"]
-    report.text(
-        f"{profile_summary.conditions(step.profile)}.", f"Command `{step.profile['run']['command']}`, profile {path.name}."
-    )
-    if step.profile["attention_only"]:
-        report.text("Only attention was kept: shares are of attention, not of the step.")
-    if not ceilings:
-        report.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
-        return
-    report.text(
-        f"Measured ceilings: {ceilings['flops_per_second'] / 1e9:,.0f} GFLOP/s ({ceilings['precision']} GEMM), "
-        f"{ceilings['bytes_per_second'] / 1e9:,.1f} GB/s (copy), "
-        f"{tables.format_time(ceilings['operation_seconds'] * 1e3)} for a small operation."
-    )
-
-
-def _add_operators(report: Report, step: Step) -> None:
-    unit, factor = tables.time_unit(step.rows[0].us / 1e3)
-    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "GFLOP/s", "GB/s", "% of ceiling"]
-    rows = [
-        [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us / 1e3 * factor,
-         100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
-        for row in step.rows[:TOP]
-    ]  # fmt: skip
-    report.table(header, rows, least=["GFLOP/s", "GB/s", "phase"])
-    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
-    report.csv("operator_timing", CSV_COLUMNS, timing)
 
 
 def analyze(profile_data: Path, output_report: Path, version: str) -> str:

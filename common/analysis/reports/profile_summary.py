@@ -20,17 +20,11 @@ from matplotlib.figure import Figure
 ROWS = 20  # in the tables of kernels and operators
 # torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a CPU device time is CPU time.
 SORT_KEYS = {
-    "cpu_time_total": "cpu_us",
-    "self_cpu_time_total": "self_cpu_us",
-    "cuda_time_total": "device_us",
-    "self_cuda_time_total": "self_device_us",
-    "device_time_total": "device_us",
-    "self_device_time_total": "self_device_us",
-    "cpu_memory_usage": "allocated_bytes",
-    "cuda_memory_usage": "allocated_bytes",
-    "device_memory_usage": "allocated_bytes",
+    "cpu_time_total": "cpu_us", "self_cpu_time_total": "self_cpu_us", "cuda_time_total": "device_us",
+    "self_cuda_time_total": "self_device_us", "device_time_total": "device_us", "self_device_time_total": "self_device_us",
+    "cpu_memory_usage": "allocated_bytes", "cuda_memory_usage": "allocated_bytes", "device_memory_usage": "allocated_bytes",
     "count": "calls",
-}
+}  # fmt: skip
 LABELS = {
     "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
     "allocated_bytes": "MiB allocated", "calls": "calls",
