@@ -21,6 +21,8 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
+# Columns that tell launches apart where each counter has a row of its own, as rocprof-compute itself joins them.
+DISPATCH_COLUMNS = ("Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 Nanoseconds = Annotated[int, Field(ge=0, lt=LARGEST)]
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
@@ -38,11 +40,21 @@ def read_kernel_stats(path: Path) -> Kernels:
 
 
 def read_pmc_perf(path: Path) -> Kernels:
+    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter."""
     frame = read_frame(path)
-    columns = [column for column in frame.columns if not LAUNCH_COLUMN.fullmatch(column)]
-    counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
+    launches = pandas.DataFrame(_launches(path, frame))
+    if "Counter_Name" in frame:
+        frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
+        keys = [column for column in DISPATCH_COLUMNS if column in frame]
+        first = ~frame.duplicated(keys)
+        by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
+        counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
+        launches = launches[first].reset_index(drop=True)
+    else:
+        columns = [column for column in frame.columns if not LAUNCH_COLUMN.fullmatch(column)]
+        counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
     counters = counters.dropna(axis="columns", how="all")
-    return build("rocprof-compute", path, _launches(path, frame), counters, notes=(SERIALIZED_NOTE,))
+    return build("rocprof-compute", path, dict(launches.items()), counters, notes=(SERIALIZED_NOTE,))
 
 
 def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
