@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from common.analysis.profiles import chrome_trace, trace_events
 from common.analysis.profiles.json_elements import elements
+from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.errors import UsageError
 from common.files import Amount, Number
 from common.records.scaling_file import Split
@@ -28,7 +29,6 @@ from common.records.scaling_file import Split
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-LIBRARY = re.compile(r"nccl|rccl", re.IGNORECASE)  # in the names of kernels
 GLOO = "gloo:"
 KINDS = {
     "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
@@ -111,7 +111,7 @@ def load(path: Path, ranks: int) -> Traced:
     found: list[Collective] = []
     if len(trace.kernels):
         kernels = trace.kernels[trace.kernels.category == "kernel"].sort_values("start_us")
-        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(LIBRARY)
+        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(COMMUNICATION)
         # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
         steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
         described, columns = _described(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
@@ -137,7 +137,7 @@ def _described(path: Path, ranks: int) -> dict[float, tuple[str, float | None]]:
     """Kind and bytes of each collective by the start of its kernel, as far as PyTorch has written them into its arguments."""
     found = {}
     for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
-        if isinstance(event, dict) and event.get("cat") == "kernel" and LIBRARY.search(str(event.get("name"))):
+        if isinstance(event, dict) and event.get("cat") == "kernel" and COMMUNICATION.search(str(event.get("name"))):
             trace_events.check(path, KERNEL_EVENT, event, number)
             sizes = event.get("args", {})
             name, sent = kind(sizes.get("Collective name", event["name"])), sizes.get("In msg nelems")
