@@ -42,19 +42,19 @@ def read_kernel_stats(path: Path) -> Kernels:
 def read_pmc_perf(path: Path) -> Kernels:
     """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter."""
     frame = read_frame(path)
-    launches = pandas.DataFrame(_launches(path, frame))
+    launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
         keys = [column for column in DISPATCH_COLUMNS if column in frame]
         first = ~frame.duplicated(keys)
         by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
-        launches = launches[first].reset_index(drop=True)
+        launches = {name: column[first] for name, column in launches.items()}
     else:
         columns = [column for column in frame.columns if not LAUNCH_COLUMN.fullmatch(column)]
         counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
     counters = counters.dropna(axis="columns", how="all")
-    return build("rocprof-compute", path, dict(launches.items()), counters, notes=(SERIALIZED_NOTE,))
+    return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))
 
 
 def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:

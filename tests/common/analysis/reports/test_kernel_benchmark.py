@@ -111,18 +111,8 @@ def test_the_table_has_a_row_for_each_contender():
     header, *body = cells(table)
     assert "bf16" in table and "A GPU" in table
     assert header == [
-        "operation",
-        "B x S",
-        "D",
-        "contender",
-        "host ms",
-        "GPU ms",
-        "GB/s",
-        "TFLOP/s",
-        "% of ceiling",
-        "eager / it",
-        "MiB",
-    ]
+        "operation", "B x S", "D", "contender", "host ms", "GPU ms", "GB/s", "TFLOP/s", "% of ceiling", "eager / it", "MiB",
+    ]  # fmt: skip
     assert body == [
         ["rms_norm", "4 x 128", "512", "kernel", "2", "1", "1,000", "", "50", "4", "20"],
         ["rms_norm", "4 x 128", "512", "eager", "5", "4", "250", "", "12.5", "1", "50"],
