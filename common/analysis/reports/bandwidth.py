@@ -2,19 +2,8 @@
 
 Bytes come from the best source in a folder that run_all_profilers.sh wrote, or from one file:
 
-    ncu               measured: dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
-    rocprof-compute   measured: requests of the L2 cache to memory, in pmc_perf.csv, times their size
-    profile           a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
-
-A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ (TCC_EA0_ from gfx942 on) count all
-requests, RDREQ_32B the small reads, WRREQ_64B the large writes, and TCC_BUBBLE on gfx942 the 128-byte reads. Hence
-
-    read      64 RDREQ + 64 BUBBLE - 32 RDREQ_32B
-    written   32 WRREQ + 32 WRREQ_64B
-
-gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE has another meaning; since rocprof-compute 3.5 RDREQ_128B, _64B and _32B count
-reads by size. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's metric
-"HBM Bandwidth" is this sum over the time.) The requests can also go to the host or to another GPU.
+    ncu, rocprof-compute   measured by counters (`memory_counters`)
+    profile                a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
 
 The bandwidth is that of a large copy in the profiled run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The
 bound of a row with B bytes and, where the profile gives them, F FLOPs is max(B / bandwidth, F / peak). The rest of its time is
@@ -28,32 +17,15 @@ from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, memory_counters, rocm
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
 from common.records import step_profile
 from common.records.step_profile import Profile
 
-import pandas
 from typing_extensions import NotRequired, TypedDict
 
 TOP, NEAR = 20, 80  # rows in the tables; percent of the bound from which on a row counts as near it
-WRITES = {"WRREQ_sum": 32, "WRREQ_64B_sum": 32}
-GFX90A = {"RDREQ_sum": 64, "RDREQ_32B_sum": -32} | WRITES
-GFX950 = {"RDREQ_128B_sum": 128, "RDREQ_64B_sum": 64, "RDREQ_32B_sum": 32} | WRITES
-# By source and device: counters that add up to the bytes that memory moved, and the bytes that each count stands for.
-COUNTERS: dict[str, dict[str, dict[str, int]]] = {
-    "ncu": {
-        "reads and writes apart": {"dram__bytes_read.sum": 1, "dram__bytes_write.sum": 1},
-        "reads and writes together": {"dram__bytes.sum": 1},
-    },
-    "rocprof-compute": {
-        "gfx942": {f"TCC_EA0_{name}": size for name, size in GFX90A.items()} | {"TCC_BUBBLE_sum": 64},
-        "gfx90a": {f"TCC_EA_{name}": size for name, size in GFX90A.items()},
-        "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
-    },
-}
-L2_BYTES = "lts__t_bytes.sum"
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
 NO_FLOPS_NOTE = (
     "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
@@ -113,24 +85,12 @@ class Traffic(NamedTuple):
     profile: Profile | None
 
 
-def counted_bytes(found: kernel_table.Kernels) -> pandas.Series | str:
-    """Bytes that memory moved for each row of the table, or the names of the counters that are missing."""
-    system, formulas = found.path.with_name("sysinfo.csv"), dict(COUNTERS[found.source])  # rocprof-compute writes both
-    if "TCC_EA0_RDREQ_128B_sum" in found.counters or (system.is_file() and "gfx950" in system.read_text(errors="replace")):
-        del formulas["gfx942"]
-    missing = {name: [counter for counter in formula if counter not in found.counters] for name, formula in formulas.items()}
-    nearest = min(missing, key=lambda name: len(missing[name]) / len(formulas[name]))
-    if missing[nearest]:
-        return f"{', '.join(missing[nearest])} ({nearest})"
-    return pandas.Series(sum(size * found.counters[counter] for counter, size in formulas[nearest].items()))
-
-
 def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
     """A row per kernel, or the names of the counters that are missing."""
-    moved = counted_bytes(found)
+    moved = memory_counters.moved_bytes(found)
     if isinstance(moved, str):
         return moved
-    launches = found.table.assign(bytes=moved, l2=found.counters.get(L2_BYTES, float("nan")))
+    launches = found.table.assign(bytes=moved, l2=found.counters.get(memory_counters.L2_BYTES, float("nan")))
     counted = launches[moved.notna() & (launches.duration_ns > 0)]
     added = counted.groupby("name")[["calls", "duration_ns", "bytes", "l2"]].sum(min_count=1)
     added = added.sort_values("duration_ns", ascending=False, kind="stable")
