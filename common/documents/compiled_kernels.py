@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.analysis.output import tables
 from common.files import read
-from common.records.kernel_files import Compiled, CompiledKernel, CompiledSummary, Spills
+from common.records.kernel_files import Compiled, CompiledKernel, CompiledSummary, SpillingKernel, Spills, Target
 
 
 def summary(paths: list[Path]) -> Spills:
@@ -18,8 +18,8 @@ def summary(paths: list[Path]) -> Spills:
         UsageError: a file is not of schema tiny-llama-compiled/1.
     """
     files = [read(path, Compiled) for path in paths]
-    rows = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
-    targets = []
+    rows: list[SpillingKernel] = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
+    targets: list[Target] = []
     for triton, target in dict.fromkeys((row["triton"], row["target"]) for row in rows):
         own = [row for row in rows if (row["triton"], row["target"]) == (triton, target)]
         spills = [row["spills"] for row in own if row["spills"]]
@@ -35,7 +35,7 @@ def compiled(folder: Path) -> str:
     """A row per kernel, a column per target: the most registers, spills and KiB of shared memory that it needs."""
     content = read(folder / "kernels.json", Compiled)
     rows = content["rows"]
-    targets, files = (list(dict.fromkeys(row[key] for row in rows)) for key in ("target", "file"))
+    targets, files = list(dict.fromkeys(row["target"] for row in rows)), list(dict.fromkeys(row["file"] for row in rows))
     body = []
     for file, kernel in sorted(dict.fromkeys((row["file"], row["kernel"]) for row in rows), key=lambda key: files.index(key[0])):
         own = [row for row in rows if (row["file"], row["kernel"]) == (file, kernel)]
@@ -44,8 +44,8 @@ def compiled(folder: Path) -> str:
 
 
 def _most(rows: list[CompiledKernel]) -> str:
-    registers, spills, shared = (max(row[key] for row in rows) for key in ("registers", "spills", "shared_bytes"))
-    return f"{registers}, {spills}, {tables.format_number(shared / 1024)}"
+    registers, spills = max(row["registers"] for row in rows), max(row["spills"] for row in rows)
+    return f"{registers}, {spills}, {tables.format_number(max(row['shared_bytes'] for row in rows) / 1024)}"
 
 
 def tritons(folder: Path) -> str:

@@ -1,8 +1,9 @@
 """The file of a benchmark, benchmark.json (schema tiny-llama-benchmark/1): its fields and its reader."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from common import files
 from common.errors import UsageError
@@ -79,6 +80,6 @@ def read(path: Path) -> Benchmark:
     return measured
 
 
-def place(entry: Entry) -> str:
+def place(entry: Mapping[str, Any]) -> str:
     """A cell by name, such as "v1, B 8, S 128"."""
     return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"

@@ -47,7 +47,7 @@ class Target(TypedDict):
 
 
 class SpillingKernel(CompiledKernel):
-    triton: NotRequired[str]
+    triton: str
 
 
 class Spills(TypedDict):

@@ -1,8 +1,9 @@
 """The file of a scaling study, scaling.json (schema tiny-llama-scaling/1): its fields, its reader, and look-ups in it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from common import files
 from common.errors import UsageError
@@ -101,7 +102,7 @@ def read(path: Path) -> Scaling:
     return measured
 
 
-def place(cell: Cell) -> str:
+def place(cell: Mapping[str, Any]) -> str:
     """A cell by name, such as "v1, ddp, 2 x 8"."""
     return f"{cell['model']}, {cell['parallel'] or 'one process'}, {cell['processes']} x {cell['batch_size']}"
 

@@ -283,7 +283,7 @@ def analyze(path: Path) -> Report:
     ]
     report.csv("fusion_ablation", [*FUSIONS, *times.values(), *values.values()], rows)
     report.json("fusion_ablation", measured)
-    report.section("Effect of each fusion")
+    report.section("Effect of each fusion", "effects")
     report.text(
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
         "in this fusion only. If a range over the rounds holds 1, the effect may be none."
