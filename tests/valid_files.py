@@ -274,7 +274,6 @@ def use_lab(path: Path) -> None:
 
 def use_compiled(path: Path) -> None:
     compiled_kernels.summary([path])
-    compiled_kernels.compiled(path.parent)
 
 
 def write_kernel_benchmark(path: Path) -> None:
@@ -375,7 +374,6 @@ VALID = [
     ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
     Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
-    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(result_tables.block_fusion, path)),
     Valid("stage0_metrics.json", write_stages, use_stages),
     Valid("stage1_metrics.json", write_stages, use_stages),
     Valid("stage1_profile.csv", write_stages, use_stages),
