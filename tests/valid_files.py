@@ -356,6 +356,7 @@ VALID = [
     Valid("a_kernel_stats.csv", write_stats, use_kernels),
     Valid("a_results.db", write_launches, use_kernels),
     Valid("pmc_perf.csv", write_pmc, use_pmc),
+    Valid("pmc_perf_long.csv", copied(FIXTURES / "pmc_perf_long.csv"), use_kernels),
     Valid("roofline.csv", write_ceilings, use_ceilings),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
