@@ -8,21 +8,36 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO, TypeVar
 
 from common import config as configs
 from common import ranks, signals
 from common.errors import RunError, UsageError
+from common.options import Options, RunOptions
 from common.precision import AMP_DTYPES
 
 import torch
+
+Kind = TypeVar("Kind", bound=Options)
+RunKind = TypeVar("RunKind", bound=RunOptions)
 
 # What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
 SORT_KEYS = (
     "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
     "self_device_time_total", "cpu_memory_usage", "cuda_memory_usage", "device_memory_usage", "count",
 )  # fmt: skip
+OVERRIDES = {  # section of the configuration: its key, and the flag that overrides it
+    "model": {
+        "hidden_size": "hidden_dim", "num_layers": "num_layers", "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads", "intermediate_size": "intermediate_dim", "vocab_size": "vocab_size",
+    },
+    "training": {
+        "batch_size": "batch_size", "sequence_length": "seq_len", "num_steps": "num_steps", "learning_rate": "learning_rate",
+        "seed": "seed",
+    },
+}  # fmt: skip
 LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what was given
 
 
@@ -34,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
         )
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
         self.exit(2, f"error: {shown} (--help lists the flags)\n" if ranks.here().local_rank == 0 else None)
 
@@ -155,7 +170,7 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
         group.add_argument("--torch-compile-mode", choices=modes, help="mode of torch.compile (default: default)")
 
 
-def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
+def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
     """Which switches of a version are on: its defaults, or all or none (`all-fusion`), and then each as it was given.
 
     A mode of torch.compile stands in place of True.
@@ -165,29 +180,29 @@ def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[
     Raises:
         UsageError: a mode for torch.compile is given, but it is off.
     """
-    given = {name: getattr(options, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
+    given = {name: getattr(arguments, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
     every = given.pop("all-fusion")
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1" and "flash-attention" in defaults:
         given["flash-attention"] = False
-    result = {
+    result: dict[str, bool | str] = {
         name: next(value for value in (given[name], every, default) if value is not None) for name, default in defaults.items()
     }
-    if mode := getattr(options, "torch_compile_mode", None):
+    if mode := getattr(arguments, "torch_compile_mode", None):
         if not result["torch-compile"]:
             raise UsageError("--torch-compile-mode needs --enable-torch-compile")
         result["torch-compile"] = mode
     return result
 
 
-def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
+def amp_dtype(options: Options) -> torch.dtype | None:
     """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
     if options.amp_dtype and not options.use_amp:
         raise UsageError("--amp-dtype has no effect without --use-amp")
     return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
 
 
-def parser(description: str | None) -> Parser:
-    """All flags that every version has. `parse` turns them into a configuration."""
+def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
+    """All flags that every version has, and those of its switches. `parse` turns them into options."""
     result = Parser(description)
     model = result.add_argument_group("model")
     add_preset(model)
@@ -290,56 +305,65 @@ def parser(description: str | None) -> Parser:
         help="after the run, time forward, backward and optimizer apart in steps of their own",
     )
     profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
+    if switches:
+        add_switches(result, switches)
     return result
 
 
-def parse(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig.
+def parse(arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunOptions:
+    """The options of a run from the flags of `parser`, which got the same switches; errors as in `parse_as`."""
+    return parse_as(RunOptions, arguments, switches)
+
+
+def parse_as(kind: type[RunKind], arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunKind:
+    """As `parse`, for a program with flags of its own; `kind` as in `resolve`.
 
     Raises:
         UsageError: a value is wrong, or contradicts another.
     """
-    config = configs.resolve(
-        arguments.preset,
-        arguments.config,
-        model=dict(
-            hidden_size=arguments.hidden_dim,
-            num_layers=arguments.num_layers,
-            num_attention_heads=arguments.num_heads,
-            num_key_value_heads=arguments.num_kv_heads,
-            intermediate_size=arguments.intermediate_dim,
-            vocab_size=arguments.vocab_size,
-        ),
-        training=dict(
-            batch_size=arguments.batch_size,
-            sequence_length=arguments.seq_len,
-            num_steps=arguments.num_steps,
-            learning_rate=arguments.learning_rate,
-            seed=arguments.seed,
-        ),
-    )
-    arguments.model = config.model
-    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
-    arguments.num_steps, arguments.seed = config.training.num_steps, config.training.seed
-    arguments.learning_rate = config.training.learning_rate
-    if arguments.enable_all_profiling:
-        arguments.profile_memory = arguments.profile_operators = arguments.enable_deepspeed_flops = True
-        arguments.enable_pytorch_profiler = True
+    options, every = resolve(kind, arguments, switches), arguments.enable_all_profiling
     asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
-    if any(getattr(arguments, f"profile_{what}") for what in asked):
-        arguments.enable_pytorch_profiler = True
-    arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
-    arguments.enable_deepspeed_flops |= arguments.flops_dir is not None
-    arguments.flops_dir = arguments.flops_dir or Path("flops_analysis")
-    if (arguments.resume or arguments.checkpoint_every) and not arguments.checkpoint_dir:
-        raise UsageError(f"{'--resume' if arguments.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
-    if arguments.time_phases and arguments.capture_step:
+    profiled = every or any(getattr(arguments, f"profile_{what}") for what in asked)
+    options = replace(
+        options,
+        profile_memory=options.profile_memory or every,
+        profile_operators=options.profile_operators or every,
+        enable_pytorch_profiler=options.enable_pytorch_profiler or profiled,
+        profile_dir=options.profile_dir or Path("pytorch_profiles"),
+        enable_deepspeed_flops=options.enable_deepspeed_flops or every or options.flops_dir is not None,
+        flops_dir=options.flops_dir or Path("flops_analysis"),
+    )
+    if options.parallel and not ranks.here().launched:
+        parallel = options.parallel
+        raise UsageError(f"--parallel {parallel} needs torchrun: torchrun --nproc-per-node 2 SCRIPT --parallel {parallel} ...")
+    if (options.resume or options.checkpoint_every) and not options.checkpoint_dir:
+        raise UsageError(f"{'--resume' if options.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
+    if options.time_phases and options.capture_step:
         raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
-    if arguments.profile_with_flops and arguments.profile_attention_only:
+    if options.profile_with_flops and options.profile_attention_only:
         raise UsageError("--profile-with-flops counts the whole step: leave --profile-attention-only out")
-    if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
-        raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
-    return arguments
+    if options.sort_by and "memory" in options.sort_by and not options.profile_memory:
+        raise UsageError(f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory")
+    return options
+
+
+def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None) -> Kind:
+    """Options from flags: what was left out is filled in from preset and file.
+
+    Args:
+        kind: the class of the options. Each of its fields without a default is a flag, or comes from the preset.
+        arguments: with --preset and --config, and any of the flags that override them.
+        defaults: of the version's switches.
+
+    Raises:
+        UsageError: a value is wrong, or contradicts another.
+    """
+    given = vars(arguments)
+    sections = {section: {key: given.get(flag) for key, flag in flags.items()} for section, flags in OVERRIDES.items()}
+    config = configs.resolve(given["preset"], given["config"], **sections)
+    values = given | {flag: getattr(config.training, key) for key, flag in OVERRIDES["training"].items()}
+    values |= {"model": config.model, "switches": switches(arguments, defaults or {})}
+    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 
 def require(module: str) -> None:
@@ -407,8 +431,9 @@ def _end(said: str | None, code: int) -> int:
 def _drop_what_cannot_be_written(*streams: TextIO | None) -> None:
     """Python flushes its streams at the end, and would turn a failure into exit code 120."""
     for stream in streams:
+        if not stream:
+            continue
         try:
-            if stream:
-                stream.flush()
+            stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

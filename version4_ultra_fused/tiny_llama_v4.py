@@ -12,19 +12,19 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
     python tiny_llama_v4.py --use-amp
 """
 
-import sys
-
 from common import cli, weights
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.options import Options, RunOptions, Switches
+from common.precision import Precision
 from common.rope import rope_tables
 from common.spans import span
-from common.training import run
+from common.training.capture import Batch, Step
+from common.training.run import Run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.block_fusion import fused_blocks
 from version4_ultra_fused.kernels.gradients import Gradients, backward_of, products_dtype, store, working
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
@@ -170,7 +170,7 @@ class TinyLlama(nn.Module):
     kernel_flops = costs.kernel_flops
     optimizer_communicates = True  # gradients do not stand in `.grad`, where DistributedDataParallel would look for them
 
-    def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -190,8 +190,6 @@ class TinyLlama(nn.Module):
         """[B, S] -> the residual stream and, where it is not added yet, what the last layer adds to it, each [B S, D]."""
         with span("embed"):
             x, branch = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self), None
-        if self.switches.get("block-fusion"):
-            return fused_blocks(x, self, input_ids.shape[1]), None
         for layer in self.layers:
             x, branch = layer(x, branch, self, input_ids.shape[1])
         return x, branch
@@ -213,26 +211,21 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("--block-fusion", choices=("auto", "on", "off"), default="auto", help="a block in one kernel; auto: off")
+def make_model(options: Options) -> TinyLlama:
+    return TinyLlama(options.model, available(options))
 
 
-def make_model(options) -> nn.Module:
-    switches = available(options, cli.switches(options, SWITCHES))
-    return TinyLlama(options.model, switches | ({"block-fusion": True} if options.block_fusion == "on" else {}))
-
-
-def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+def make_optimizer(model: TinyLlama, options: Options) -> MasterAdamW:
     return MasterAdamW(model, lr=options.learning_rate)
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     if precision.dtype == torch.float16:
         raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
     optimizer.work_in(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
 
-    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(batch: Batch) -> Tensor:
         branching = model.switches["side-branch"] and batch[0].is_cuda and (optimizer.form or batch[0].numel() <= BRANCH_TOKENS)
         with model.gradients.on_side_branch(branching, optimizer.update_block if model.switches["early-update"] else None):
             with precision.autocast():
@@ -246,5 +239,22 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     return step
 
 
+def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
+    """A whole training run. An exercise or a test may replace how its model or its step is made."""
+    with Run(options, "v4", captured=CAPTURED, forms=PARALLEL) as run:
+        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        optimizer = run.adapt(make_optimizer(model, options))
+        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
+        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+    return run
+
+
+def main() -> int:
+    parser = cli.parser(__doc__, SWITCHES)
+    options = cli.parse(parser.parse_args(), SWITCHES)
+    return train(options).exit_code
+
+
 if __name__ == "__main__":
-    run.main(sys.modules[__name__])
+    cli.command(main)

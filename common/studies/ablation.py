@@ -39,6 +39,7 @@ from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_table, load_kernels, run_record
 from common.errors import UsageError
 from common.files import PositiveAmount
+from common.options import Options
 from common.precision import Precision
 from common.progress import progress
 from common.timing import benchmark, summarize
@@ -113,7 +114,7 @@ def flags_for(fusions: Fusions) -> list[str]:
     return [f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}" for name, on in zip(FUSIONS, fusions, strict=True)]
 
 
-def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, path: Path) -> int:
+def measure(version: ModuleType, options: Options, every: bool, rounds: int, path: Path) -> int:
     """Measures the combinations; after each round it writes fusion_ablation.json (`path`) and prints a line.
 
     The first signal within the rounds ends them after the current one; the result then holds fewer rounds.
@@ -186,7 +187,7 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, p
 
 
 def build(
-    version: ModuleType, options: Namespace, fusions: Fusions, precision: Precision, batch: Batch
+    version: ModuleType, options: Options, fusions: Fusions, precision: Precision, batch: Batch
 ) -> tuple[Callable[[], Tensor], float | None]:
     """A combination's training step, which returns the loss, after its first steps from the seed's weights; its peak in MiB."""
     device = precision.device

@@ -24,8 +24,8 @@ batch_search.json is written after each trial. A signal ends the search; what wa
 import math
 import multiprocessing
 import signal
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,7 @@ from common.analysis.output.report import Report
 from common.analysis.profiles import run_record
 from common.errors import RunError, UsageError
 from common.files import Amount, PositiveAmount
+from common.options import Options
 from common.precision import Precision
 from common.progress import progress
 from common.timing import benchmark, summarize
@@ -62,6 +63,14 @@ TARGETS = {  # what the last two doublings have not done when they end the searc
     "latency": "kept the step time within 2 % of the fastest",
     "memory": "",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(Options):
+    optimization_target: str  # of TARGETS
+    target_memory_usage: float
+    max_batch_size: int
+    max_step_seconds: int | None  # None: of LONGEST
 
 
 class Measured(TypedDict):
@@ -195,12 +204,10 @@ def reason(tried: dict[int, Trial], target: str, size: int, best: Trial) -> str:
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-def measure(version: ModuleType, options: Namespace, flags: list[str], path: Path) -> int:
+def measure(version: ModuleType, options: SearchOptions, flags: list[str], path: Path) -> int:
     """Searches with a process for each trial; after each, prints a line and writes batch_search.json (`path`).
 
     Args:
-        options: from `version_files.resolve`, with optimization_target, target_memory_usage, max_batch_size and max_step_seconds
-            (None: of LONGEST).
         flags: of the version's own.
 
     Returns:
@@ -223,9 +230,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
 
     def trial(batch_size: int) -> Trial:
         with progress(f"batch size {batch_size}"):
-            result, common = in_own_process(
-                Path(version.__file__), Namespace(**vars(options) | {"batch_size": batch_size}), flags
-            )
+            result, common = in_own_process(Path(version.__file__), replace(options, batch_size=batch_size), flags)
         measured.update(common)
         measured["trials"].append(result)
         if measured["device"]:  # known since the first trial that came to its end
@@ -253,7 +258,7 @@ def line(trial: Trial) -> str:
     return f"{start}{rate}  {trial['peak_mib']:9,.0f} MiB  {trial['status']}"
 
 
-def in_own_process(path: Path, options: Namespace, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
+def in_own_process(path: Path, options: SearchOptions, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
     """What `train` returns, run in a new process; OUT if memory ran out or the kernel killed the process (SIGKILL).
 
     Raises:
@@ -283,7 +288,7 @@ def in_own_process(path: Path, options: Namespace, flags: list[str]) -> tuple[Tr
     return result or ({"batch_size": options.batch_size, "status": OUT} | nothing, {})
 
 
-def _trial(sender: Connection, path: Path, options: Namespace, flags: list[str]) -> None:
+def _trial(sender: Connection, path: Path, options: SearchOptions, flags: list[str]) -> None:
     try:
         result = train(version_files.load(path), options, flags)
     except (UsageError, RunError) as error:
@@ -295,7 +300,7 @@ def _trial(sender: Connection, path: Path, options: Namespace, flags: list[str])
     sender.send(result)
 
 
-def train(version: ModuleType, options: Namespace, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
+def train(version: ModuleType, options: SearchOptions, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
     """Trains a few steps, in the process of the trial; also returns the keys of a BatchSearch that all trials have in common."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)

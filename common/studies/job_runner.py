@@ -10,7 +10,6 @@ A cell that has failed keeps its status and its reason, and is not repeated. The
 """
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -156,8 +155,8 @@ def not_measured(report: Report, measured: dict[str, Any], facts: list[tuple[str
         report.facts(facts)
 
 
-def timed_out(options: Namespace) -> Outcome:
-    return {"status": "timed out", "reason": f"not done after {options.timeout} s"}
+def timed_out(seconds: int) -> Outcome:
+    return {"status": "timed out", "reason": f"not done after {seconds} s"}
 
 
 def reason(cell: dict[str, Any]) -> str:

@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common import cli, data, files
 from common import device as devices
 from common.errors import RunError
+from common.options import Options
 from common.precision import Precision
 from common.studies import accuracy, job_runner
 from common.studies.known_models import Model
@@ -32,7 +33,22 @@ import torch
 WARMUP = 3  # training steps before the timed ones
 
 
-def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(Options):
+    """The options of a cell; `batch_sizes` and `seq_lengths` are those of all cells."""
+
+    models: list[str]
+    metrics: list[str]
+    batch_sizes: list[int]
+    seq_lengths: list[int]
+    num_steps: int
+    repeats: int
+    accuracy_steps: int
+    timeout: int
+    gpus: int
+
+
+def run(work: Callable[[], dict[str, Any]], options: BenchmarkOptions, gpu: str | None = None) -> dict[str, Any]:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
@@ -42,7 +58,7 @@ def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None 
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=job_runner.environment(gpu),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return job_runner.timed_out(options)
+            return job_runner.timed_out(options.timeout)
         if result.exists():
             return files.read_json(result)
     if done.returncode == -signal.SIGKILL:
@@ -63,11 +79,11 @@ def main() -> None:
     files.write_json(result, outcome)
 
 
-def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
+def built(model: Model, options: BenchmarkOptions) -> tuple[steps.Prepared, Precision]:
     """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
     version, device = model.load(), devices.select(options.device)
-    settings = version_files.switched(version, options, *model.flags)
-    settings.capture_step = model.captured or None  # as the model has it
+    capture_step = model.captured or None  # None: as the model has it
+    settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     if not model.path:
@@ -75,7 +91,7 @@ def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
 
 
-def speed(model: Model, options: Namespace) -> dict[str, Any]:
+def speed(model: Model, options: BenchmarkOptions) -> dict[str, Any]:
     """Step times and peak memory, as a `Run`."""
     prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
@@ -87,7 +103,7 @@ def speed(model: Model, options: Namespace) -> dict[str, Any]:
     return {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
 
 
-def errors(model: Model, baseline: Model, options: Namespace) -> dict[str, Any]:
+def errors(model: Model, baseline: Model, options: BenchmarkOptions) -> dict[str, Any]:
     """The loss after `accuracy_steps` training steps, and the errors against float64, as in `Accuracy`."""
     count, (prepared, precision) = options.accuracy_steps, built(model, options)
     source = data.markov(options.model.vocab_size, options.seed)
