@@ -4,13 +4,11 @@ import importlib
 import sys
 from pathlib import Path
 
-from common import cli
 from common.analysis.comparisons import regression
 from common.analysis.output.report import Report
 from common.documents import fusion_report
 from common.precision import Precision
-from common.training import run
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_options
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
@@ -99,6 +97,6 @@ def test_the_mode_of_torch_compile(monkeypatch):
     modes = []
     monkeypatch.setattr(torch, "compile", lambda function, mode=None: modes.append(mode) or function)
     flags = ["--enable-torch-compile", "--torch-compile-mode", "max-autotune", "--num-layers", "1"]
-    model = tiny_llama_v2.make_model(cli.parse(run.parser(tiny_llama_v2).parse_args(flags)))
+    model = tiny_llama_v2.make_model(run_options(tiny_llama_v2, *flags))
     tiny_llama_v2.make_step(model, None, Precision(torch.device("cpu"), None))
     assert modes[-1] == "max-autotune"

@@ -5,9 +5,8 @@ import gc
 import os
 import signal
 import weakref
-from argparse import Namespace
+from dataclasses import replace
 
-from common import cli
 from common import device as devices
 from common.errors import UsageError
 from common.files import read_json, write_json
@@ -157,7 +156,7 @@ def test_every_combination_is_captured_and_keeps_its_model(tmp_path, monkeypatch
 
     def eager(version, options, precision, batch):
         captured.append(options.capture_step)
-        prepared = prepare(version, Namespace(**vars(options) | {"capture_step": False}), precision, batch)
+        prepared = prepare(version, replace(options, capture_step=False), precision, batch)
         models.append(weakref.ref(prepared.model))
         return prepared._replace(step=lambda batch: torch.ones(()))
 
@@ -194,8 +193,7 @@ def test_the_flags_are_those_of_the_version(monkeypatch):
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     options = version_files.resolve(version_files.parser(None).parse_args([]))
     for fusions in ablation.combinations(True, True):
-        chosen = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions))
-        switches = cli.switches(chosen, tiny_llama_v2.SWITCHES)
+        switches = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)).switches
         assert {name.replace("-", "_"): on for name, on in switches.items()} == dict(zip(ablation.FUSIONS, fusions, strict=True))
 
 

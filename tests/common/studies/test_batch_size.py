@@ -4,6 +4,7 @@ import csv
 import math
 from pathlib import Path
 
+from common import cli
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
 from common.studies import batch_size
@@ -129,10 +130,10 @@ def test_a_maximum_of_one_is_one_trial(target):
 def options(folder: Path, *flags: str):
     (folder / "small.yaml").write_text(SMALL)
     parser = version_files.parser(None, batch_size=False)
-    parsed = version_files.resolve(parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags]))
+    parsed = parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
     parsed.max_step_seconds = 1000  # a busy machine must not end the search
-    return parsed
+    return cli.resolve(batch_size.SearchOptions, parsed)
 
 
 def measured(folder: Path, statement: str) -> dict:

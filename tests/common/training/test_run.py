@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import cli, signals
+from common import signals
 from common.analysis.output import tables
 from common.analysis.profiles import run_record
 from common.errors import RunError
 from common.training import run
-from tests.conftest import PATHS, TINY, V1
+from tests.conftest import PATHS, TINY, V1, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -69,13 +69,13 @@ def test_mixed_precision_trains_like_fp32(execute, tmp_path, dtype):
 
 
 def options(*flags: str):
-    return cli.parse(run.parser(tiny_llama_v1).parse_args([*QUICK, "--device", "cpu", *flags]))
+    return run_options(tiny_llama_v1, *QUICK, "--device", "cpu", *flags)
 
 
 @pytest.mark.usefixtures("known_ceilings")
 def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = run.train(tiny_llama_v1, options("--enable-all-profiling", "--validate-setup"))
+    result = tiny_llama_v1.train(options("--enable-all-profiling", "--validate-setup"))
     assert result.exit_code == 0 and json.loads(result.metrics.read_text()) == result.record
     assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
@@ -88,17 +88,14 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
 
 
 def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
-    real = tiny_llama_v1.make_model
-
     def half_frozen(chosen):
-        model = real(chosen)
+        model = tiny_llama_v1.make_model(chosen)
         model.layers[0].mlp.requires_grad_(False)
         return model
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tiny_llama_v1, "make_model", half_frozen)
     with pytest.raises(RunError, match="does not train: 3 of 20 parameters .* layers.0.mlp.gate_proj.weight has no gradient"):
-        run.train(tiny_llama_v1, options())
+        tiny_llama_v1.train(options(), half_frozen)
     assert not list(tmp_path.iterdir())
 
 
@@ -143,18 +140,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(execute, tmp_path
     assert record["status"].startswith("failed: the loss is") and all(math.isfinite(loss) for loss in record["loss"]["all"])
 
 
-def test_an_error_in_the_middle_keeps_the_steps_before_it(at_step, monkeypatch, tmp_path, capsys):
+def test_an_error_in_the_middle_keeps_the_steps_before_it(at_step, execute, tmp_path):
     """Out of memory at step 8, when nothing has been printed since step 5."""
 
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     at_step(8, fail)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_code:
-        run.main(tiny_llama_v1, [*QUICK, "--device", "cpu", "--num-steps", "20", "--log-every", "5"])
+    said = execute(SCRIPT, *QUICK, "--num-steps", 20, "--log-every", 5, check=1).err
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
-    assert exit_code.value.code == 1 and "lower --batch-size" in capsys.readouterr().err
+    assert "lower --batch-size" in said
     assert record["status"].startswith("failed: out of memory")
     assert len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 7
 
@@ -217,7 +212,7 @@ def test_any_other_error_is_raised_again_after_the_record(at_step, monkeypatch, 
     at_step(3, fail)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(type(error)) as raised:
-        run.train(tiny_llama_v1, options())
+        tiny_llama_v1.train(options())
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
     assert raised.value is error and record["status"] == status and len(record["loss"]["all"]) == 2
 
@@ -232,7 +227,7 @@ def test_a_signal_while_the_record_is_written_waits(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "write_measurement", write)
     with pytest.raises(KeyboardInterrupt), signals.raised():
-        run.train(tiny_llama_v1, options())
+        tiny_llama_v1.train(options())
     assert len(losses(tmp_path / "metrics_v1.json")) == 4
 
 
@@ -243,17 +238,14 @@ def assert_interrupted(record: dict, steps: int) -> None:
 def test_a_signal_in_the_last_step_leaves_a_complete_run(at_step, monkeypatch, tmp_path):
     at_step(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.chdir(tmp_path)
-    result = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args([*QUICK, "--device", "cpu"])))
+    result = tiny_llama_v1.train(options())
     assert (result.record["status"], len(result.record["step_ms"]["all"]), result.exit_code) == ("completed", 4, 0)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_it_measured(at_step, monkeypatch, tmp_path, capsys, kind):
+def test_an_interrupted_run_keeps_what_it_measured(at_step, execute, tmp_path, kind):
     at_step(2, lambda: os.kill(os.getpid(), kind))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        run.main(tiny_llama_v1, [*QUICK, "--device", "cpu"])
-    assert ended.value.code == 128 + kind and "v1: interrupted, 2 of 4 steps" in capsys.readouterr().out
+    assert "v1: interrupted, 2 of 4 steps" in execute(SCRIPT, *QUICK, check=128 + kind).out
     assert_interrupted(json.loads((tmp_path / "metrics_v1.json").read_text()), 4)
 
 
@@ -275,12 +267,12 @@ def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_pat
     chosen = options("--save-model", "model", "--time-phases")
     monkeypatch.setattr(run, "phase_times", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
     with pytest.raises(RunError, match="out of memory: lower"):
-        run.train(tiny_llama_v1, chosen)
+        tiny_llama_v1.train(chosen)
     assert len(losses(tmp_path / "metrics_v1.json")) == 4
     (tmp_path / "model/model.safetensors").unlink()
     (tmp_path / "model/model.safetensors").mkdir()
     with pytest.raises(RunError, match="cannot write model/model.safetensors"):
-        run.train(tiny_llama_v1, chosen)
+        tiny_llama_v1.train(chosen)
 
 
 @pytest.mark.parametrize("name", ["", ".", "folder", "/dev/null"])
