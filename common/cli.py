@@ -105,9 +105,8 @@ Flags = argparse._ActionsContainer
 
 def add_preset(group: Flags) -> None:
     group.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    group.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="file whose sections `model:` and `training:` override the preset"
-    )
+    overriding = "file whose sections `model:` and `training:` override the preset"
+    group.add_argument("--config", type=Path, metavar="FILE.yaml", help=overriding)
 
 
 def add_batch_size(group: Flags) -> None:
@@ -123,9 +122,8 @@ def add_seed(group: Flags) -> None:
 
 
 def add_device(group: Flags) -> None:
-    group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD's ROCm (default: auto)"
-    )
+    devices = ("auto", "cpu", "cuda")
+    group.add_argument("--device", choices=devices, default="auto", help="cuda also means AMD's ROCm (default: auto)")
 
 
 def add_precision(group: Flags) -> None:
@@ -134,27 +132,8 @@ def add_precision(group: Flags) -> None:
 
 
 def add_capture(group: Flags) -> None:
-    group.add_argument(
-        "--capture-step",
-        action=argparse.BooleanOptionalAction,
-        help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
-    )
-
-
-def add_parallel(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
-    group.add_argument(
-        "--parallel",
-        choices=ranks.FORMS,
-        help="DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)",
-    )
-    group.add_argument(
-        "--distributed-timeout",
-        type=positive,
-        default=600,
-        metavar="SECONDS",
-        help="how long a process waits for the others before the job fails (default: 600)",
-    )
+    captured = "run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)"
+    group.add_argument("--capture-step", action=argparse.BooleanOptionalAction, help=captured)
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
@@ -204,107 +183,68 @@ def amp_dtype(options: Options) -> torch.dtype | None:
 def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
     """All flags that every version has, and those of its switches. `parse` turns them into options."""
     result = Parser(description)
-    model = result.add_argument_group("model")
-    add_preset(model)
-    model.add_argument("--hidden-dim", type=int, metavar="D")
-    model.add_argument("--num-layers", type=int, metavar="L")
-    model.add_argument("--num-heads", type=int, metavar="H")
-    model.add_argument(
-        "--num-kv-heads", type=int, metavar="K", help="key/value heads; fewer than H: grouped-query attention (default: H)"
-    )
-    model.add_argument("--intermediate-dim", type=int, metavar="F")
-    model.add_argument("--vocab-size", type=int, metavar="V")
+    group = result.add_argument_group("model")
+    add_preset(group)
+    group.add_argument("--hidden-dim", type=int, metavar="D")
+    group.add_argument("--num-layers", type=int, metavar="L")
+    group.add_argument("--num-heads", type=int, metavar="H")
+    fewer = "key/value heads; fewer than H: grouped-query attention (default: H)"
+    group.add_argument("--num-kv-heads", type=int, metavar="K", help=fewer)
+    group.add_argument("--intermediate-dim", type=int, metavar="F")
+    group.add_argument("--vocab-size", type=int, metavar="V")
 
-    training = result.add_argument_group("training")
-    add_batch_size(training)
-    add_sequence_length(training)
-    training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
-    training.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
-    add_seed(training)
-    training.add_argument(
-        "--warmup-steps",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="forward and backward passes before the first step, neither timed nor trained on (default: 3)",
-    )
-    training.add_argument(
-        "--data",
-        default="stdlib",
-        metavar="stdlib|synthetic|FILE",
-        help="text to train on (default: the Python standard library's source)",
-    )
-    add_device(training)
-    add_precision(training)
-    add_capture(training)
-    training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
-    training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
-    training.add_argument(
-        "--metrics-out", type=Path, metavar="FILE", help="file for the record (default: metrics_<version>.json)"
-    )
-    training.add_argument("--save-model", type=Path, metavar="DIR", help="save a checkpoint that transformers opens")
-    training.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        metavar="DIR",
-        help="save all that the next step needs at the end of the run, in DIR/step-N",
-    )
-    training.add_argument(
-        "--checkpoint-every", type=positive, metavar="N", help="save also every N steps; the two newest are kept"
-    )
-    training.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in --checkpoint-dir, or start if there is none"
-    )
+    group = result.add_argument_group("training")
 
-    add_parallel(result)
+    def number(flag: str, default: int | None, metavar: str, shown: str) -> None:
+        group.add_argument(flag, type=positive, default=default, metavar=metavar, help=shown)
 
-    profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
-    profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
-    profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="folder for profiles (default: pytorch_profiles)")
-    profiling.add_argument(
-        "--profile-steps",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="steps to profile, fewer if --num-steps is short (default: 3)",
-    )
-    profiling.add_argument(
-        "--profile-memory",
-        "--enable-memory-profiling",
-        action="store_true",
-        help="record every allocation and draw memory_timeline.html",
-    )
-    profiling.add_argument("--profile-operators", action="store_true", help="print the table of operators")
-    profiling.add_argument(
-        "--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
-    )
-    profiling.add_argument(
-        "--profile-attention-only",
-        action="store_true",
-        help="keep only what runs inside the attention span, forward and backward",
-    )
-    profiling.add_argument(
-        "--profile-with-stack", action="store_true", help="put Python's calls into the trace (slower steps, a larger trace)"
-    )
-    profiling.add_argument(
-        "--profile-with-flops", action="store_true", help="add torch.profiler's FLOPs, which it counts for few operators"
-    )
-    profiling.add_argument(
-        "--enable-deepspeed-flops", action="store_true", help="count FLOPs by formula, FlopCounterMode and DeepSpeed"
-    )
-    profiling.add_argument(
-        "--flops-dir", type=Path, metavar="DIR", help="where these counts go, and count (default: flops_analysis)"
-    )
-    profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
-    profiling.add_argument(
-        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; also gives the %% of measured GEMM"
-    )
-    profiling.add_argument(
-        "--time-phases",
-        action="store_true",
-        help="after the run, time forward, backward and optimizer apart in steps of their own",
-    )
-    profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
+    def path(flag: str, metavar: str, shown: str) -> None:
+        group.add_argument(flag, type=Path, metavar=metavar, help=shown)
+
+    def on(flag: str, shown: str, *others: str) -> None:
+        group.add_argument(flag, *others, action="store_true", help=shown)
+
+    add_batch_size(group)
+    add_sequence_length(group)
+    group.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
+    group.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
+    add_seed(group)
+    number("--warmup-steps", 3, "N", "passes before the first step, neither timed nor trained on (default: 3)")
+    text = "text to train on (default: the Python standard library's source)"
+    group.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE", help=text)
+    add_device(group)
+    add_precision(group)
+    add_capture(group)
+    on("--allow-tf32", "let fp32 matrix products round to TF32 (NVIDIA)")
+    number("--log-every", 20, "N", "steps between lines (default: 20)")
+    path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
+    path("--save-model", "DIR", "save a checkpoint that transformers opens")
+    path("--checkpoint-dir", "DIR", "save all that the next step needs at the end of the run, in DIR/step-N")
+    number("--checkpoint-every", None, "N", "save also every N steps; the two newest are kept")
+    on("--resume", "go on from the newest checkpoint in --checkpoint-dir, or start if there is none")
+
+    group = result.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
+    form = "DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)"
+    group.add_argument("--parallel", choices=ranks.FORMS, help=form)
+    number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before it fails (default: 600)")
+
+    group = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
+    on("--enable-pytorch-profiler", "profile the last steps of the run")
+    path("--profile-dir", "DIR", "folder for profiles (default: pytorch_profiles)")
+    number("--profile-steps", 3, "N", "steps to profile, fewer if --num-steps is short (default: 3)")
+    on("--profile-memory", "record every allocation and draw memory_timeline.html", "--enable-memory-profiling")
+    on("--profile-operators", "print the table of operators")
+    order = f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
+    group.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY", help=order)
+    on("--profile-attention-only", "keep only what runs inside the attention span, forward and backward")
+    on("--profile-with-stack", "put Python's calls into the trace (slower steps, a larger trace)")
+    on("--profile-with-flops", "add torch.profiler's FLOPs, which it counts for few operators")
+    on("--enable-deepspeed-flops", "count FLOPs by formula, FlopCounterMode and DeepSpeed")
+    path("--flops-dir", "DIR", "where these counts go, and count (default: flops_analysis)")
+    on("--enable-all-profiling", "profiler, memory, operator table, FLOPs")
+    on("--measure-peak", "time a large GEMM and a copy first; also gives the %% of measured GEMM")
+    on("--time-phases", "after the run, time forward, backward and optimizer apart in steps of their own")
+    on("--validate-setup", "check the installation and every output, line by line")
     if switches:
         add_switches(result, switches)
     return result

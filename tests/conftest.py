@@ -155,19 +155,21 @@ def run_options(version: ModuleType, *flags: object) -> RunOptions:
 
 @pytest.fixture
 def at_step(monkeypatch) -> Callable[[int, Callable], None]:
-    """at_step(number, action): a run calls action() in this training step."""
+    """at_step(number, action): the first run that reaches this training step calls action() in it."""
     from common.training.run import Run
 
     real = Run.prepare
 
     def interpose(number: int, action: Callable[[], None]) -> None:
+        actions = [action]
+
         def prepare(run: Run, made):
             step, calls = real(run, made), []
 
             def watched(batch):
                 calls.append(batch)
-                if len(calls) == number:
-                    action()
+                if len(calls) == number and actions:
+                    actions.pop()()
                 return step(batch)
 
             return watched

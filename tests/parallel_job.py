@@ -113,4 +113,4 @@ if __name__ == "__main__":
     everyone = distributed.gathered(results)
     if ranks.here().main_process:
         Path(sys.argv[1]).write_text(json.dumps(everyone))
-    torch.distributed.destroy_process_group()
+    distributed.end()

@@ -178,7 +178,7 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options) -> TinyLlama:
-    switches = available(options)
+    switches = available(options) | {"memory-plan": options.switches["memory-plan"]}  # the plan needs no kernel
     if not switches["memory-plan"]:
         switches |= {"side-stream": False, "early-update": False}
     return TinyLlama(options.model, switches)
