@@ -3,7 +3,6 @@
 `run_deepspeed_flops.py` of every version: a run with three FLOP counts, its intensity and roofline, or an earlier result.
 """
 
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -63,16 +62,10 @@ def count_flops(version: ModuleType, description: str | None) -> int:
     ))  # fmt: skip
     if run.flops:  # other processes leave them to the first
         print(flop_counts.report(flop_counts.read(run.flops[0])).terminal())
-        if profiled and run.profiles:
-            _show_intensity(arguments, options.flops_dir, run.profiles[0])
-    return run.exit_code
-
-
-def _show_intensity(arguments: Namespace, folder: Path, path: Path) -> None:
-    """Prints and writes what was asked for, from the profile that the run has just written."""
-    report = roofline.report(step_profile.read(path))
-    if arguments.computational_intensity:
+    report = roofline.report(step_profile.read(run.profiles[0])) if run.flops and run.profiles and profiled else None
+    if report and arguments.computational_intensity:
         print(f"\n{report.terminal()}")
-    if arguments.generate_roofline:
-        written = report.write(folder, "roofline", ("png", "csv"))
+    if report and arguments.generate_roofline:
+        written = report.write(options.flops_dir, "roofline", ("png", "csv"))
         print("", *(f"  roofline     {path}" for path in written), sep="\n")
+    return run.exit_code

@@ -1,11 +1,4 @@
-"""A training run: the context in which the loop of a version's script stands.
-
-    with Run(options, "v1") as run:
-        model = run.place(make_model(options))
-        optimizer = run.adapt(make_optimizer(model, options))
-        step = run.prepare(make_step(model, optimizer, run.precision))
-        for batch in run.batches():
-            run.did(step(batch))
+"""A training run: the context in which the loop of a version's script stands (`train` in each).
 
 Exit codes are those of `common.cli.command`. Ctrl-C, SIGTERM and SIGHUP end the run after the step in hand. Whatever ends it, the
 record of the finished steps is written before anything else, and printed where it cannot be written.

@@ -162,16 +162,6 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
 
 
-@pytest.mark.parametrize("left", [b"", b"\x80\x04garbage"])
-def test_a_checkpoint_with_damaged_metadata_is_one_line(trained, monkeypatch, tmp_path, left):
-    trained(2, "--checkpoint-dir", "saved")
-    (tmp_path / "saved/step-00000002/.metadata").write_bytes(left)
-    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"]
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
-        tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
-
-
 def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     at_step(2, lambda: (tmp_path / "saved").rmdir())
@@ -194,13 +184,15 @@ def test_a_run_on_a_gpu_goes_on_from_a_checkpoint_of_a_cpu(trained, monkeypatch,
     assert again.record["loss"]["all"] == whole[2:]
 
 
-def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path):
+DAMAGES = [(".metadata", b""), (".metadata", b"\x80\x04garbage"), ("__0_0.distcp", b""), ("position.json", b"{}")]
+
+
+@pytest.mark.parametrize("name, content", DAMAGES)
+def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path, name, content):
     trained(2, "--checkpoint-dir", "saved")
-    (tmp_path / "saved/step-00000002/__0_0.distcp").write_bytes(b"")
-    options = run_options(tiny_llama_v1, *QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume")
+    (tmp_path / "saved/step-00000002" / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
-        tiny_llama_v1.train(options)
-    (tmp_path / "saved/step-00000002/position.json").write_text("{}")
-    with pytest.raises(UsageError, match="position.json is not a file of schema"):
-        tiny_llama_v1.train(options)
+    expected = (UsageError, "position.json is not a file of schema"), (RunError, "cannot read saved/step-00000002: ")
+    error, message = expected[name != "position.json"]
+    with pytest.raises(error, match=message):
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *QUICK, "--num-steps", 3, "--checkpoint-dir", "saved", "--resume"))
