@@ -34,8 +34,8 @@ class Tile(NamedTuple):
 # By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
 TILES = {
     "sm_90": {
-        "rope": (Tile(128, 64, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
-        "swiglu": (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
+        "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
+        "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
     },
     "sm_80": dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),)),
     "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
