@@ -17,7 +17,7 @@ from common.analysis.comparisons import (
     versions,
 )  # fmt: skip
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, communication, step_profile
+from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
     bandwidth,
     bottlenecks,
@@ -30,8 +30,10 @@ from common.analysis.reports import (
     roofline,
     triton_kernels,
 )  # fmt: skip
-from common.documents import compiled_kernels, lab_dashboard, measured, version4
+from common.documents import compiled_kernels, lab_dashboard, result_tables
+from common.documents.sections import section
 from common.files import read, read_json, write_json
+from common.records import kernel_benchmark_file, lab_file, step_profile
 from common.studies import ablation, batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -265,7 +267,7 @@ def tabulated(table: Callable[[Path], str], path: Path) -> None:
 
 
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.page(read(path, lab_dashboard.Lab)), path)
+    published(lab_dashboard.page(read(path, lab_file.Lab)), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
 
@@ -283,20 +285,18 @@ def write_kernel_benchmark(path: Path) -> None:
 
 
 def use_kernel_benchmark(path: Path) -> None:
-    published(kernel_benchmark.report(kernel_benchmark.read(path)), path)
-    kernel_benchmark.documented(path)
+    published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
+    section("rates", path)
 
 
 def use_benchmark(path: Path) -> None:
     published(benchmark_report.analyze(path), path)
-    for part in ("throughput", "memory"):
-        measured.suite(part, path)
+    section("throughput", path)
 
 
 def use_scaling(path: Path) -> None:
     published(scaling_report.analyze(path), path)
-    shutil.copy(path, path.with_name("scaling_tiny_fp32.json"))
-    measured.scaling_over_gpus(path.parent)
+    section("weak", path)
 
 
 def use_traces_of_ranks(path: Path) -> None:
@@ -370,10 +370,12 @@ VALID = [
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
     Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
     Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
-    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(measured.lengths, path)),
+    Valid(
+        "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
+    ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
-    Valid("levers.json", shortened("h200/levers.json"), lambda path: tabulated(version4.levers, path)),
-    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(version4.block_fusion, path)),
+    Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
+    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(result_tables.block_fusion, path)),
     Valid("stage0_metrics.json", write_stages, use_stages),
     Valid("stage1_metrics.json", write_stages, use_stages),
     Valid("stage1_profile.csv", write_stages, use_stages),

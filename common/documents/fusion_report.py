@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.comparisons import kernel_reduction, regression, sequence_memory
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, run_record, step_profile
-from common.analysis.profiles.run_record import origin
+from common.analysis.output.run_facts import origin
+from common.analysis.profiles import kernel_names
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
 from common.analysis.reports.profile_summary import PHASE_COLOURS
 from common.errors import UsageError
 from common.files import writable_file
+from common.records import step_profile
 from common.studies import ablation
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def add_conditions(report: Report, paths: Sequence[Path], steps: Sequence[Step])
     runs = [step.profile["run"] for step in steps]
     last = min(len(run["loss"]["all"]) for run in runs)
     report.section("Conditions")
-    report.text(f"{run_record.describe(runs[0])}. Ratios are baseline / fused: above 1 the fused version needs less.")
+    report.text(f"{run_facts.describe(runs[0])}. Ratios are baseline / fused: above 1 the fused version needs less.")
     for name, path, run in zip(NAMES, paths, runs, strict=True):
         report.text(f"{name.capitalize()}: {run['version']}, {origin(run)}; profile `{path}`.")
     report.table(["quantity", *NAMES, "ratio"], regression.rows(*runs, last))
-    report.text(*run_record.doubts(dict(zip(NAMES, runs, strict=True))))
+    report.text(*run_facts.doubts(dict(zip(NAMES, runs, strict=True))))
 
 
 def add_step_time(report: Report, steps: Sequence[Step]) -> None:

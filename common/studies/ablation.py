@@ -30,18 +30,18 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common import cli, files, signals
 from common import device as devices
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_table, load_kernels, run_record
+from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
-from common.files import PositiveAmount
 from common.options import Options
 from common.precision import Precision
 from common.progress import progress
+from common.records.ablation_file import SCHEMA, Ablation, Combination
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
@@ -50,14 +50,11 @@ from common.training.run import out_of_memory_explained
 from common.training.step import prepare
 
 import torch
-from pydantic import Field, PositiveInt
 from torch import Tensor
-from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-ablation/1"
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
 ENDED_EARLY = "the study ended before the losses were read and the launches were counted"
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
@@ -68,34 +65,6 @@ PROFILED = dict(
 )  # the last two of five steps
 
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
-
-
-class Combination(TypedDict):
-    fusions: TypedDict("Switches", dict.fromkeys(FUSIONS, bool))
-    flags: list[str]  # the version's flags for it
-    step_ms: run_record.Summary
-    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
-    peak_mib: PositiveAmount | None
-    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
-    loss: files.Number | None  # nats; None as the launches
-    steps: PositiveInt  # trained, until that loss where there is one
-
-
-class Ablation(run_record.Header):
-    """The content of fusion_ablation.json; the first combination is the one without fusions."""
-
-    schema: Literal[SCHEMA]
-    version: str
-    model: run_record.Model
-    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
-    training: TypedDict("Training", {"batch_size": PositiveInt, "sequence_length": PositiveInt, "seed": int})
-    precision: run_record.Compute
-    rounds: PositiveInt
-    steps_per_round: PositiveInt
-    left_out: str | None  # why there are no combinations with torch_compile
-    counted: Literal[tuple(COUNTED)]  # by launches_per_step: kernels on a GPU, operators on a CPU
-    notes: list[str]  # what to know about that count, and whether the study was stopped early
-    combinations: Annotated[list[Combination], Field(min_length=2)]
 
 
 # ---------------------------------------------------------------------------------------------------------- measurement
@@ -301,7 +270,7 @@ def analyze(path: Path) -> Report:
     measured = read(path)
     found = effects(measured["combinations"])
     report = Report("Fusion ablation")
-    report.text(conditions(measured), f"Made by {run_record.origin(measured)}.")
+    report.text(conditions(measured), f"Made by {run_facts.origin(measured)}.")
     picture = "Step time of each combination, and the effect of each fusion"
     report.figure(lambda: figure(measured, found), "fusion_ablation", picture)
     report.section("Combinations")
@@ -315,7 +284,7 @@ def analyze(path: Path) -> Report:
     ]
     report.csv("fusion_ablation", [*FUSIONS, *times.values(), *values.values()], rows)
     report.json("fusion_ablation", measured)
-    report.section("Effect of each fusion")
+    report.section("Effect of each fusion", "effects")
     report.text(
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
         "in this fusion only. If a range over the rounds holds 1, the effect may be none."
@@ -361,7 +330,7 @@ def _range(low: float, high: float) -> str:
 def conditions(measured: Ablation) -> str:
     """The measured configuration, in one line."""
     medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
-    return f"{measured['version']}, {run_record.describe(measured)}. {medians}"
+    return f"{measured['version']}, {run_facts.describe(measured)}. {medians}"
 
 
 def notes(measured: Ablation) -> list[str]:
@@ -385,7 +354,7 @@ def figure(measured: Ablation, found: list[Effect]) -> "Figure":
     heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
     result = plots.new(5.8, 1 + sum(heights))
     above, below = result.subplots(2, 1, height_ratios=heights)
-    title = f"Fusion ablation: {measured['version']}, {run_record.describe(measured)}"
+    title = f"Fusion ablation: {measured['version']}, {run_facts.describe(measured)}"
     result.suptitle(textwrap.fill(title, 72), fontsize=9)
 
     def bars(axes: Any, places: list, values: list[Sequence[float]], left: float, **style) -> None:

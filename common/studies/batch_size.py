@@ -29,29 +29,25 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from common import cli, files, signals
 from common import device as devices
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError, UsageError
-from common.files import Amount, PositiveAmount
 from common.options import Options
 from common.precision import Precision
 from common.progress import progress
+from common.records.memory_files import BATCH_SEARCH as SCHEMA
+from common.records.memory_files import BatchSearch, Trial
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.step import prepare
 
-from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-batch-search/1"
 FITS, OVER, OUT = "ok", "over target", "out of memory"
 TOLERANCE = 0.02  # of throughput and step time
 RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
@@ -71,47 +67,6 @@ class SearchOptions(Options):
     target_memory_usage: float
     max_batch_size: int
     max_step_seconds: int | None  # None: of LONGEST
-
-
-class Measured(TypedDict):
-    """A batch size that was trained."""
-
-    batch_size: PositiveInt
-    status: Literal[FITS, OVER]
-    step_ms: run_record.Summary
-    tokens_per_second: PositiveAmount
-    peak_mib: Amount
-
-
-class TooLarge(TypedDict):
-    """A batch size for which memory ran out."""
-
-    batch_size: PositiveInt
-    status: Literal[OUT]
-    step_ms: None
-    tokens_per_second: None
-    peak_mib: None
-
-
-Trial = Annotated[Measured | TooLarge, Field(discriminator="status")]
-
-
-class BatchSearch(run_record.Header):
-    """The content of batch_search.json."""
-
-    schema: Literal[SCHEMA]
-    version: str
-    model: run_record.Model
-    settings: dict[str, Any]  # as in a run record
-    training: TypedDict("Training", {"sequence_length": PositiveInt, "seed": int})
-    precision: run_record.Compute
-    target: Literal[tuple(TARGETS)]
-    target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
-    memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
-    trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
-    ended: str  # why doubling ended
-    batch_size: PositiveInt | None  # the answer; None if the search was interrupted
-    reason: str  # why it is this one
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -346,7 +301,7 @@ def analyze(path: Path) -> Report:
     report = Report("Batch size search")
     report.text(
         f"{conditions(measured)}. Step times are medians. Memory: peak of the {measured['memory_kind']}; {share}.",
-        f"Made by {run_record.origin(measured)}.",
+        f"Made by {run_facts.origin(measured)}.",
     )
     report.figure(lambda: figure(measured), "batch_search", "Throughput, step time and memory over the batch size")
     report.table(header, rows)
@@ -360,7 +315,7 @@ def analyze(path: Path) -> Report:
 
 
 def conditions(measured: BatchSearch) -> str:
-    return f"{measured['version']}, {run_record.describe(measured, 'batch_size')}"
+    return f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}"
 
 
 def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from common.analysis.profiles import step_profile
 from common.analysis.reports import flop_counts, profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
 from common.training import version_files
 
 

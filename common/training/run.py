@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from common import cli, data, ranks, signals, weights
 from common import device as devices
@@ -22,6 +22,8 @@ from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import SECONDS, progress
+from common.records.fields import Ceilings
+from common.records.run_record import RunRecord, TimedRun
 from common.timing import Clock, phase_times, summarize
 from common.training import capture, ceilings, checkpoint, distributed, flop_counters, record, setup_check, step
 from common.training.capture import Batch, Step
@@ -75,7 +77,7 @@ class Run:
     """
 
     precision: Precision
-    record: dict[str, Any]
+    record: RunRecord | TimedRun
 
     def __init__(self, options: RunOptions, name: str, captured: bool = False, forms: Sequence[str] = ranks.FORMS) -> None:
         """
@@ -94,7 +96,7 @@ class Run:
         self.flops: list[Path] = []
         self.model: torch.nn.Module | None = None
         self.prepared: step.Prepared | None = None
-        self.ceilings: dict[str, float | str] | None = None
+        self.ceilings: Ceilings | None = None
         self.counted: dict[str, dict[str, int]] | None = None
         self._loop, self._signals, self._warm_up = ExitStack(), ExitStack(), ExitStack()
 
@@ -296,15 +298,15 @@ class Run:
         if self.started and self.number and self.finished < self.count:  # or nothing was left to interrupt
             outcome.signal = self.number
         outcome.memory = devices.peak_memory(self.device, self.prepared.graph_peak_bytes if self.prepared else 0)
-        self.record = {}
-        self.amend(**record.build(
+        self.record = record.build(
             self.name, self.options, model, self.device, self.precision, self.dataset, outcome, self.profiler, self.ceilings,
             self.saves.first + 1,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.amend()
 
     def amend(self, **sections: object) -> None:
         """Adds sections to the record, and writes it."""
-        self.record |= sections
+        self.record = cast(TimedRun, {**self.record, **sections})
         if ranks.here().main_process:
             write_measurement(self.metrics, self.record, "--metrics-out")
 
@@ -312,7 +314,8 @@ class Run:
         """Times and memory of every process, by rank. Names the ranks for which the others wait."""
         assert self.model is not None
         forward = distributed.forward_ms(self.model, self.data[0], self.precision)
-        mine = forward, self.record["step_ms"]["median"], self.record["memory"]["peak_mib"]
+        timed = cast(TimedRun, self.record)
+        mine = forward, timed["step_ms"]["median"], timed["memory"]["peak_mib"]
         columns = zip(*distributed.gathered(mine), strict=True)
         found = {name: list(values) for name, values in zip(("forward_ms", "step_ms", "peak_mib"), columns, strict=True)}
         for line in distributed.slow_ranks(found["forward_ms"]):
@@ -335,7 +338,7 @@ class Run:
                 times = phase_times(lambda i: train(self.data[i]), self.device, options.phase_clock)
             self.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
             print(record.phases(self.record))
-        self.flops = flop_counts.write(options.flops_dir, self.counted, self.record) if self.counted else []
+        self.flops = flop_counts.write(options.flops_dir, self.counted, cast(TimedRun, self.record)) if self.counted else []
         for path in self.flops:
             print(f"  flops        {path}")
         self.profiles = self.profiler.write(self.record) if self.profiler else []

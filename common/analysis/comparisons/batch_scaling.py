@@ -14,11 +14,11 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import run_record, step_profile
 from common.errors import UsageError
+from common.records import run_record, step_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,10 +55,10 @@ def analyze(folders: list[Path]) -> Report:
         UsageError: the profiles cannot be compared, or are fewer than two.
     """
     runs = read(folders)
-    listed = run_record.peak_flops(runs[0]) is not None
+    listed = run_facts.peak_flops(runs[0]) is not None
     share = "a share of the data sheet's peak" if listed else "not given: this device's peak is not listed"
     report = Report("Batch scaling")
-    report.text(f"{runs[0]['version']}, {run_record.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
+    report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
     report.table(list(HEADER.values()), rows(runs), csv="batch_scaling", csv_header=list(HEADER), least=("memory of", "ideal"))
     report.text(
         "Speed-up: tokens/s over those of the smallest batch. Ideal: the speed-up if a step took as long as with the smallest "
@@ -103,7 +103,7 @@ def rows(runs: list[Run]) -> list[list[object]]:
         table.append([
             size(run), step["median"], step["p20"], step["p80"], step["count"], run["tokens_per_second"], speedup, ideal,
             100 * speedup / ideal, memory["peak_mib"], memory["kind"], added, run["flops_per_second"] / 1e12,
-            run_record.mfu(run), run_record.of_measured_gemm(run),
+            run_facts.mfu(run), run_facts.of_measured_gemm(run),
         ])  # fmt: skip
     return table
 
@@ -140,7 +140,7 @@ def findings(runs: list[Run]) -> list[str]:
             "MiB. A large one means that the step is no straight line in B, as on a GPU that a small batch does not fill, or "
             "that the medians are noisy."
         )
-    return notes + run_record.doubts({f"B = {size(run)}": run for run in runs})
+    return notes + run_facts.doubts({f"B = {size(run)}": run for run in runs})
 
 
 def _time_meaning(line: Line, runs: list[Run]) -> str:
@@ -174,7 +174,7 @@ def _memory_meaning(line: Line, run: Run) -> str:
 def figure(runs: list[Run]) -> "Figure":
     """Throughput against the ideal, step time with its line, and memory with its line."""
     result = plots.new(15, 4.8)
-    result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_record.describe(runs[0], 'batch_size')}")
+    result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}")
     throughput, times, memory = result.subplots(1, 3)
     sizes, rates, steps = list(map(size, runs)), [run["tokens_per_second"] for run in runs], [run["step_ms"] for run in runs]
     reach = [0, sizes[-1] * 1.05]

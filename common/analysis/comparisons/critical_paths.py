@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import critical_path
 from common.errors import UsageError
+from common.records import run_record, step_profile
 
 
 def compare(paths: Sequence[Path]) -> Report:
@@ -27,14 +28,14 @@ def compare(paths: Sequence[Path]) -> Report:
     columns = [_column(path, profile) for path, profile in zip(paths, profiles, strict=True)]
     names = _names(paths, [profile["run"] for profile in profiles])
     report = Report("Critical paths")
-    report.text(run_record.describe(profiles[0]["run"]))
+    report.text(run_facts.describe(profiles[0]["run"]))
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
     report.table(["quantity", *names], rows, csv="critical_paths")
     report.facts([
-        (name, f"{path}, from {run_record.origin(profile['run'])}")
+        (name, f"{path}, from {run_facts.origin(profile['run'])}")
         for name, path, profile in zip(names, paths, profiles, strict=True)
     ])  # fmt: skip
-    report.text(*run_record.doubts(dict(zip(names, (profile["run"] for profile in profiles), strict=True))))
+    report.text(*run_facts.doubts(dict(zip(names, (profile["run"] for profile in profiles), strict=True))))
     return report
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, run_record, step_profile
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels
 from common.analysis.reports import launches
 from common.errors import UsageError
+from common.records import run_record, step_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +147,7 @@ def compare(baseline: Path, fused: Path) -> Reduction:
     if all(profiles):
         settings = [run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} for each in profiles]
         run_record.require_equal((before.path, after.path), settings, "the version")
-        conditions = [run_record.describe(profiles[0]["run"])]
+        conditions = [run_facts.describe(profiles[0]["run"])]
         by_span = _differences(*(_spans(*each) for each in zip(profiles, (before, after), strict=True)))
     else:
         notes += [UNKNOWN] if before.steps else [UNKNOWN, TOTALS]

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import UsageError
+from common.records import run_record
 
 
 class Verdict(NamedTuple):
@@ -54,7 +55,7 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
         failures += [] if loss <= loss_tolerance else [f"the loss curves differ by {loss:.2g}, more than {loss_tolerance:g}"]
 
     report = Report("Regression test")
-    report.text(run_record.describe(before))
+    report.text(run_facts.describe(before))
     table = [["version", before["version"], after["version"], None], *rows(before, after, steps)]
     report.table(["", "baseline", "current", "baseline / current"], table)
     report.text(
@@ -63,7 +64,7 @@ def compare(baseline: Path, current: Path, min_speedup: float, loss_tolerance: f
     )
     if slowest < 1 < fastest:
         report.text("The step times of the two overlap (the range holds 1): the difference is within their spread.")
-    report.text(*run_record.doubts({"baseline": before, "current": after}))
+    report.text(*run_facts.doubts({"baseline": before, "current": after}))
     report.text(f"FAIL: {'; '.join(failures)}" if failures else f"PASS: the speed-up is at least {min_speedup:g}")
     return Verdict(report, failures)
 

@@ -20,19 +20,16 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common import files
 from common.analysis.formulas import footprint
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import Integer
-
-from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
+from common.records import run_record, step_profile
+from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +39,6 @@ LEAST = 3  # lengths that a parabola needs
 NOTICEABLE = 0.05  # the least share of the longest peak from which the S^2 term is discussed
 MIB = 2**20
 MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")  # the rotary tables' length follows S
-SCHEMA = "tiny-llama-sequence-memory/1"
 
 
 class Run(NamedTuple):
@@ -54,34 +50,6 @@ class Run(NamedTuple):
     step: int
     path: Path
     record: dict[str, Any]
-
-
-class Record(run_record.Header):
-    """The part of a run's record that the tables show."""
-
-    version: str
-    model: run_record.Model
-    training: run_record.Training
-    precision: run_record.Precision
-
-
-class StoredRun(TypedDict):
-    """The fields of a `Run`."""
-
-    group: str
-    sequence_length: PositiveInt
-    peak: Annotated[Integer, Field(gt=0)]
-    step: Annotated[Integer, Field(gt=0)]
-    path: str
-    record: Record
-
-
-class SequenceMemory(TypedDict):
-    """sequence_memory.json; the runs of a group stand together, the shortest first."""
-
-    schema: Literal[SCHEMA]
-    command: str
-    runs: Annotated[list[StoredRun], Field(min_length=1)]
 
 
 class Parabola(NamedTuple):
@@ -122,7 +90,7 @@ def analyze(folders: list[Path]) -> Report:
     report.text(*findings(runs))
     records = [{name: value for name, value in run.record.items() if name not in ("loss", "step_ms")} for run in runs]
     measured = [run._asdict() | {"path": str(run.path), "record": record} for run, record in zip(runs, records, strict=True)]
-    report.json("sequence_memory", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
+    report.json("sequence_memory", {"schema": SEQUENCE_MEMORY, "command": shlex.join(sys.argv), "runs": measured})
     return report
 
 
@@ -272,7 +240,7 @@ def conditions(runs: list[Run]) -> str:
     record = runs[0].record
     on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
-    return f"{run_record.describe(record, 'sequence_length')}. Counted by {counted}."
+    return f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}."
 
 
 def findings(runs: list[Run]) -> list[str]:

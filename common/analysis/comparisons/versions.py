@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from common import files
 from common.analysis.comparisons import kernel_reduction, regression, source_diff
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.errors import UsageError
 from common.progress import progress
+from common.records import run_record, step_profile
 
 
 class Version(NamedTuple):
@@ -177,9 +178,9 @@ def _comparable(report: Report, before: Version, after: Version, choice: Choice 
     """Adds on what the two ran and their files; or, where they cannot be compared, why, and what to run."""
     if choice and not choice.differences:
         runs = [one.run for one in choice.pair]
-        report.text(run_record.describe(runs[0]))
+        report.text(run_facts.describe(runs[0]))
         report.facts([
-            (run["version"], f"{one.path}, from {run_record.origin(run)}") for one, run in zip(choice.pair, runs, strict=True)
+            (run["version"], f"{one.path}, from {run_facts.origin(run)}") for one, run in zip(choice.pair, runs, strict=True)
         ])  # fmt: skip
         return True
     reason = f"There are no {what} of {before.name} in {before.folder}, or none of {after.name} in {after.folder}."
@@ -201,7 +202,7 @@ def _add_runs(report: Report, pair: Pair) -> None:
     report.table(["quantity", *names, " / ".join(names)], regression.rows(ours, theirs, steps))
     if differing := run_record.differences(run_record.training_inputs(ours), run_record.training_inputs(theirs)):
         report.text(f"The losses cannot be compared: the runs differ in {'; '.join(differing)}.")
-    report.text(*run_record.doubts(dict(zip(names, (ours, theirs), strict=True))))
+    report.text(*run_facts.doubts(dict(zip(names, (ours, theirs), strict=True))))
 
 
 def _add_spans(report: Report, pair: Pair, names: list[str]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from common import data
 from common import device as devices
-from common.analysis.profiles import step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
+from common.records import step_profile
 from common.training import capture, step, version_files
 from common.training.run import Run
 from tests.conftest import PATHS, ROOT, TINY, V1, run_options

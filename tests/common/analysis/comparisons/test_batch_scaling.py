@@ -7,10 +7,10 @@ from pathlib import Path
 from common.analysis.comparisons import batch_scaling
 from common.analysis.formulas import flops
 from common.analysis.output.report import Report
-from common.analysis.profiles.run_record import SCHEMA
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import write_json
+from common.records.run_record import SCHEMA
 from tests.conftest import V1
 from tests.records import profile, record
 
