@@ -23,6 +23,7 @@ from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
 from common.options import RunOptions
 from common.records import step_profile
+from common.records.run_record import RunRecord, TimedRun
 from common.training import distributed
 
 import torch
@@ -106,7 +107,7 @@ class Profiler:
         self.exported.append(path)
         profile.export_chrome_trace(str(path))
 
-    def write(self, record: dict[str, Any]) -> list[Path]:
+    def write(self, record: RunRecord | TimedRun) -> list[Path]:
         """Writes the profile, the event files and, where asked, the memory timeline; returns what was written.
 
         Nothing is written if the run was stopped before the profiled steps, which are its last ones.
@@ -144,7 +145,7 @@ class Profiler:
     def _events(self) -> Path:
         return self.folder / f"run_{self.stamp}"
 
-    def _write(self, record: dict[str, Any]) -> list[Path]:
+    def _write(self, record: RunRecord | TimedRun) -> list[Path]:
         # pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard

@@ -14,6 +14,7 @@ from common.data import Dataset
 from common.errors import RunError, UsageError
 from common.options import RunOptions
 from common.records import run_record
+from common.records.run_record import RunRecord, TimedRun
 
 import torch
 
@@ -70,7 +71,7 @@ def _triton() -> str:
     return ", ".join(sorted(set(owners))) + warning
 
 
-def after(record: dict[str, Any], metrics: Path, profiles: list[Path]) -> None:
+def after(record: RunRecord | TimedRun, metrics: Path, profiles: list[Path]) -> None:
     """Reads back what the run wrote, and prints one line a check.
 
     Raises:
