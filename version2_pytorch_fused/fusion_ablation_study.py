@@ -11,6 +11,7 @@ after the round that is running.
 from pathlib import Path
 
 from common import cli
+from common.analysis.comparisons import ablation_effects
 from common.files import writable_folder
 from common.studies import ablation
 from common.training import version_files
@@ -27,7 +28,7 @@ def main() -> int:
     options = version_files.resolve(parser.parse_args())
     path = writable_folder(options.output_dir, "--output-dir") / "fusion_ablation.json"
     code = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds, path)
-    print(f"\n{ablation.analyze(path).publish(options.output_dir, path.stem)}")
+    print(f"\n{ablation_effects.analyze(path).publish(options.output_dir, path.stem)}")
     return code
 
 

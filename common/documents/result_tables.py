@@ -22,14 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common.analysis.comparisons import sequence_memory
+from common.analysis.comparisons import ablation_effects, growth
 from common.analysis.output import tables
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
-from common.studies import ablation, known_models
+from common.studies import known_models
 from common.studies.benchmark import benchmark_file, benchmark_results
 from common.studies.scaling import scaling_file, scaling_results
 
@@ -259,20 +259,20 @@ def curves(folder: Path) -> str:
 
 def _ablations(folder: Path) -> list[tuple[str, str, Record]]:
     files = find(folder, "v[0-9]_ablation_{preset}_{precision}.json")
-    return [(preset, precision, ablation.read(path)) for preset, precision, path in files]
+    return [(preset, precision, ablation_effects.read(path)) for preset, precision, path in files]
 
 
 def combinations(folder: Path) -> str:
     """A row per combination of fusions, at the smallest preset."""
     _, _, study = _ablations(folder)[0]
-    return table(*ablation.combination_table(study), study)
+    return table(*ablation_effects.combination_table(study), study)
 
 
 def effects(folder: Path) -> str:
     """A row per fusion, preset and precision: its own effect."""
     studies, rows = _ablations(folder), []
     for preset, precision, study in studies:
-        columns, body = ablation.effect_table(study, ablation.effects(study["combinations"]))
+        columns, body = ablation_effects.effect_table(study, ablation_effects.effects(study["combinations"]))
         rows += [[preset, precision, *row] for row in body]
     return table(["preset", "precision", *columns], rows, *(study for *_, study in studies))
 
@@ -378,9 +378,9 @@ def reserved(*paths: Path) -> str:
 
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
-    runs = sequence_memory.load(path)
-    peaks = table(*sequence_memory.table(runs), *(run.record for run in runs))
-    return f"{peaks}\n{tables.markdown(*sequence_memory.fit_table(runs))}"
+    runs = growth.load(path)
+    peaks = table(*growth.peak_table(runs), *(run.record for run in runs))
+    return f"{peaks}\n{tables.markdown(*growth.fit_table(runs))}"
 
 
 def scaling_over_gpus(folder: Path) -> str:
