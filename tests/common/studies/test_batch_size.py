@@ -7,13 +7,14 @@ from pathlib import Path
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
 from common.studies import batch_size
-from common.studies.batch_size import FITS, OUT, OVER, Trial
+from common.studies.batch_size import Trial
 from common.training import version_files
 from tests import records
 from tests.conftest import ROOT, altered_version
 
 import pytest
 
+FITS, OVER, OUT = "ok", "over target", "out of memory"
 SCRIPT = ROOT / "version2_pytorch_fused/optimize_batch_size.py"
 SMALL = """
 model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
@@ -157,10 +158,12 @@ def test_an_allocator_that_refuses_is_out_of_memory(tmp_path):
         measured(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')")
 
 
-def test_any_other_failure_ends_it_with_its_message(tmp_path, capfd):
-    with pytest.raises(RunError, match="trial of batch size 1 failed, exit code 1"):
-        measured(tmp_path, "raise ValueError('a mistake in the version')")
-    assert "a mistake in the version" in capfd.readouterr().err
+@pytest.mark.parametrize("error", [ValueError, UsageError])
+def test_any_other_failure_ends_it_with_its_message(tmp_path, error):
+    raised = UsageError if error is UsageError else RunError
+    statement = f"from common.errors import UsageError; raise {error.__name__}('a mistake in the version')"
+    with pytest.raises(raised, match=f"trial of batch size 1 failed: {error.__name__}: a mistake in the version"):
+        measured(tmp_path, statement)
 
 
 # ------------------------------------------------------------------------------------------------------------- script
@@ -207,30 +210,37 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     assert (tmp_path / "batch_search.png").read_bytes()[:4] == b"\x89PNG"
 
 
-COMMON = {key: records.record()[key] for key in ("device", "environment", "precision")} | {
-    "memory_kind": "GPU allocator", "settings": {},
-}  # fmt: skip
+def outcome(ms: float, peak: float = 1.0) -> dict:
+    """What the process of a trial answers."""
+    run = records.record(device__memory_mib=100.0)
+    common = {"precision": run["precision"], "memory_kind": "GPU allocator", "settings": {}}
+    found = {"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 5}, "peak_mib": peak, "common": common}
+    return {"status": "ok", "reason": None, "device": run["device"], "environment": run["environment"], "found": found}
 
 
 def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
-    monkeypatch.setattr(batch_size, "in_own_process", lambda *_: (trial(1, OVER, 10.0), COMMON))
+    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome(10.0, 90.1))  # of 90
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
     measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
-    assert measured["trials"] == [trial(1, OVER, 10.0)] and measured["batch_size"] is None
+    assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, OVER)]
+    assert measured["batch_size"] is None
 
 
 def test_an_interrupted_search_reports_its_trials(execute, monkeypatch, tmp_path):
-    def measured_or_stopped(path, options, flags):
+    def measured_or_stopped(work, options):
         if options.batch_size > 2:
             raise KeyboardInterrupt
-        return trial(options.batch_size, FITS, 10.0), COMMON
+        return outcome(10.0)
 
-    monkeypatch.setattr(batch_size, "in_own_process", measured_or_stopped)
+    monkeypatch.setattr(batch_size.benchmark_process, "run", measured_or_stopped)
     printed = execute(SCRIPT, check=130)
     assert "Doubling ended: the search was interrupted." in printed.out and "chosen" not in printed.out
     measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
-    assert measured["trials"] == [trial(1, FITS, 10.0), trial(2, FITS, 10.0)]
+    assert [(trial["batch_size"], trial["status"], trial["step_ms"]["median"]) for trial in measured["trials"]] == [
+        (1, FITS, 10.0), (2, FITS, 10.0),
+    ]  # fmt: skip
+    assert measured["trials"][1]["tokens_per_second"] == 2 * 128 / 10.0 * 1e3
     assert len(list(csv.DictReader((tmp_path / "batch_size_search/batch_search.csv").open()))) == 2
 
 
