@@ -37,13 +37,14 @@ def test_a_version_is_read_in_one_go(path):
 
 ROOM_LIMIT = 12  # modules in a room
 LEAVES = {path.stem for path in (ROOT / "common").glob("*.py")} - {"__init__"}
-HOST_LEAVES = {"config", "errors", "files", "progress", "spans"}  # those that touch no device
+HOST_LEAVES = {"config", "errors", "files", "progress", "ranks", "spans"}  # those that touch no device
 ANALYSIS = ("formulas", "output", "profiles", "reports", "comparisons")  # each uses those before it
 MAY_USE = {  # room: leaves and rooms that it may use beside itself
-    "training": {*LEAVES, "analysis"},
-    "studies": {*LEAVES, "analysis", "training"},
-    "documents": {*LEAVES, "analysis", "studies"},
-    "analysis": HOST_LEAVES,
+    "training": {*LEAVES, "records", "analysis"},
+    "studies": {*LEAVES, "records", "analysis", "training"},
+    "documents": {*LEAVES, "records", "analysis", "studies"},
+    "analysis": {*HOST_LEAVES, "records"},
+    "records": HOST_LEAVES,
 }
 VERSION_NAME = re.compile(r"(tiny_llama_)?v[1-9]|version[1-9]\w*")
 
@@ -114,11 +115,12 @@ def test_a_room_uses_only_the_rooms_below_it():
     assert wrong == []
 
 
-def test_an_analysis_needs_no_torch():
+def test_records_and_analysis_need_no_torch():
     """TensorBoard's events are written by torch.utils.tensorboard."""
     found = [
         name for name, path in COMMON.items()
-        if room(name) == "analysis" and {"torch", "triton", "jax"} & {imported.split(".")[0] for imported in imports(path)}
+        if room(name) in ("records", "analysis")
+        and {"torch", "triton", "jax"} & {imported.split(".")[0] for imported in imports(path)}
     ]  # fmt: skip
     assert found == ["common.analysis.reports.tensorboard"]
 

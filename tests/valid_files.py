@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from common import config
 from common.analysis.comparisons import ablation_effects, compare, growth, performance_study
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, communication, step_profile
+from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
     bandwidth,
     bottlenecks,
@@ -25,6 +25,7 @@ from common.analysis.reports import (
 )  # fmt: skip
 from common.documents import compiled_kernels, lab_dashboard, result_tables, version4
 from common.files import read, read_json, write_json
+from common.records import kernel_benchmark_file, lab_file, memory_files, step_profile
 from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -230,7 +231,7 @@ def write_batch_search(path: Path) -> None:
     trial = {"batch_size": 1, "status": "ok", "step_ms": times, "tokens_per_second": 9.0, "peak_mib": 9.0}
     out = {"batch_size": 2, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None}
     write_json(path, {key: run[key] for key in keys} | {
-        "schema": batch_size.SCHEMA, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "schema": memory_files.BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
         "trials": [trial, out], "ended": "memory ran out", "batch_size": 1, "reason": "the largest",
     })  # fmt: skip
 
@@ -258,7 +259,7 @@ def tabulated(table: Callable[[Path], str], path: Path) -> None:
 
 
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.page(read(path, lab_dashboard.Lab)), path)
+    published(lab_dashboard.page(read(path, lab_file.Lab)), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
 
@@ -276,7 +277,7 @@ def write_kernel_benchmark(path: Path) -> None:
 
 
 def use_kernel_benchmark(path: Path) -> None:
-    published(kernel_benchmark.report(kernel_benchmark.read(path)), path)
+    published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
     kernel_benchmark.documented(path)
 
 

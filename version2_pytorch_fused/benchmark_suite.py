@@ -21,8 +21,9 @@ from pathlib import Path
 from common import cli
 from common.errors import UsageError
 from common.files import writable_folder
+from common.records import benchmark_file
 from common.studies import job_runner, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_report, benchmark_results
+from common.studies.benchmark import benchmark_cells, benchmark_report, benchmark_results
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")

@@ -53,12 +53,13 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.analysis.output import plots
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, report
+from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, figure, report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
+from common.records.kernel_benchmark_file import SCHEMA
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files

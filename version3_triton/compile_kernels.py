@@ -27,6 +27,7 @@ from typing import Any
 
 from common import cli
 from common.progress import progress
+from common.records import kernel_files
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
 cli.require("triton")
@@ -139,13 +140,13 @@ def main() -> None:
         writable_file(options.output, "--output")
     command = shlex.join(sys.argv)
     if options.summarize:
-        schema = compiled_kernels.SUMMARY_SCHEMA
+        schema = kernel_files.SUMMARY
         write_json(options.output, {"schema": schema, "command": command, **compiled_kernels.summary(options.summarize)})
         return
     with progress(f"compiling for {', '.join(options.targets)}"):
         rows = [row for name in options.targets for row in compile_all(name, options.dtypes)]
     if options.output:
-        schema = compiled_kernels.SCHEMA
+        schema = kernel_files.COMPILED
         write_json(options.output, {"schema": schema, "triton": triton.__version__, "command": command, "rows": rows})
     print(shown(rows))
 

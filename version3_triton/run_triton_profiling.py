@@ -9,9 +9,9 @@ from pathlib import Path
 
 from common import cli
 from common.analysis.formulas import operators
-from common.analysis.profiles import step_profile
 from common.analysis.reports import triton_kernels
 from common.config import ModelConfig
+from common.records import step_profile
 from common.training import run
 from version3_triton import tiny_llama_v3
 from version3_triton.kernels import costs

@@ -18,10 +18,10 @@ from common import cli
 from common.analysis.comparisons import critical_paths
 from common.analysis.formulas import operators
 from common.analysis.output.report import Report
-from common.analysis.profiles import step_profile
 from common.analysis.reports import critical_path
 from common.config import ModelConfig
 from common.files import writable_folder
+from common.records import step_profile
 from common.training import record, run
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels import costs

@@ -6,97 +6,22 @@ PARTS describes each part of the file once. TABLES makes the tables of documents
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.documents import result_tables
 from common.errors import UsageError
-from common.files import Number, PositiveAmount, read
-
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
+from common.files import read
+from common.records.lab_file import Lab
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-profiling-lab/1"
 FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
-
-
-class Component(TypedDict):
-    name: str
-    time_ms: PositiveAmount
-    memory_mb: Number
-    flops: PositiveAmount
-    bytes_moved: PositiveAmount
-    bound: str
-
-
-class Times(TypedDict):
-    """The ms of each way at one sequence length; None where it cannot run."""
-
-    seq_len: PositiveInt
-    ms: dict[str, PositiveAmount | None]
-
-
-class Added(TypedDict):
-    """The MiB that each way adds at one sequence length."""
-
-    seq_len: PositiveInt
-    baseline: NotRequired[Number | None]
-    chunked: NotRequired[Number | None]
-    sdpa: NotRequired[Number | None]
-
-
-class Way(TypedDict):
-    bottleneck: str
-    way: str
-    ms: PositiveAmount
-
-
-class Fix(TypedDict):
-    fix: str
-    step_ms: run_record.Summary
-    peak_mib: PositiveAmount
-    kind: str
-    loss: Number
-
-
-class Layer(TypedDict):
-    ms: PositiveAmount
-    profiled_ms: PositiveAmount
-    on_gpu: bool
-    spans: dict[str, dict[str, Number]]  # ms by span and phase
-
-
-class Sizes(TypedDict):
-    batch_size: PositiveInt
-    seq_len: PositiveInt
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    preset: str
-
-
-class Lab(run_record.Header):
-    """profiling_lab.json; a part that was not measured is None."""
-
-    schema: Literal[SCHEMA]
-    jax: str | None  # its version
-    precision: str
-    sizes: Sizes
-    ceilings: run_record.Ceilings
-    components: dict[Literal[tuple(NAMES)], list[Component] | None] | None
-    optimizations: list[Times] | None
-    frameworks: list[Times] | None
-    memory: list[Added] | None
-    bottlenecks: list[Way] | None
-    fixes: Annotated[list[Fix], Field(min_length=1)] | None
-    layer: Layer | None
 
 
 Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
@@ -284,7 +209,7 @@ def page(result: dict[str, Any]) -> Report:
         if name == "components":
             report.text(*longest(rows))
         if name == "fixes":
-            report.text(*run_record.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
+            report.text(*run_facts.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
         if part.draw:
             report.figure(functools.partial(part.draw, rows), name, part.description)
         report.table(*rows)

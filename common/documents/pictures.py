@@ -22,7 +22,7 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file, kernel_benchmark_file
 
 import pandas
 
@@ -349,7 +349,7 @@ def kernel_rates(path: Path) -> Picture:
 
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
     rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
     shares: dict[str, dict[str, float]] = {}

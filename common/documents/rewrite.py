@@ -1,8 +1,10 @@
 """The tables in the documents: generated between markers, from formulas or from the files in results/.
 
-A marker names its table, `<!-- table: NAME -->`, or its table and files or folders of results, `<!-- table: NAME PATH... -->`.
-The table ends at `<!-- /table -->`. A picture's marker is `<!-- picture: NAME PATH... -->`, its end `<!-- /picture -->`, and its
-file is in pictures/. Everything between two markers is overwritten:
+    <!-- section: FILE...#ANCHOR -->      a section of the report on a file; several files (or a pattern, `*.json`) are joined
+    <!-- table: NAME PATH... -->          a table that joins files of several kinds, or comes from formulas
+    <!-- picture: NAME PATH... -->        a picture, whose file is in pictures/
+
+A section ends at `<!-- /section -->`, and so on. Everything between two markers is overwritten:
 
     python -m common.documents            # rewrites every document
     python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
@@ -12,13 +14,11 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import source_diff
-from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, version4
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections, version4
 from common.documents import pictures as drawings
 from common.documents import result_tables as results
 from common.documents.pictures import Picture
@@ -27,21 +27,21 @@ from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- (table|picture): ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+SECTION = re.compile(r"(<!-- section: ([\w./* -]+)#([\w-]+) -->\n).*?(<!-- /section -->)", re.DOTALL)
 FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
     results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
-    results.combinations, results.effects, results.captured_steps, results.versions_and_peers,
-    results.versions_and_peers_spread, results.lengths, results.reserved, results.scaling_over_gpus, results.weak_scaling,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
+    results.captured_steps, results.versions_and_peers,
+    results.versions_and_peers_spread, results.lengths, results.weak_scaling,
+    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.block_fusion,
     version4.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
-TABLES |= {f"suite_{part}": partial(results.suite, part) for part in ("throughput", "memory", "scaling")}
-TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
+TABLES |= lab_dashboard.TABLES
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
     concepts.roofline, concepts.timeline, concepts.causal_tiles, version4.scaling_efficiency,
@@ -62,6 +62,10 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
         UsageError: a marker names a table or a picture that does not exist.
     """
 
+    def replace_section(match: re.Match) -> str:
+        opening, patterns, anchor, closing = match.groups()
+        return f"{opening}\n{sections.section(anchor, *(ROOT / pattern for pattern in patterns.split()))}\n{closing}"
+
     def replace(match: re.Match) -> str:
         opening, kind, name, arguments, closing = match.groups()
         known = TABLES if kind == "table" else PICTURES
@@ -75,7 +79,7 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
             content = f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})\n"
         return f"{opening}\n{content}\n{closing}"
 
-    return MARKED.sub(replace, text)
+    return SECTION.sub(replace_section, MARKED.sub(replace, text))
 
 
 def file_of(picture: Picture) -> Path:

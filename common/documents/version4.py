@@ -1,73 +1,22 @@
-"""Tables and a picture of Version 4's comparisons: of levers, of the block in one kernel, and of several GPUs."""
+"""Tables and a picture of Version 4's comparisons: of the block in one kernel, and of several GPUs."""
 
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 from common.analysis.output import plots
-from common.analysis.profiles import run_record
 from common.documents.pictures import Picture
 from common.documents.result_tables import find, table
 from common.errors import UsageError
 from common.files import read
-from common.studies.scaling import scaling_file, scaling_results
+from common.records import run_record, scaling_file
+from common.records.kernel_files import BlockFusion
+from common.studies.scaling import scaling_results
 
 import pandas
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class Way(TypedDict):
-    """One way to do a lever's work; `preset` is empty for the one that has sizes of its own."""
-
-    preset: str
-    lever: str
-    way: str
-    us: run_record.Summary
-
-
-class Levers(run_record.Header):
-    """levers.json."""
-
-    schema: Literal["tiny-llama-levers/1"]
-    model: NotRequired[run_record.Model]
-    precision: run_record.Compute
-    rows: Annotated[list[Way], Field(min_length=1)]
-
-
-class Block(TypedDict):
-    batch_size: PositiveInt
-    single_ms: run_record.Summary
-    layered_ms: run_record.Summary
-    difference: float
-
-
-class Gpu(run_record.Device):
-    multiprocessors: PositiveInt
-
-
-class BlockFusion(run_record.Header):
-    """block_fusion.json."""
-
-    schema: Literal["tiny-llama-block-fusion/1"]
-    device: Gpu
-    model: NotRequired[run_record.Model]
-    precision: run_record.Compute
-    sequence_length: PositiveInt
-    rows: list[Block]
-
-
-def levers(path: Path) -> str:
-    """A row for each way to do a lever's work, a column for each preset: microseconds."""
-    measured, cells = read(path, Levers), {}
-    for row in measured["rows"]:
-        cells.setdefault((row["lever"], row["way"]), {})[row["preset"] or "own sizes"] = row["us"]["median"]
-    columns = list(dict.fromkeys(row["preset"] or "own sizes" for row in measured["rows"]))
-    header = ["lever", "way", *(f"{column}, us" for column in columns)]
-    return table(header, [[*key, *map(found.get, columns)] for key, found in cells.items()], measured)
 
 
 def block_fusion(path: Path) -> str:
@@ -76,7 +25,7 @@ def block_fusion(path: Path) -> str:
     programs = measured["device"]["multiprocessors"]
     rows = []
     for row in measured["rows"]:
-        single, layered = (1e3 * row[f"{name}_ms"]["median"] for name in ("single", "layered"))
+        single, layered = 1e3 * row["single_ms"]["median"], 1e3 * row["layered_ms"]["median"]
         rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
     header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
     return table(header, rows, measured)
@@ -92,7 +41,7 @@ def clocks(folder: Path) -> str:
     for path in sorted(folder.glob("*.csv")):
         for gpu, samples in pandas.read_csv(path).groupby("gpu"):
             own = path.with_name(f"{path.stem}_{gpu}.json")
-            record = run_record.read(own if own.exists() else path.with_suffix(".json"))
+            record = run_record.read_timed(own if own.exists() else path.with_suffix(".json"))
             steps = record["step_ms"]["all"]
             clock, power = samples[samples.power_w > 0.9 * samples.power_w.max()][["clock_mhz", "power_w"]].median()
             rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
@@ -113,7 +62,7 @@ def scaling_efficiency(folder: Path) -> Picture:
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
                 line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
                 line[row["processes"]] = round(100 * row["efficiency"], 1)
-    device = study["device"]["name"]
+    device = study["device"]["name"] if study["device"] else ""
     least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
     said = [
         f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())

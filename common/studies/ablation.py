@@ -23,11 +23,12 @@ from types import ModuleType
 
 from common import cli, files, signals
 from common import device as devices
-from common.analysis.comparisons.ablation_effects import FUSIONS, SCHEMA
+from common.analysis.comparisons.ablation_effects import FUSIONS
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
 from common.precision import Precision
 from common.progress import progress
+from common.records.ablation_file import SCHEMA
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch

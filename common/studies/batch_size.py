@@ -27,28 +27,23 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from common import device as devices
 from common import files, signals
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError, UsageError
-from common.files import Amount, PositiveAmount
 from common.progress import progress
+from common.records.memory_files import BATCH_SEARCH, Answer, BatchSearch, Measured, Trial
 from common.studies.benchmark import benchmark_process
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 
-from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-batch-search/1"
 TOLERANCE = 0.02  # of throughput and step time
 RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
 MAXIMUM = 4096
@@ -59,55 +54,6 @@ TARGETS = {  # what the last two doublings have not done when they end the searc
     "latency": "kept the step time within 2 % of the fastest",
     "memory": "",
 }
-
-
-class Measured(TypedDict):
-    """A batch size that was trained."""
-
-    batch_size: PositiveInt
-    status: Literal["ok", "over target"]
-    step_ms: run_record.Summary
-    tokens_per_second: PositiveAmount
-    peak_mib: Amount
-
-
-class TooLarge(TypedDict):
-    """A batch size for which memory ran out."""
-
-    batch_size: PositiveInt
-    status: Literal["out of memory"]
-    step_ms: None
-    tokens_per_second: None
-    peak_mib: None
-
-
-Trial = Annotated[Measured | TooLarge, Field(discriminator="status")]
-
-
-class Training(TypedDict):
-    sequence_length: PositiveInt
-    seed: int
-
-
-class Answer(TypedDict):
-    ended: str  # why doubling ended
-    batch_size: PositiveInt | None  # None if the search was interrupted
-    reason: str  # why it is this one
-
-
-class BatchSearch(run_record.Header, Answer):
-    """The content of batch_search.json."""
-
-    schema: Literal["tiny-llama-batch-search/1"]
-    version: str
-    model: run_record.Model
-    settings: dict[str, Any]  # as in a run record
-    training: Training
-    precision: run_record.Compute
-    target: Literal["throughput", "latency", "memory"]
-    target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
-    memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
-    trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -217,7 +163,7 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
     longest = options.max_step_seconds or LONGEST[devices.select(options.device).type]
     model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
-    measured = record.header(SCHEMA, None, model=options.model) | {
+    measured = record.header(BATCH_SEARCH, None, model=options.model) | {
         "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
         "target": options.optimization_target, "target_memory_usage": options.target_memory_usage,
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",
@@ -303,7 +249,7 @@ def analyze(path: Path) -> Report:
     report = Report("Batch size search")
     report.text(
         f"{conditions(measured)}. Step times are medians. Memory: peak of the {measured['memory_kind']}; {share}.",
-        f"Made by {run_record.origin(measured)}.",
+        f"Made by {run_facts.origin(measured)}.",
     )
     report.figure(lambda: figure(measured), "batch_search", "Throughput, step time and memory over the batch size")
     report.table(header, rows)
@@ -317,7 +263,7 @@ def analyze(path: Path) -> Report:
 
 
 def conditions(measured: BatchSearch) -> str:
-    return f"{measured['version']}, {run_record.describe(measured, 'batch_size')}"
+    return f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}"
 
 
 def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:

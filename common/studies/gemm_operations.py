@@ -24,32 +24,28 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from common import device as devices
 from common import files
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
+from common.records.gemms_file import PHASES, SCHEMA, Measurement, Product
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
 
 import pandas
 import torch
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-gemms/1"
-PHASES = ("forward", "input_grad", "weight_grad")
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
@@ -70,43 +66,6 @@ DETAILS = {  # column of the CSV: heading of the table
     "intensity": "FLOP/byte", "bound_tflops": "bound TFLOP/s", "ceiling_percent": "% of GEMM ceiling", "limit": "limit",
     "share_percent": "% of GEMM time",
 }  # fmt: skip
-
-
-class Product(TypedDict):
-    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
-
-    gemm: str
-    phase: Literal[PHASES]
-    batch: PositiveInt
-    m: PositiveInt
-    n: PositiveInt
-    k: PositiveInt
-    layout: Literal["NN", "NT", "TN"]
-    per_step: PositiveInt
-
-
-class Timing(Product):
-    """A product at a point of the grid."""
-
-    batch_size: PositiveInt
-    sequence_length: PositiveInt
-    ms: run_record.Summary  # of one product; a sample is the mean of products back to back
-    calls: PositiveInt  # in all samples
-
-
-class Measurement(run_record.Header):
-    """The content of gemm_analysis.json."""
-
-    schema: Literal[SCHEMA]
-    precision: run_record.Precision
-    element_bytes: PositiveInt
-    model: run_record.Model
-    batch_sizes: list[PositiveInt]
-    sequence_lengths: list[PositiveInt]
-    ceilings: run_record.Ceilings  # the best of all rounds
-    gemms: Annotated[list[Timing], Field(min_length=1)]
-    fused: Annotated[list[Timing], Field(min_length=1)]
-    notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -293,10 +252,10 @@ def analyze(path: Path, folder: Path) -> str:
         UsageError: the file is missing, damaged or of another schema.
     """
     measured = read(path)
-    rows, conditions = describe(measured), run_record.describe(measured | {"training": {}}, *POINT)
+    rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
     shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
     beyond, times = (shapes["tflops"] > shapes["bound_tflops"]).sum(), shapes.rename(columns={"ms": "median"})
-    noisy = sum(bool(run_record.noise({"": steps})) for steps in times.to_dict("records"))
+    noisy = sum(bool(run_facts.noise({"": steps})) for steps in times.to_dict("records"))
     report = Report("Matrix products of a training step")
     report.text(
         f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
@@ -309,7 +268,7 @@ def analyze(path: Path, folder: Path) -> str:
         f"measurement: {len(shapes)} were timed for {len(rows)} rows.",
         f"Faster than their roofline bound: {beyond} of {len(shapes)} shapes. Repeated calls find operands in a cache, which the "
         "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature.",
-        f"Noisy, since p20 to p80 spans more than {run_record.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
+        f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
         "shapes mean that something else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline, and share of GEMM time")

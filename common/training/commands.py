@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 from common import cli
-from common.analysis.profiles import step_profile
 from common.analysis.reports import flop_counts, profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
 from common.training import run
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from common import device as devices
 from common import ranks, spans
-from common.analysis.profiles import step_profile
 from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
+from common.records import step_profile
 from common.training import distributed
 
 import torch

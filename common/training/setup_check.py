@@ -10,10 +10,10 @@ from typing import Any
 
 from common import device as devices
 from common.analysis.formulas import footprint
-from common.analysis.profiles import run_record
 from common.config import ModelConfig, TrainingConfig
 from common.data import Dataset
 from common.errors import RunError, UsageError
+from common.records import run_record
 
 import torch
 

@@ -9,8 +9,9 @@ from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.records import benchmark_file
 from common.studies import external_baselines, known_models
-from common.studies.benchmark import benchmark_file, benchmark_results
+from common.studies.benchmark import benchmark_results
 from tests.conftest import ROOT
 from tests.records import record
 

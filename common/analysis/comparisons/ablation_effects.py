@@ -12,71 +12,23 @@ with all 16 combinations there are 8, one for each setting of the other three. T
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common import files
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
-from common.analysis.profiles import run_record
 from common.errors import UsageError
-from common.files import PositiveAmount
-
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
+from common.records.ablation_file import Ablation, Combination
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-ablation/1"
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
-
-
-class Switches(TypedDict):
-    """The keys of FUSIONS."""
-
-    qkv_fusion: bool
-    flash_attention: bool
-    swiglu_fusion: bool
-    torch_compile: bool
-
-
-class Combination(TypedDict):
-    fusions: Switches
-    flags: list[str]  # the version's flags for it
-    step_ms: run_record.Summary
-    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
-    peak_mib: PositiveAmount | None
-    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
-    loss: files.Number | None  # nats; None as the launches
-    steps: PositiveInt  # trained, until that loss where there is one
-
-
-class Training(TypedDict):
-    batch_size: PositiveInt
-    sequence_length: PositiveInt
-    seed: int
-
-
-class Ablation(run_record.Header):
-    """The content of fusion_ablation.json; the first combination is the one without fusions."""
-
-    schema: Literal["tiny-llama-ablation/1"]
-    version: str
-    model: run_record.Model
-    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
-    training: Training
-    precision: run_record.Compute
-    rounds: PositiveInt
-    steps_per_round: PositiveInt
-    left_out: str | None  # why there are no combinations with torch_compile
-    counted: Literal["kernels", "operators"]  # by launches_per_step: kernels on a GPU, operators on a CPU
-    notes: list[str]  # what to know about that count, and whether the study was stopped early
-    combinations: Annotated[list[Combination], Field(min_length=2)]
 
 
 class Ratio(NamedTuple):
@@ -145,8 +97,8 @@ def analyze(path: Path) -> Report:
     """
     measured = read(path)
     report = Report("Fusion ablation")
-    report.text(f"Made by {run_record.origin(measured)}.")
-    add_section(report, measured, "fusion_ablation")
+    report.text(f"Made by {run_facts.origin(measured)}.")
+    add_tables(report, measured, "fusion_ablation", report.section)
     header, rows = [*FUSIONS, "ms", "p20", "p80", "steps", "peak_mib", f"{measured['counted']}_per_step", "loss"], []
     for c in measured["combinations"]:
         switches, step = [name in _on(c) for name in FUSIONS], c["step_ms"]
@@ -157,18 +109,25 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def add_section(report: Report, measured: Ablation, stem: str) -> None:
-    """Adds the combinations and the effects, with a figure of this stem, and what to know about the numbers."""
+def add_tables(report: Report, measured: Ablation, stem: str, heading: Callable[[str, str], None]) -> None:
+    """Adds the combinations and the effects, with a figure of this stem, and what to know about the numbers.
+
+    Args:
+        heading: called before each of the two tables with a title and an anchor.
+    """
     found = effects(measured["combinations"])
     medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
-    report.text(f"{measured['version']}, {run_record.describe(measured)}. {medians}")
+    report.text(f"{measured['version']}, {run_facts.describe(measured)}. {medians}")
     report.figure(lambda: figure(measured, found), stem, "Step time of each combination, and the effect of each fusion")
-    report.table(*combination_table(measured), title="Combinations (speed-up against none)")
+    heading("Combinations", "combinations")
+    report.text("Speed-up: against none.")
+    report.table(*combination_table(measured))
+    heading("Effect of each fusion", "effects")
     report.text(
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
         "in this fusion only. If a range over the rounds holds 1, the effect may be none."
     )
-    report.table(*effect_table(measured, found), title="Effect of each fusion, without / with")
+    report.table(*effect_table(measured, found))
     report.text(*notes(measured))
 
 
@@ -232,7 +191,7 @@ def figure(measured: Ablation, found: Sequence[Effect]) -> "Figure":
     heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
     result = plots.new(5.8, 1 + sum(heights))
     above, below = result.subplots(2, 1, height_ratios=heights)
-    title = f"Fusion ablation: {measured['version']}, {run_record.describe(measured)}"
+    title = f"Fusion ablation: {measured['version']}, {run_facts.describe(measured)}"
     result.suptitle(textwrap.fill(title, 72), fontsize=9)
 
     def bars(axes: "Axes", places: Sequence, values: Sequence[Sequence[float]], left: float, **style: Any) -> None:

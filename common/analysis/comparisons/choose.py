@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import files
-from common.analysis.profiles import load_kernels, run_record, step_profile
+from common.analysis.profiles import load_kernels
 from common.errors import UsageError
 from common.progress import progress
+from common.records import run_record, step_profile
+from common.records.run_record import TimedRun
 
 
 class Candidate(NamedTuple):
@@ -39,7 +41,7 @@ class Candidate(NamedTuple):
         return self.date, self.path.name
 
     @property
-    def run(self) -> dict[str, Any]:
+    def run(self) -> TimedRun:
         """The record, read again."""
         content = files.read_json(self.path)
         return content["run"] if content["schema"] == step_profile.SCHEMA else content
@@ -68,7 +70,7 @@ def read(path: Path) -> Candidate | None:
     is_profile = schema == step_profile.SCHEMA
     files.check(path, content, step_profile.Profiled if is_profile else run_record.RunRecord)
     run = run_record.check(path, content["run"] if is_profile else content)
-    if not run["step_ms"]["all"]:
+    if not run_record.finished(run):
         return None
     attention_only = content["attention_only"] if is_profile and content["profiled_steps"] else None
     conditions, unusable = run_record.conditions(run), run_record.unusable(path, run)

@@ -19,24 +19,24 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common import files
 from common.analysis.comparisons import ablation_effects, choose, growth, launch_changes, source_diff
 from common.analysis.comparisons.choose import Choice
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
 from common.analysis.reports.profile_summary import PHASE_COLOURS
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.run_record import TimedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Run = dict[str, Any]  # see run_record.TimedRun
-Runs = Mapping[str, tuple[Path, Run]]  # two files and their records, under the names by which tables show them
+Runs = Mapping[str, tuple[Path, TimedRun]]  # two files and their records, under the names by which tables show them
 
 TOP = 10  # names in each table of the fusion report
 # The commands that make the fusion report's inputs, in the folder of Version 2.
@@ -72,7 +72,7 @@ def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance
     before, after = run_record.read(baseline), run_record.read(current)
     reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
     reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
-    if reasons:
+    if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
     ours, theirs = before["step_ms"], after["step_ms"]
     speedup = ours["median"] / theirs["median"]
@@ -99,7 +99,7 @@ def add_runs(report: Report, runs: Runs) -> None:
         f"largest difference {loss:.2g} nats over {steps} steps"
     )  # fmt: skip
 
-    def row(name: str, value: Callable[[Run], float], with_ratio: bool = False) -> list[object]:
+    def row(name: str, value: Callable[[TimedRun], float], with_ratio: bool = False) -> list[object]:
         ours, theirs = value(before), value(after)
         return [name, ours, theirs, ours / theirs if with_ratio else None]
 
@@ -113,21 +113,21 @@ def add_runs(report: Report, runs: Runs) -> None:
         row("parameters", lambda run: run["parameters"]),
         row(f"loss at step {steps}", lambda run: run["loss"]["all"][steps - 1]),
     ]
-    report.text(run_record.describe(before))
+    report.text(run_facts.describe(before))
     add_files(report, runs)
     report.table(["quantity", *runs, " / ".join(runs)], rows)
-    report.text(f"Loss curves: {losses}.", *run_record.doubts({name: run for name, (_, run) in runs.items()}))
+    report.text(f"Loss curves: {losses}.", *run_facts.doubts({name: run for name, (_, run) in runs.items()}))
 
 
 def add_files(report: Report, runs: Runs) -> None:
     """Adds the file, the command and the settings of each run."""
     report.facts([
-        (name, f"{'' if name == run['version'] else run['version'] + ', '}{path}, from {run_record.origin(run)}")
+        (name, f"{'' if name == run['version'] else run['version'] + ', '}{path}, from {run_facts.origin(run)}")
         for name, (path, run) in runs.items()
     ])  # fmt: skip
 
 
-def _other_inputs(before: Run, after: Run) -> list[str]:
+def _other_inputs(before: TimedRun, after: TimedRun) -> list[str]:
     """The inputs of the loss curves that differ."""
     return run_record.differences(run_record.training_inputs(before), run_record.training_inputs(after))
 
@@ -412,5 +412,5 @@ def add_ablation(report: Report, path: Path | None) -> list[str]:
         report.commands([ABLATION])
         return []
     study = ablation_effects.read(path)
-    ablation_effects.add_section(report, study, "ablation")
+    ablation_effects.add_tables(report, study, "ablation", lambda title, anchor: report.text(f"{title}:"))
     return [study["command"]]

@@ -30,26 +30,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common import files
 from common.analysis.formulas import footprint
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table, format_number
-from common.analysis.profiles import run_record, step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import Integer
-
-from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
+from common.records import run_record, step_profile
+from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory, ShownRun
+from common.records.run_record import TimedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Record = dict[str, Any]  # see run_record.TimedRun
 
 
 class Curve(NamedTuple):
@@ -99,10 +95,10 @@ def batch_scaling(folders: Sequence[Path]) -> Report:
         UsageError: the profiles cannot be compared, or are fewer than two.
     """
     runs = read_sizes(folders)
-    listed = run_record.peak_flops(runs[0]) is not None
+    listed = run_facts.peak_flops(runs[0]) is not None
     share = "a share of the data sheet's peak" if listed else "not given: this device's peak is not listed"
     report = Report("Batch scaling")
-    report.text(f"{runs[0]['version']}, {run_record.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
+    report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
     report.table(
         list(HEADER.values()), size_rows(runs), csv="batch_scaling", csv_header=list(HEADER), least=("memory of", "ideal")
     )
@@ -124,11 +120,11 @@ def batch_scaling(folders: Sequence[Path]) -> Report:
             "MiB. A large one means that the step is no straight line in B, as on a GPU that a small batch does not fill, or "
             "that the medians are noisy."
         )
-    report.text(*run_record.doubts({f"B = {size(run)}": run for run in runs}))
+    report.text(*run_facts.doubts({f"B = {size(run)}": run for run in runs}))
     return report
 
 
-def read_sizes(folders: Sequence[Path]) -> list[Record]:
+def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     """The run records of the newest profile in each folder, by batch size.
 
     Raises:
@@ -137,7 +133,7 @@ def read_sizes(folders: Sequence[Path]) -> list[Record]:
     """
     if len(folders) < 2:
         raise UsageError(f"--profile-dirs: scaling needs at least two batch sizes, and {len(folders)} folder was given")
-    found: dict[int, tuple[Path, Record]] = {}
+    found: dict[int, tuple[Path, TimedRun]] = {}
     for path in map(step_profile.find, folders):
         run = step_profile.read(path)["run"]
         if size(run) in found:
@@ -148,33 +144,33 @@ def read_sizes(folders: Sequence[Path]) -> list[Record]:
     return [found[batch_size][1] for batch_size in sorted(found)]
 
 
-def size(run: Record) -> int:
+def size(run: TimedRun) -> int:
     return run["training"]["batch_size"]
 
 
-def size_rows(runs: Sequence[Record]) -> list[list[object]]:
+def size_rows(runs: Sequence[TimedRun]) -> list[list[object]]:
     """The columns of HEADER, a row per run; `runs` begin with the smallest batch."""
     smallest, table = runs[0], []
-    for before, run in zip([None, *runs], runs, strict=False):
+    for before, run in zip([None, *runs[:-1]], runs, strict=True):
         step, memory = run["step_ms"], run["memory"]
         speedup, ideal = run["tokens_per_second"] / smallest["tokens_per_second"], size(run) / size(smallest)
         added = before and (memory["peak_mib"] - before["memory"]["peak_mib"]) / (size(run) - size(before))
         table.append([
             size(run), step["median"], step["p20"], step["p80"], step["count"], run["tokens_per_second"], speedup, ideal,
             100 * speedup / ideal, memory["peak_mib"], memory["kind"], added, run["flops_per_second"] / 1e12,
-            run_record.mfu(run), run_record.of_measured_gemm(run),
+            run_facts.mfu(run), run_facts.of_measured_gemm(run),
         ])  # fmt: skip
     return table
 
 
-def lines(runs: Sequence[Record]) -> tuple[Curve, Curve]:
+def lines(runs: Sequence[TimedRun]) -> tuple[Curve, Curve]:
     """The lines through the medians of the step times in ms, and through the peaks of memory in MiB."""
     times = [(size(run), run["step_ms"]["median"]) for run in runs]
     peaks = [(size(run), run["memory"]["peak_mib"]) for run in runs]
     return fit(times, 1), fit(peaks, 1)
 
 
-def _time_meaning(line: Curve, runs: Sequence[Record]) -> str:
+def _time_meaning(line: Curve, runs: Sequence[TimedRun]) -> str:
     fixed, per_sample = line.factors
     if per_sample <= 0:
         return "Step time does not grow with the batch here: the device has room for more samples, or noise hides the growth."
@@ -191,7 +187,7 @@ def _time_meaning(line: Curve, runs: Sequence[Record]) -> str:
     )
 
 
-def _memory_meaning(line: Curve, run: Record) -> str:
+def _memory_meaning(line: Curve, run: TimedRun) -> str:
     fixed, per_sample = line.factors
     if per_sample <= 0:
         return "The peak does not grow with the batch here, so something else sets it."
@@ -204,10 +200,10 @@ def _memory_meaning(line: Curve, run: Record) -> str:
     )
 
 
-def size_figure(runs: Sequence[Record]) -> "Figure":
+def size_figure(runs: Sequence[TimedRun]) -> "Figure":
     """Throughput against the ideal, step time with its line, and memory with its line."""
     result = plots.new(15, 4.8)
-    result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_record.describe(runs[0], 'batch_size')}")
+    result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}")
     throughput, times, memory = result.subplots(1, 3)
     sizes, rates, steps = list(map(size, runs)), [run["tokens_per_second"] for run in runs], [run["step_ms"] for run in runs]
     reach, medians = [0, sizes[-1] * 1.05], [step["median"] for step in steps]
@@ -235,7 +231,6 @@ LEAST = 3  # lengths that a parabola needs
 NOTICEABLE = 0.05  # the least share of the longest peak from which the S^2 term is discussed
 MIB = 2**20
 MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")  # the rotary tables' length follows S
-SCHEMA = "tiny-llama-sequence-memory/1"
 
 
 class Run(NamedTuple):
@@ -246,35 +241,7 @@ class Run(NamedTuple):
     peak: int
     step: int
     path: Path
-    record: Record
-
-
-class ShownRecord(run_record.Header):
-    """The part of a run's record that the tables show."""
-
-    version: str
-    model: run_record.Model
-    training: run_record.Training
-    precision: run_record.Precision
-
-
-class StoredRun(TypedDict):
-    """The fields of a `Run`."""
-
-    group: str
-    sequence_length: PositiveInt
-    peak: Annotated[Integer, Field(gt=0)]
-    step: Annotated[Integer, Field(gt=0)]
-    path: str
-    record: ShownRecord
-
-
-class SequenceMemory(TypedDict):
-    """sequence_memory.json; the runs of a group stand together, the shortest first."""
-
-    schema: Literal["tiny-llama-sequence-memory/1"]
-    command: str
-    runs: Annotated[list[StoredRun], Field(min_length=1)]
+    record: ShownRun | TimedRun
 
 
 def sequence_memory(folders: Sequence[Path]) -> Report:
@@ -291,7 +258,7 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     add_lengths(report, runs, "sequence_memory")
     records = [{name: value for name, value in run.record.items() if name not in ("loss", "step_ms")} for run in runs]
     measured = [run._asdict() | {"path": str(run.path), "record": record} for run, record in zip(runs, records, strict=True)]
-    report.json("sequence_memory", {"schema": SCHEMA, "command": shlex.join(sys.argv), "runs": measured})
+    report.json("sequence_memory", {"schema": SEQUENCE_MEMORY, "command": shlex.join(sys.argv), "runs": measured})
     return report
 
 
@@ -300,7 +267,7 @@ def add_lengths(report: Report, runs: Sequence[Run], stem: str) -> None:
     record = runs[0].record
     on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
-    report.text(f"{run_record.describe(record, 'sequence_length')}. Counted by {counted}.")
+    report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}.")
     report.figure(lambda: length_figure(runs), stem, "Peak memory, and that of the step alone, over the sequence length")
     report.table(*peak_table(runs), csv=stem)
     report.text(
@@ -326,13 +293,20 @@ def read_lengths(folders: Sequence[Path]) -> list[Run]:
         UsageError: a folder holds no profile, or one without memory or settings; two runs are of one group and length, or
             differ in anything else; a group has fewer than three lengths.
     """
-    runs: list[Run] = []
-    for folder in folders:
-        run = _run(step_profile.find(folder))
-        for other in runs:
-            _require_comparable(other, run)
-        runs.append(run)
-    runs.sort(key=lambda run: (run.group, run.sequence_length))
+    found: list[tuple[Run, TimedRun]] = []
+    for path in map(step_profile.find, folders):
+        profile = step_profile.read(path)
+        run, record = _run(path, profile), profile["run"]
+        for other, earlier in found:
+            switches = record["version"] == earlier["version"]
+            identities = _identity(earlier, switches), _identity(record, switches)
+            run_record.require_equal((other.path, path), identities, "sequence length and attention")
+            if (other.group, other.sequence_length) == (run.group, run.sequence_length):
+                raise UsageError(
+                    f"{other.path} and {path} are both {run.group}, sequence length {run.sequence_length}: leave one out"
+                )
+        found.append((run, record))
+    runs = sorted((run for run, _ in found), key=lambda run: (run.group, run.sequence_length))
     for group, members in grouped(runs).items():
         if len(members) < LEAST:
             raise UsageError(
@@ -342,14 +316,22 @@ def read_lengths(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
+def _identity(record: TimedRun, with_switches: bool) -> dict[str, object]:
+    """All that two runs must share, by name."""
+    named = run_record.conditions(record) | (record["settings"] if with_switches else {})
+    return {name: value for name, value in named.items() if name not in MAY_DIFFER}
+
+
 def load(path: Path) -> list[Run]:
     """The runs of a sequence_memory.json.
 
     Raises:
         UsageError: the file is damaged, or not of schema tiny-llama-sequence-memory/1.
     """
-    stored: list[dict[str, Any]] = [dict(run) for run in files.read(path, SequenceMemory)["runs"]]
-    runs = [Run(**{name: run[name] for name in Run._fields} | {"path": Path(run["path"])}) for run in stored]
+    stored = files.read(path, SequenceMemory)["runs"]
+    runs = [
+        Run(run["group"], run["sequence_length"], run["peak"], run["step"], Path(run["path"]), run["record"]) for run in stored
+    ]
     for shorter, longer in itertools.pairwise(runs):
         if shorter.group == longer.group and shorter.sequence_length >= longer.sequence_length:
             raise UsageError(f"{path}: runs: the sequence lengths of {longer.group} are not in order")
@@ -361,8 +343,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}
 
 
-def _run(path: Path) -> Run:
-    profile = step_profile.read(path)
+def _run(path: Path, profile: step_profile.Profile) -> Run:
     record, peak = profile["run"], profile["memory_peak_bytes"]
     if peak is None:
         raise UsageError(f"{path} was recorded without memory: profile again with --enable-memory-profiling")
@@ -379,20 +360,6 @@ def _run(path: Path) -> Run:
     flash = record["settings"].get("flash_attention")
     attention = "" if flash is None else ", flash attention" if flash else ", plain attention"
     return Run(f"{record['version']}{attention}", record["training"]["sequence_length"], peak, peak - lasting, path, record)
-
-
-def _require_comparable(one: Run, other: Run) -> None:
-    """Raises UsageError if the two differ in more than sequence length, version and attention, or not even in these."""
-    named = []
-    for run in (one, other):
-        switches = run.record["settings"] if one.record["version"] == other.record["version"] else {}
-        every = run_record.conditions(run.record) | switches
-        named.append({name: value for name, value in every.items() if name not in MAY_DIFFER})
-    run_record.require_equal((one.path, other.path), (named[0], named[1]), "sequence length and attention")
-    if (one.group, one.sequence_length) == (other.group, other.sequence_length):
-        raise UsageError(
-            f"{one.path} and {other.path} are both {one.group}, sequence length {one.sequence_length}: leave one out"
-        )
 
 
 def parabola(members: Sequence[Run]) -> Curve:

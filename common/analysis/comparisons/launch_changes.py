@@ -10,15 +10,17 @@ product replaces three smaller ones, names are gone and new, and the kinds show 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.analysis.comparisons import choose
 from common.analysis.formulas import operators
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, load_kernels, run_record, step_profile
+from common.analysis.profiles import kernel_names, load_kernels
 from common.analysis.profiles.kernel_table import Kernels
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.step_profile import Profile
 
 import pandas
 
@@ -123,7 +125,7 @@ def compare(baseline: Sequence[Path], fused: Sequence[Path]) -> Reduction:
     if ours and theirs:
         settings = [run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} for each in (ours, theirs)]
         run_record.require_equal((before.path, after.path), (settings[0], settings[1]), "the version")
-        conditions.append(run_record.describe(ours["run"]))
+        conditions.append(run_facts.describe(ours["run"]))
     else:
         notes += [UNKNOWN] if before.steps else [UNKNOWN, TOTALS]
     notes += [SAME_WORK] if counted == "kernels" else []
@@ -138,13 +140,13 @@ def compare(baseline: Sequence[Path], fused: Sequence[Path]) -> Reduction:
     )  # fmt: skip
 
 
-def _source(found: Kernels, profile: dict[str, Any] | None) -> str:
+def _source(found: Kernels, profile: Profile | None) -> str:
     """The run or the profiler that wrote the file, its path, and how many steps are in it."""
     origin = f"{profile['run']['version']}, `{profile['run']['command']}`" if profile else found.source
     return f"{origin}, {found.path}" + (f", steps: {found.steps}" if found.steps else "")
 
 
-def _launches(found: Kernels, profile: dict[str, Any] | None, side: str) -> pandas.DataFrame:
+def _launches(found: Kernels, profile: Profile | None, side: str) -> pandas.DataFrame:
     """The rows of one side; with spans if its profile is given."""
     steps, columns = found.steps or 1, ["name", "span", "phase", "calls", "us"]
     if not profile:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 WIDTH = 120  # columns of a terminal
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
@@ -37,7 +38,7 @@ def format_time(ms: float) -> str:
     return f"{format_number(float(ms * factor))} {unit}"
 
 
-def spread(times: Mapping[str, float], factor: float = 1.0) -> str:
+def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
     """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87".
 
     Args:

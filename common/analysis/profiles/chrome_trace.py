@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.profiles.json_elements import elements
-from common.analysis.profiles.step_profile import Shapes
 from common.errors import UsageError
 from common.files import Amount, Integer, Number
 from common.progress import progress
+from common.records.step_profile import Shapes
 from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas

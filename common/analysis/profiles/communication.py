@@ -22,6 +22,7 @@ from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.json_elements import elements
 from common.errors import UsageError
 from common.files import Amount, Number
+from common.records.scaling_file import Split
 
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
@@ -75,17 +76,6 @@ class Traced(NamedTuple):
     collectives: list[Collective]
     computing: list[Interval]
     steps: int
-
-
-class Split(TypedDict):
-    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
-
-    communication_ms: Amount
-    overlapped_ms: Amount
-    exposed_ms: Amount
-    waiting_ms: Amount
-    moving_ms: Amount
-    exposed_waiting_ms: Amount  # the part of both
 
 
 def find(folder: Path) -> list[Path]:

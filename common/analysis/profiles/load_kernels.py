@@ -21,9 +21,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from common.analysis.profiles import ncu, pytorch, rocm, step_profile
+from common.analysis.profiles import ncu, pytorch, rocm
 from common.analysis.profiles.kernel_table import Kernels, read_bytes, read_frame, read_text
 from common.errors import UsageError
+from common.records import step_profile
 
 READERS: dict[str, Callable[[Path], Kernels]] = {
     "rocprofv3-kernel-trace": rocm.read_kernel_trace,

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.analysis.formulas import operators
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.kernel_table import Kernels, build, category
+from common.records import step_profile
 
 import pandas
 

@@ -28,9 +28,11 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, step_profile
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
+from common.records.step_profile import Profile
 
 import pandas
 
@@ -129,7 +131,7 @@ def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
     ]
 
 
-def from_profile(profile: dict[str, Any]) -> tuple[list[KernelTraffic], list[str]]:
+def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
     added: dict[str, KernelTraffic] = {}
     unknown = whole = 0.0

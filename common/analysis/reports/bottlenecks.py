@@ -22,10 +22,10 @@ from common.analysis.formulas.operators import OperatorCalls, Work, linear_produ
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import step_profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.files import writable_folder, write_text
+from common.records import step_profile
 
 SCHEMA = "tiny-llama-targets/1"
 FOLDER = Path("bottleneck_analysis")

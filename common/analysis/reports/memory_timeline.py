@@ -8,9 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.analysis.profiles import run_record
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports.profile_summary import PHASE_COLOURS
 
@@ -89,7 +88,7 @@ def report(trace: Trace, profile: dict[str, Any]) -> Report:
     run, (peak, rows) = profile["run"], at_peak(trace)
     counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
     result = Report("Memory timeline")
-    result.text(f"{run['version']}, {run_record.describe(run)}; {run['parameters']:,} parameters.")
+    result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.")
     result.text(f"{HOW_TO_READ} {counted}")
     result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
     table = [[span, phase, size / 2**20, 100 * size / (peak or 1)] for span, phase, size in rows]

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.profiles.kernel_names import short_name
+from common.records import step_profile
 
 from matplotlib.figure import Figure
 
@@ -194,7 +194,7 @@ def conditions(profile: dict[str, Any]) -> str:
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {timed['count']} steps"
     return (
-        f"{run['version']}, {run_record.describe(run)}; {steps} profiled steps of "
+        f"{run['version']}, {run_facts.describe(run)}; {steps} profiled steps of "
         f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
         f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
     )

@@ -101,7 +101,7 @@ def ridge(ceilings: Mapping[str, Any] | None) -> float:
     """The ridge point in FLOP/byte.
 
     Args:
-        ceilings: see `run_record.Ceilings`.
+        ceilings: see `fields.Ceilings`.
 
     Raises:
         UsageError: there are none.

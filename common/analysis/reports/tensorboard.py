@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import tables
-from common.analysis.profiles import run_record
+from common.analysis.output import run_facts, tables
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary
 
@@ -41,7 +40,7 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
                 "result/peak_memory_mib": run["memory"]["peak_mib"],
                 "result/loss_last": run["loss"]["all"][-1],
             }
-            if (mfu := run_record.mfu(run)) is not None:
+            if (mfu := run_facts.mfu(run)) is not None:
                 results["result/mfu"] = mfu / 100
             for tag, value in results.items():
                 writer.add_scalar(tag, value, last)

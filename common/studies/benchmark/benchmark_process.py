@@ -15,12 +15,13 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common import cli, data, files
 from common import device as devices
 from common.errors import RunError
 from common.precision import Precision
+from common.records.fields import Timed
 from common.studies import accuracy, job_runner
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
@@ -32,7 +33,7 @@ import torch
 WARMUP = 3  # training steps before the timed ones
 
 
-def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None = None) -> dict[str, Any]:
+def run(work: Callable[[], Any], options: Namespace, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
@@ -54,7 +55,7 @@ def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None 
 def main() -> None:
     """Does, in a process of its own, the job that standard input holds, and writes the outcome."""
     work, device, result = pickle.loads(sys.stdin.buffer.read())
-    outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
+    outcome: job_runner.Outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
@@ -75,8 +76,8 @@ def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
 
 
-def speed(model: Model, options: Namespace) -> dict[str, Any]:
-    """Step times and peak memory, as a `Run`."""
+def speed(model: Model, options: Namespace) -> Timed:
+    """Step times and peak memory, as a `Timed`."""
     prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
     for _ in range(WARMUP):
@@ -84,7 +85,8 @@ def speed(model: Model, options: Namespace) -> dict[str, Any]:
     devices.synchronize(precision.device)
     devices.reset_peak_memory(precision.device)
     times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=options.num_steps)
-    return {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    return cast(Timed, found)
 
 
 def errors(model: Model, baseline: Model, options: Namespace) -> dict[str, Any]:

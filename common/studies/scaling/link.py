@@ -7,13 +7,14 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common import cli, files, ranks
 from common import device as devices
 from common.analysis.formulas import data_parallel
+from common.records.scaling_file import Link, Message
 from common.studies.scaling import torchrun
-from common.studies.scaling.scaling_file import Link
 from common.timing import benchmark, summarize
 from common.training import distributed
 
@@ -32,7 +33,7 @@ def find(options: Namespace, needed: bool) -> tuple[Link | None, str | None]:
     given = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) == 2:
-        return {**given, "source": "given", "messages": []}, None
+        return _link(data_parallel.Link(**given), "given", []), None
     if not needed:
         return None, None
     processes = min({*options.processes} - {1})
@@ -45,7 +46,13 @@ def find(options: Namespace, needed: bool) -> tuple[Link | None, str | None]:
         messages = files.read_json(result)
     found = data_parallel.link_of([(each["bytes"], each["ms"]) for each in messages], processes)
     source = f"all-reduces between {processes} processes" + "".join(f"; {name} given" for name in given)
-    return {**found._asdict(), **given, "source": source, "messages": messages}, None
+    return _link(found._replace(**given), source, messages), None
+
+
+def _link(found: data_parallel.Link, source: str, messages: list[Message]) -> Link:
+    return {
+        "gb_per_second": found.gb_per_second, "microseconds": found.microseconds, "source": source, "messages": messages,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -55,7 +62,7 @@ def main() -> None:
     messages = []
     for nbytes in MESSAGE_BYTES[device.type]:
         message = torch.zeros(nbytes // 4, device=device)
-        times = benchmark(_repeated(lambda message=message: torch.distributed.all_reduce(message), device), device)
+        times = benchmark(_repeated(partial(torch.distributed.all_reduce, message), device), device)
         messages.append({"bytes": nbytes, "ms": summarize(times)["median"] / REPEATED})
     if ranks.here().main_process:
         files.write_json(path, messages)

@@ -17,11 +17,11 @@ from common.analysis.output import tables
 from common.errors import UsageError
 from common.precision import SHORT
 from common.progress import progress
+from common.records.scaling_file import SCHEMA, Cell, place
 from common.studies import job_runner
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.studies.scaling import link, scaling_job
-from common.studies.scaling.scaling_file import SCHEMA, Cell, place
 from common.training import record
 
 import torch
@@ -69,7 +69,7 @@ def gpu_sets(processes: int, options: Namespace) -> list[str | None]:
     most = torch.cuda.device_count() // processes if options.fill_gpus else 1
     if most < 2:
         return [None]
-    gpus = job_runner.visible_gpus(most * processes)
+    gpus = [gpu or "0" for gpu in job_runner.visible_gpus(most * processes)]
     return [",".join(gpus[i : i + processes]) for i in range(0, len(gpus), processes)]
 
 

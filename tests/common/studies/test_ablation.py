@@ -10,6 +10,7 @@ from common import cli
 from common import device as devices
 from common.analysis.comparisons import ablation_effects
 from common.files import read_json
+from common.records import ablation_file
 from common.studies import ablation
 from common.training import version_files
 from common.training.step import prepare
@@ -44,7 +45,7 @@ def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 
     options = version_files.resolve(version_files.parser(None).parse_args(arguments))
     path = tmp_path / "fusion_ablation.json"
     assert ablation.measure(tiny_llama_v2, options, every, rounds, path) == code
-    return read_json(path, ablation_effects.SCHEMA)
+    return read_json(path, ablation_file.SCHEMA)
 
 
 def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
@@ -139,5 +140,5 @@ def test_bad_input_is_one_line(refused, arguments):
 def test_with_torch_compile(run_script, tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     run_script(SCRIPT, "--config", "small.yaml", "--rounds", "1", "--all-combinations")
-    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation_effects.SCHEMA)
+    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation_file.SCHEMA)
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)

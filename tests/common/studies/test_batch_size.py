@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
+from common.records.memory_files import BATCH_SEARCH
 from common.studies import batch_size
 from common.studies.batch_size import Trial
 from common.training import version_files
@@ -140,7 +141,7 @@ def measured(folder: Path, statement: str) -> dict:
     """A search up to batch size 3 with Version 1 whose training step begins with this statement."""
     path = folder / "batch_search.json"
     assert batch_size.measure(version_files.load(altered_version(folder, statement)), options(folder), [], path) == 0
-    return read_json(path, batch_size.SCHEMA)
+    return read_json(path, BATCH_SEARCH)
 
 
 def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(tmp_path, capsys):
@@ -175,7 +176,7 @@ def test_the_script_as_documented(execute, tmp_path):
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png"]
-    measured = read_json(folder / "batch_search.json", batch_size.SCHEMA)
+    measured = read_json(folder / "batch_search.json", BATCH_SEARCH)
     assert measured["settings"] == {
         "qkv_fusion": True, "flash_attention": False, "swiglu_fusion": True, "torch_compile": False,
     }  # fmt: skip
@@ -198,7 +199,7 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     run = records.record(device__memory_mib=200.0, settings={}, training={"sequence_length": 8, "seed": 0})
     keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
     write_json(tmp_path / "batch_search.json", {key: run[key] for key in keys} | found | {
-        "schema": batch_size.SCHEMA, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "schema": BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
         "trials": [*trials, trial(64, OUT)],
     })  # fmt: skip
     text = batch_size.analyze(tmp_path / "batch_search.json").publish(tmp_path, "batch_search")
@@ -222,7 +223,7 @@ def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
     monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome(10.0, 90.1))  # of 90
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
+    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
     assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, OVER)]
     assert measured["batch_size"] is None
 
@@ -236,7 +237,7 @@ def test_an_interrupted_search_reports_its_trials(execute, monkeypatch, tmp_path
     monkeypatch.setattr(batch_size.benchmark_process, "run", measured_or_stopped)
     printed = execute(SCRIPT, check=130)
     assert "Doubling ended: the search was interrupted." in printed.out and "chosen" not in printed.out
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
+    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
     assert [(trial["batch_size"], trial["status"], trial["step_ms"]["median"]) for trial in measured["trials"]] == [
         (1, FITS, 10.0), (2, FITS, 10.0),
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from common.config import PRESETS, ModelConfig, resolve
 from common.errors import RunError, UsageError
 from common.files import write_json
 from common.precision import Precision
+from common.records import gemms_file
 from common.studies import gemm_operations
 from tests.conftest import V1, cells
 from tests.records import record
@@ -170,7 +171,7 @@ def test_the_script_measures_and_reports(execute, tmp_path):
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
     assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
-    files.check(tmp_path, measured, gemm_operations.Measurement)
+    files.check(tmp_path, measured, gemms_file.Measurement)
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 from common import cli, data
 from common import device as devices
-from common.analysis.profiles import step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
+from common.records import step_profile
 from common.training import capture, run, step, version_files
 from tests.conftest import PATHS, ROOT, TINY, V1
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common import cli, signals
 from common.analysis.output import tables
-from common.analysis.profiles import run_record
 from common.errors import RunError
+from common.records import run_record
 from common.training import run
 from tests.conftest import PATHS, TINY, V1
 from version1_pytorch_baseline import tiny_llama_v1

@@ -18,9 +18,10 @@ from typing import Any
 
 from common import cli, spans
 from common import device as devices
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.config import PRESETS
 from common.precision import Precision
+from common.records import step_profile
 from common.rope import rope_tables
 from common.spans import span
 from common.timing import benchmark, summarize

@@ -6,6 +6,7 @@ from common.analysis.comparisons import ablation_effects
 from common.analysis.output import plots
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.records import ablation_file
 from common.studies import ablation
 from tests import records
 from tests.conftest import ROOT
@@ -31,7 +32,7 @@ def made_up(every: bool = True, peak: bool = True) -> dict:
     run = records.record(training={"batch_size": 2, "sequence_length": 9, "seed": 0})
     header = {key: run[key] for key in ("command", "date", "version", "device", "environment", "model", "precision", "training")}
     return header | {
-        "schema": ablation_effects.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels",
+        "schema": ablation_file.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels",
         "notes": [], "combinations": found,
     }  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
 
 
 def test_svg_is_the_same_each_time_and_scales():
-    study = read_json(ROOT / "results/h100/v2_ablation_tiny_fp32.json", ablation_effects.SCHEMA)
+    study = read_json(ROOT / "results/h100/v2_ablation_tiny_fp32.json", ablation_file.SCHEMA)
     found = ablation_effects.effects(study["combinations"])
     drawings = {plots.svg(ablation_effects.figure(study, found), "name", "a < b") for _ in range(2)}
     assert len(drawings) == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 from common.analysis.comparisons import growth
 from common.analysis.formulas import flops, footprint
 from common.analysis.output.report import Report
-from common.analysis.profiles.run_record import SCHEMA
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.records.run_record import SCHEMA
 from tests.conftest import ROOT, TINY, V1
 from tests.records import record, save_profile
 

@@ -6,10 +6,11 @@ import json
 
 from common.analysis.comparisons import launch_changes
 from common.analysis.output import plots
-from common.analysis.profiles import kernel_names, load_kernels, pytorch, step_profile
+from common.analysis.profiles import kernel_names, load_kernels, pytorch
 from common.analysis.profiles.kernel_names import kind
 from common.errors import UsageError
 from common.files import write_json
+from common.records import step_profile
 from tests.conftest import ROOT, TINY, V1
 from tests.kernel_files import FIXTURES, SAMPLES, needs_samples
 from tests.small_traces import gpu_trace, write_profile

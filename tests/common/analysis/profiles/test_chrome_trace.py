@@ -10,10 +10,11 @@ import sys
 from common.analysis.formulas import flops, operators
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
+from common.records import step_profile
 from common.spans import INNER_SPANS
 from tests.conftest import ROOT
 from tests.kernel_files import SAMPLES, needs_samples
-from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, write_profile
 
 import pytest
 
@@ -321,3 +322,10 @@ def test_a_trace_that_takes_long_says_how_far_it_has_come(cpu_trace, monkeypatch
     monkeypatch.setattr(chrome_trace, "progress", noted)
     chrome_trace.load(cpu_trace)
     assert notes[:2] == ["0 events", "10,000 events"] and notes[-1] == "attributing events"
+
+
+def test_what_the_profiler_takes_from_a_trace_is_valid(tmp_path, cpu_trace):
+    (tmp_path / "gpu.json").write_text(json.dumps(gpu_trace()))
+    for trace in (cpu_trace, tmp_path / "gpu.json"):
+        made = write_profile(tmp_path / "profile_1.json", trace)
+        assert step_profile.read(tmp_path / "profile_1.json") == json.loads(json.dumps(made))

@@ -6,6 +6,7 @@ import json
 from common.analysis.reports import kernel_benchmark
 from common.errors import UsageError
 from common.files import read_json
+from common.records import kernel_benchmark_file
 from tests.conftest import ROOT, cells
 from tests.records import record
 
@@ -17,14 +18,14 @@ each_file = pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem
 
 @each_file
 def test_measured_benchmarks_are_valid_and_fit_a_terminal(path):
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     assert measured == read_json(path)
     assert max(map(len, kernel_benchmark.report(measured).terminal().splitlines())) <= 120
 
 
 @each_file
 def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path):
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     figure = kernel_benchmark.figure(measured)
     figure.draw_without_rendering()
     points = 0
@@ -82,7 +83,7 @@ def measurement(rows: list[dict]) -> dict:
     ceilings = {"bytes_per_second": 2e12, "flops_per_second": 5e14, "operation_seconds": 1e-6, "precision": "bf16"}
     run = record(precision__compute="bf16", ceilings=ceilings)
     conditions = {name: run[name] for name in ("command", "date", "device", "environment", "precision", "ceilings")}
-    return {"schema": kernel_benchmark.SCHEMA, **conditions, "rows": rows}
+    return {"schema": kernel_benchmark_file.SCHEMA, **conditions, "rows": rows}
 
 
 ON_A_GPU = [

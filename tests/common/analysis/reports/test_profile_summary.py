@@ -6,9 +6,9 @@ import sys
 from types import SimpleNamespace
 
 from common.analysis.output import plots
-from common.analysis.profiles import step_profile
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
+from common.records import step_profile
 from common.training import commands, run
 from tests.conftest import ROOT, TINY, V1
 from tests.small_traces import BATCH, CONFIG, LENGTH, gpu_trace, write_profile

@@ -10,8 +10,9 @@ from common import files
 from common.analysis.profiles import communication
 from common.errors import UsageError
 from common.files import read_json
+from common.records import scaling_file
 from common.studies import known_models
-from common.studies.scaling import scaling_cells, scaling_file, scaling_job, scaling_report, torchrun
+from common.studies.scaling import scaling_cells, scaling_job, scaling_report, torchrun
 from tests import study_options
 from tests.conftest import ROOT
 from tests.records import record

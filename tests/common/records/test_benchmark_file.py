@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import UsageError
 from common.files import write_json
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file
 from tests import records
 
 import pytest
