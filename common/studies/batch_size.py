@@ -8,7 +8,7 @@ where the memory ends (if that ended the doubling) and where the target's condit
     latency      the largest batch whose step takes at most e longer than the fastest: samples that cost no time
     memory       the largest batch that fits
 
-Why doubling may end. Let a step take t(B) = a + b B (see `comparisons.batch_scaling`): throughput B / t(B) then tends to 1 / b.
+Why doubling may end. Let a step take t(B) = a + b B (see `comparisons.growth`): throughput B / t(B) then tends to 1 / b.
 It is flat when two doublings, B -> 4 B, gain less than e: then 4 (a + b B) / (a + 4 b B) < 1.02, so a / (b B) < 0.027, and at
 4 B the throughput is above 1 / (1 + 0.027 / 4) = 99.3 % of what the largest batch could reach. The answer is the smallest batch
 within e, not the fastest, since the last 2 % are bought with ever larger batches and their memory. The search for latency ends

@@ -151,14 +151,6 @@ def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
 # ------------------------------------------------------------------------------------------------------------- versions
 
 
-class Version(NamedTuple):
-    """A version's folder and script; `name` is that of its run records, such as v1."""
-
-    name: str
-    folder: Path
-    script: Path
-
-
 def versions(baseline: Path, other: Path, output: Path | None) -> str:
     """Compares the versions in two folders; with `output` the report is written there as Markdown.
 
@@ -170,36 +162,36 @@ def versions(baseline: Path, other: Path, output: Path | None) -> str:
     Raises:
         UsageError: a folder holds no version or several, both hold the same one, or a file in them is damaged.
     """
-    before, after = find_version(baseline, "--v1"), find_version(other, "--v2")
-    if before.name == after.name:
-        raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {before.script.name}: give the folders of two versions")
+    scripts = version_script(baseline, "--v1"), version_script(other, "--v2")
+    if _name(scripts[0]) == _name(scripts[1]):
+        raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {scripts[0].name}: give the folders of two versions")
     if output:
         files.writable_file(output, "--output")
-    ours, theirs = measured(before), measured(after)
+    ours, theirs = map(measured, scripts)
     runs = choose.choose(ours, theirs, choose.run_differences)
-    shown = runs.pair[0].conditions if runs and not runs.differences else None
+    shown = runs.pair[0].conditions if runs and not runs.differences else {}
 
     def profile_differences(pair: choose.Pair) -> list[str]:
-        return choose.profile_differences(pair) or run_record.differences(shown or {}, pair[0].conditions)
+        return choose.profile_differences(pair) or run_record.differences(shown, pair[0].conditions)
 
     ours, theirs = ([one for one in each if one.attention_only is not None] for each in (ours, theirs))
     profiles = choose.choose(ours, theirs, profile_differences)
-    report = Report(f"{before.name} and {after.name}")
+    report = Report(" and ".join(map(_name, scripts)))
     report.section("What was measured")
-    if found := _comparable(report, before, after, runs, "run records"):
+    if found := _comparable(report, scripts, runs, "run records"):
         add_runs(report, found)
     report.section("Where a profiled step spends its time")
-    if found := _comparable(report, before, after, profiles, "profiles" + " of the shape above" * bool(shown)):
+    if found := _comparable(report, scripts, profiles, "profiles" + " of the shape above" * bool(shown)):
         add_spans(report, found)
     report.section("What changed in the code")
-    add_code(report, before, after)
+    add_code(report, *scripts)
     if output:
         files.write_text(output, report.markdown())
     return report.terminal() + (f"\n\nwritten: {output}" if output else "")
 
 
-def find_version(folder: Path, flag: str) -> Version:
-    """The version in a folder, by its tiny_llama_vN.py.
+def version_script(folder: Path, flag: str) -> Path:
+    """The tiny_llama_vN.py in a folder.
 
     Raises:
         UsageError: there is none, or more than one.
@@ -208,27 +200,33 @@ def find_version(folder: Path, flag: str) -> Version:
     if len(scripts) != 1:
         found = f"holds {' and '.join(script.name for script in scripts)}" if scripts else "holds no tiny_llama_vN.py"
         raise UsageError(f"{flag}: {folder} {found}: give a version's folder, such as ../version1_pytorch_baseline")
-    return Version(scripts[0].stem.removeprefix("tiny_llama_"), folder, scripts[0])
+    return scripts[0]
 
 
-def measured(version: Version) -> list[choose.Candidate]:
+def _name(script: Path) -> str:
+    """The version in its run records, such as v1."""
+    return script.stem.removeprefix("tiny_llama_")
+
+
+def measured(script: Path) -> list[choose.Candidate]:
     """The version's newest run of each kind: of *metrics*.json in its folder, and of profiles there or below."""
-    paths = itertools.chain(version.folder.glob("*metrics*.json"), version.folder.rglob("profile_*.json"))
-    return choose.newest(one for one in map(choose.read, paths) if one and one.version == version.name)
+    paths = itertools.chain(script.parent.glob("*metrics*.json"), script.parent.rglob("profile_*.json"))
+    return choose.newest(one for one in map(choose.read, paths) if one and one.version == _name(script))
 
 
-def _comparable(report: Report, before: Version, after: Version, choice: Choice | None, what: str) -> Runs | None:
+def _comparable(report: Report, scripts: Sequence[Path], choice: Choice | None, what: str) -> Runs | None:
     """The two runs; where they cannot be compared, adds why, and what to run."""
     if choice and not choice.differences:
         return {one.version: (one.path, one.run) for one in choice.pair}
-    reason = f"There are no {what} of {before.name} in {before.folder}, or none of {after.name} in {after.folder}."
+    missing = ", or none of ".join(f"{_name(script)} in {script.parent}" for script in scripts)
+    reason = f"There are no {what} of {missing}."
     if choice:
         paths = " and ".join(str(one.path) for one in choice.pair)
         reason = f"No two {what} can be compared. The nearest are {paths}, which differ: {'; '.join(choice.differences)}."
     report.text(f"{reason} Run")
     report.commands([
-        f"(cd {shlex.quote(str(version.folder))} && python {version.script.name} --num-steps 100 --enable-pytorch-profiler)"
-        for version in (before, after)
+        f"(cd {shlex.quote(str(script.parent))} && python {script.name} --num-steps 100 --enable-pytorch-profiler)"
+        for script in scripts
     ])  # fmt: skip
     return None
 
@@ -250,17 +248,15 @@ def add_spans(report: Report, runs: Runs) -> None:
     report.text(*reduction.notes)
 
 
-def add_code(report: Report, before: Version, after: Version) -> None:
+def add_code(report: Report, before: Path, after: Path) -> None:
     """Adds what became of each definition in the two scripts."""
-    changes = source_diff.compare(before.script, after.script)
+    changes = source_diff.compare(before, after)
     same = [change.name for change in changes if change.kind == "same"]
     others = [change for change in changes if change.kind != "same"]
-    report.text(
-        f"{before.script} and {after.script}: of {len(changes)} definitions {len(same)} are the same and {len(others)} are not."
-    )
-    header = ["definition", "change", f"lines in {before.name}", f"lines in {after.name}", "added", "removed"]
-    sums = [sum(column) for column in zip(*(change[2:] for change in others), strict=True)] or [0] * 4
-    report.table(header, [*others, ["all of these", "", *sums]])
+    report.text(f"{before} and {after}: of {len(changes)} definitions {len(same)} are the same and {len(others)} are not.")
+    header = ["definition", "change", f"lines in {_name(before)}", f"lines in {_name(after)}", "added", "removed"]
+    sums = [sum(column) for column in zip(*(change[2:] for change in others), strict=True)]
+    report.table(header, [*others, ["all of these", "", *(sums or [0] * 4)]])
     report.text(f"The same in both: {', '.join(same) or 'none'}.")
 
 
