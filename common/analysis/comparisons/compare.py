@@ -5,13 +5,9 @@
     versions           the folders of two versions: their newest runs and profiles that can be compared, and their code
     fusion_report      all that was measured of a fused version and its baseline, as Markdown and as one HTML page
 
-Two run records are compared where a difference can come from the code: same device, model, batch, sequence length, number format
-and PyTorch, both completed.
-
-    speed-up        median(baseline) / median(current), of ms per step; above 1: current is faster
-    its range       p20(baseline) / p80(current) to p80(baseline) / p20(current)
-    loss            largest |baseline - current| over the steps that both have; needs the same data, seed and learning
-                    rate, since another batch gives another loss
+Runs are compared where a difference can come from the code: same device, model, batch, sequence length, number format and
+PyTorch. The speed-up is median(baseline) / median(current) of ms per step; its range is p20(baseline) / p80(current) to
+p80(baseline) / p20(current). Losses are compared step by step where data, seed and learning rate are the same.
 """
 
 import itertools

@@ -44,7 +44,6 @@ from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory, ShownRu
 from common.records.run_record import TimedRun
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -71,11 +70,6 @@ def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
     factors = np.polyfit(x, y, degree)
     residual = float(np.abs(y - np.polyval(factors, x)).max()) if len(points) > degree + 1 else None
     return Curve(tuple(round(float(factor), 6) + 0.0 for factor in factors[::-1]), residual)
-
-
-def _axes(axes: "Axes", title: str, x: str, y: str) -> None:
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.grid(True, color="0.9")
 
 
 # ----------------------------------------------------------------------------------------------------------- batch size
@@ -133,15 +127,12 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     """
     if len(folders) < 2:
         raise UsageError(f"--profile-dirs: scaling needs at least two batch sizes, and {len(folders)} folder was given")
-    found: dict[int, tuple[Path, TimedRun]] = {}
-    for path in map(step_profile.find, folders):
-        run = step_profile.read(path)["run"]
-        if size(run) in found:
-            raise UsageError(f"{path} and {found[size(run)][0]} both have batch size {size(run)}: leave one out")
-        found[size(run)] = path, run
-        first_path, first = next(iter(found.values()))
-        run_record.require_equal((first_path, path), (run_record.identity(first), run_record.identity(run)), "the batch size")
-    return [found[batch_size][1] for batch_size in sorted(found)]
+    found = [(path, step_profile.read(path)["run"]) for path in map(step_profile.find, folders)]
+    for (path, run), (other_path, other) in itertools.combinations(found, 2):
+        if size(run) == size(other):
+            raise UsageError(f"{path} and {other_path} both have batch size {size(run)}: leave one out")
+        run_record.require_equal((path, other_path), (run_record.identity(run), run_record.identity(other)), "the batch size")
+    return sorted((run for _, run in found), key=size)
 
 
 def size(run: TimedRun) -> int:
@@ -218,9 +209,10 @@ def size_figure(runs: Sequence[TimedRun]) -> "Figure":
         axes.plot(reach, list(map(line.at, reach)), color=plots.VERMILION, label=f"fit: {line.equation(unit)}")
     titles = {"Throughput": "tokens/s", "Step time": "ms per step", "Peak memory": "MiB"}
     for axes, (title, unit) in zip((throughput, times, memory), titles.items(), strict=True):
-        _axes(axes, title, "batch size", unit)
         bottom, top = axes.get_ylim()
-        axes.set(xlim=reach, ylim=(min(0, bottom) if axes is times else 0, 1.2 * top))  # room for the legend above the points
+        axes.set(title=title, xlabel="batch size", ylabel=unit, xlim=reach)
+        axes.set_ylim(min(0, bottom) if axes is times else 0, 1.2 * top)  # room for the legend above the points
+        axes.grid(True, color="0.9")
         axes.legend(loc="upper left", fontsize=9)
     return result
 
@@ -293,19 +285,15 @@ def read_lengths(folders: Sequence[Path]) -> list[Run]:
         UsageError: a folder holds no profile, or one without memory or settings; two runs are of one group and length, or
             differ in anything else; a group has fewer than three lengths.
     """
-    found: list[tuple[Run, TimedRun]] = []
-    for path in map(step_profile.find, folders):
-        profile = step_profile.read(path)
-        run, record = _run(path, profile), profile["run"]
-        for other, earlier in found:
-            switches = record["version"] == earlier["version"]
-            identities = _identity(earlier, switches), _identity(record, switches)
-            run_record.require_equal((other.path, path), identities, "sequence length and attention")
-            if (other.group, other.sequence_length) == (run.group, run.sequence_length):
-                raise UsageError(
-                    f"{other.path} and {path} are both {run.group}, sequence length {run.sequence_length}: leave one out"
-                )
-        found.append((run, record))
+    profiles = [(path, step_profile.read(path)) for path in map(step_profile.find, folders)]
+    found = [(_run(path, profile), profile["run"]) for path, profile in profiles]
+    for (one, ours), (other, theirs) in itertools.combinations(found, 2):
+        switches = ours["version"] == theirs["version"]
+        identities = _identity(ours, switches), _identity(theirs, switches)
+        run_record.require_equal((one.path, other.path), identities, "sequence length and attention")
+        if (one.group, one.sequence_length) == (other.group, other.sequence_length):
+            what = f"{one.group}, sequence length {one.sequence_length}"
+            raise UsageError(f"{one.path} and {other.path} are both {what}: leave one out")
     runs = sorted((run for run, _ in found), key=lambda run: (run.group, run.sequence_length))
     for group, members in grouped(runs).items():
         if len(members) < LEAST:
@@ -469,7 +457,8 @@ def length_figure(runs: Sequence[Run]) -> "Figure":
     below.set(xscale="log", yscale="log")
     titles = "Peak memory and a + b S + c S^2", "Memory of the step, without weights and moments"
     for axes, title in zip((above, below), titles, strict=True):
-        _axes(axes, title, "sequence length S", "MiB")
+        axes.set(title=title, xlabel="sequence length S", ylabel="MiB")
+        axes.grid(True, color="0.9")
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.xaxis.minorticks_off()
         axes.legend()
