@@ -23,7 +23,8 @@ from common.analysis.reports import (
     roofline,
     triton_kernels,
 )  # fmt: skip
-from common.documents import compiled_kernels, lab_dashboard, result_tables, version4
+from common.documents import compiled_kernels, lab_dashboard, result_tables
+from common.documents.sections import section
 from common.files import read, read_json, write_json
 from common.records import kernel_benchmark_file, lab_file, memory_files, step_profile
 from common.studies import batch_size, gemm_operations
@@ -278,19 +279,17 @@ def write_kernel_benchmark(path: Path) -> None:
 
 def use_kernel_benchmark(path: Path) -> None:
     published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
-    kernel_benchmark.documented(path)
+    section("rates", path)
 
 
 def use_benchmark(path: Path) -> None:
     published(benchmark_report.analyze(path), path)
-    for part in ("throughput", "memory"):
-        result_tables.suite(part, path)
+    section("throughput", path)
 
 
 def use_scaling(path: Path) -> None:
     published(scaling_report.analyze(path), path)
-    shutil.copy(path, path.with_name("scaling_tiny_fp32.json"))
-    result_tables.scaling_over_gpus(path.parent)
+    section("weak", path)
 
 
 def use_traces_of_ranks(path: Path) -> None:
@@ -370,8 +369,8 @@ VALID = [
         "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
     ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
-    Valid("levers.json", shortened("h200/levers.json"), lambda path: tabulated(version4.levers, path)),
-    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(version4.block_fusion, path)),
+    Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
+    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(result_tables.block_fusion, path)),
     Valid("stage0_metrics.json", write_stages, use_stages),
     Valid("stage1_metrics.json", write_stages, use_stages),
     Valid("stage1_profile.csv", write_stages, use_stages),

@@ -3,7 +3,7 @@
     python compile_kernels.py                              # gfx90a gfx942 gfx950 sm_80 sm_90
     python compile_kernels.py --targets gfx942 --output kernels.json
 
-The columns are those of Version 3's compile_kernels.py. Products with epilogues and the attention kernel for whole heads are
+The columns are those of Version 3's compile_kernels.py. Products with epilogues and the attention kernel for short sequences are
 compiled for all targets, but run on Hopper only, where they were measured (`kernels/tiles.py`, `kernels/attention.py`).
 Elsewhere some of them spill: on AMD the many scalars of the tensor descriptors.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from common import cli
-from common import config as configs
 from common.progress import progress
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
@@ -25,8 +24,7 @@ cli.require("triton")
 from common.analysis.output import tables
 from common.files import writable_file, write_json
 from version3_triton.kernels.offline import TARGETS, compiling_for, resources
-from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels import KERNELS, attention, block, matmul, short_attention, tiles
+from version4_ultra_fused.kernels import KERNELS, attention, matmul, short_attention, tiles
 
 import torch
 import triton
@@ -34,11 +32,6 @@ from triton.runtime.jit import JITFunction
 
 SCHEMA = "tiny-llama-ultra-fused-kernels/1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def fused_block(model: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        return block.block_forward(x, model.layers[0], model.cos, model.sin, 128)
 
 
 def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
@@ -57,7 +50,7 @@ def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
         found.append(lambda x=x, w=weight, r=rstd, n=size: KERNELS["add_norm_backward"](zeros(16, n), x, x, w, r))
     for head_dim in (32, 64, 128):
         heads, table = zeros(1, 4, 64, head_dim), wide(64, head_dim)
-        found.append(lambda h=heads, t=table: KERNELS["turn_back"](h, h, h, t, t))
+        found.append(lambda h=heads, t=table: KERNELS["rotate_back"](h, h, h, t, t))
     for vocabulary in (1000, 32000):
         found.append(lambda v=vocabulary: KERNELS["cross_entropy"](zeros(16, v), ids[:16], True))
     found += [
@@ -69,11 +62,6 @@ def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
             1e-3, 0.9, 0.999, 1e-8, 0.01,
         ),
     ]  # fmt: skip
-    config = configs.resolve("tiny", None, model={}, training={}).model
-    model = tiny_llama_v4.TinyLlama(config)
-    for parameter in model.parameters():
-        parameter.working = parameter.detach().to(dtype)
-    found.append(lambda: fused_block(model, wide(256, config.hidden_size), dtype))
     if dtype.itemsize == 2:
         for head_dim in (32, 64):
             table, lse, size = wide(128, head_dim), wide(2, 4, 128), 256
@@ -91,11 +79,8 @@ def products(dtype: torch.dtype, choose: Callable[[tiles.Tile], None]) -> list[C
     calls = {
         "rope": lambda: matmul.qkv_rope(x, torch.zeros(2048, 1024, dtype=dtype), table, table, 256, 1536),
         "swiglu": lambda: matmul.gate_up_swiglu(x, torch.zeros(2048, 1024, dtype=dtype)),
-        "swiglu_backward": lambda: matmul.swiglu_backward(
-            x, torch.zeros(1024, 2048, dtype=dtype), torch.zeros(256, 4096, dtype=dtype)
-        ),
     }
-    for epilogue, choices in tiles.TILES[tiles.blocks.family()].items():
+    for epilogue, choices in tiles.TILES[tiles.launch_sizes.family()].items():
         found += [lambda t=each, e=epilogue: (choose(t), calls[e]()) for each in choices]
     return found
 

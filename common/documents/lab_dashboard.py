@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import roofline
-from common.documents import result_tables
 from common.errors import UsageError
 from common.files import read
 from common.records.lab_file import Lab
@@ -167,7 +166,7 @@ def _documented(part: str, *folders: Path) -> str:
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [[result_tables.device(result), *row] for row in rows]
+        body += [[run_facts.device(result), *row] for row in rows]
     return tables.markdown(["device", *header], body)
 
 
@@ -195,7 +194,7 @@ def page(result: dict[str, Any]) -> Report:
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
     report.text(
-        f"{result_tables.device(result)}; {versions}; {result['date']}.",
+        f"{run_facts.device(result)}; {versions}; {result['date']}.",
         f"Measured ceilings: {described}; one small operation {small} us.",
     )
     report.commands([f"python {result['command']}"])
@@ -267,7 +266,7 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
     both = (first, second)
     report = Report("Profiling lab: two devices")
     report.section("Conditions")
-    report.facts([(f"{n}", f"{result_tables.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
+    report.facts([(f"{n}", f"{run_facts.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
                            f"{result['date']}") for n, result in enumerate(both, 1)])  # fmt: skip
     ceilings = {
         "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),

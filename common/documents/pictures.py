@@ -22,7 +22,8 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
-from common.records import benchmark_file, kernel_benchmark_file
+from common.records import benchmark_file, kernel_benchmark_file, scaling_file
+from common.studies.scaling import scaling_results
 
 import pandas
 
@@ -388,3 +389,38 @@ def kernel_rates(path: Path) -> Picture:
         return figure
 
     return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
+
+
+def scaling_efficiency(folder: Path) -> Picture:
+    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        study = scaling_file.read(path)
+        panel = panels.setdefault(f"{preset}, {precision}", {})
+        for row in scaling_results.results(study):
+            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
+                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
+                line[row["processes"]] = round(100 * row["efficiency"], 1)
+    device = study["device"]["name"] if study["device"] else ""
+    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
+    said = [
+        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
+        for title, panel in panels.items()
+    ]
+    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            for number, (name, points) in enumerate(panel.items()):
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
+            axes.spines[["top", "right"]].set_visible(False)
+        handles = axes.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", fontsize=8)
+        return figure
+
+    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

@@ -37,6 +37,12 @@ MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optio
 VERSION = re.compile(r"v\d(-compile)?")
 
 
+RUN_ROWS = (
+    "B x S", "ms/step", "p20 to p80", "tokens/s", "peak memory", "loss of a uniform guess", "loss", "last loss", "forward ms",
+    "backward ms", "optimizer ms", "TFLOP/s", "MFU %", "% of measured GEMM",
+)  # fmt: skip
+
+
 class Command(NamedTuple):
     folder: Path
     line: str
@@ -200,30 +206,18 @@ def _first_version(folder: Path) -> str | None:
         return None
     columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in result_tables.baseline_runs(folder)}
     run, _ = next(result_tables.baseline_runs(folder))
-    head = f"Runs of {result_tables.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
+    head = f"Runs of {run_facts.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
     return f"{head}\n\n{_columns(result_tables.label(run), columns)}"
 
 
 def _run_rows(run: TimedRun, path: Path) -> dict[str, object]:
-    profile, step, loss, length = step_profile.read(path), run["step_ms"], run["loss"], run["training"]["sequence_length"]
+    profile, shown = step_profile.read(path), run_facts.columns(run)
     spans = {name: sum(phases.values()) for name, phases in step_profile.span_milliseconds(profile).items()}
-    kernels, steps = profile["kernels"], profile["profiled_steps"]
-    rows: dict[str, object] = {
-        "B x S": f"{run['training']['batch_size']} x {length}",
-        "ms/step (p20 to p80)": f"{format_number(step['median'])} ({tables.spread(step)})",
-        "tokens/s": run["tokens_per_second"],
-        "peak MiB": f"{format_number(run['memory']['peak_mib'])} ({run['memory']['kind']})",
-        "loss: uniform guess, first, last": f"{loss['uniform']:.2f}, {loss['all'][0]:.2f}, {loss['all'][-1]:.2f}",
-        "forward, backward, optimizer, ms": ", ".join(
-            format_number(run["phases_ms"][name]["median"]) for name in ("forward", "backward", "optimizer")
-        ),
-        "TFLOP/s": run["flops_per_second"] / 1e12,
-        "MFU, %": run_facts.mfu(run),
-        "% of measured GEMM": run_facts.of_measured_gemm(run),
-        "launches a step": profile["launch"]["count"] / steps or None,
-        "GPU idle under the profiler, %": 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if kernels else None,
+    rows = {name: shown[name] for name in RUN_ROWS} | {
+        "launches a step": profile["launch"]["count"] / profile["profiled_steps"] or None,
+        "GPU idle under the profiler, %": step_profile.idle_percent(profile),
     }
-    kind = "kernels" if kernels else "operators"
+    kind = "kernels" if profile["kernels"] else "operators"
     rows |= {f"{name}: {kind}, ms": spans[name] for name in ("attention", "mlp", "norm", "loss", "optimizer")}
     return {name: value for name, value in rows.items() if value is not None}
 

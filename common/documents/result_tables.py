@@ -28,12 +28,16 @@ from common.analysis.output.tables import format_number
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
+from common.files import read
 from common.records import benchmark_file, run_record, scaling_file, step_profile
 from common.records.benchmark_file import Benchmark, Cell
 from common.records.fields import Ceilings
+from common.records.kernel_files import BlockFusion
 from common.records.run_record import TimedRun
 from common.studies import known_models
 from common.studies.scaling import scaling_results
+
+import pandas
 
 PRECISIONS = ("fp32", "bf16")
 Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
@@ -90,13 +94,13 @@ def label(run: Record) -> str:
     return ", ".join([run["version"].replace("v", "Version "), *changes])
 
 
-def device(record: Record) -> str:
-    threads = record["device"].get("threads")
-    return f"{record['device']['name']}, {threads} threads" if threads else record["device"]["name"]
-
-
 def case(run: TimedRun) -> list[str]:
     return [run["training"]["preset"], run["precision"]["compute"]]
+
+
+def rows_of(runs: Iterable[TimedRun], columns: Sequence[str]) -> list[list[object]]:
+    """A row per run with these columns of `run_facts.columns`."""
+    return [[run_facts.columns(run)[name] for name in columns] for run in runs]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *records: Record) -> str:
@@ -109,7 +113,7 @@ def conditions(*records: Record) -> str:
 
     The line has the model and the number format if all records have the same, and the command if there is one record.
     """
-    facts = [device(record) for record in records]
+    facts = [run_facts.device(record) for record in records]
     for record in records:
         facts += map(" ".join, ({"torch": record["environment"]["torch"]} | record.get("packages", {})).items())
     models = (tables.letters(record["model"]) if "model" in record else "" for record in records)
@@ -125,37 +129,17 @@ def conditions(*records: Record) -> str:
 # -------------------------------------------------------------------------------------------------------------------- runs
 
 
-def _last_loss(run: TimedRun) -> float:
-    last = run["loss"]["all"][-20:]
-    return sum(last) / len(last)
-
-
 def training(*folders: Path) -> str:
     """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
-    rows = []
-    for run, _ in baseline_runs(*folders):
-        step, memory, loss = run["step_ms"], run["memory"], run["loss"]["all"]
-        rows.append([
-            run["training"]["preset"], device(run), run["precision"]["compute"],
-            f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
-            step["median"], tables.spread(step), run["tokens_per_second"],
-            f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
-            run_facts.mfu(run), run_facts.of_measured_gemm(run),
-            f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
-        ])  # fmt: skip
-    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
-    return tables.markdown([*columns, "TFLOP/s", "MFU %", "% of measured GEMM", "loss"], rows)
-
-
-def _named(run: TimedRun) -> str:
-    return f"{run['training']['preset']}, {device(run)}"
+    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak memory",
+               "TFLOP/s", "MFU %", "% of measured GEMM", "loss"]  # fmt: skip
+    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
 
 
 def phases(*folders: Path) -> str:
     """A row per run: its forward pass, backward pass and optimizer in ms, timed apart."""
-    names = ("forward", "backward", "optimizer")
-    rows = [[_named(run), *(run["phases_ms"][name]["median"] for name in names)] for run, _ in baseline_runs(*folders)]
-    return tables.markdown(["run", *(f"{name} ms" for name in names)], rows)
+    columns = ["run", "forward ms", "backward ms", "optimizer ms"]
+    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
 
 
 IDLE = "GPU idle, or outside operators"
@@ -166,11 +150,10 @@ def span_shares(*folders: Path) -> dict[str, dict[str, float]]:
     columns = {}
     for _, path in baseline_runs(*folders):
         profile = step_profile.read(path)
-        step_us = sum(profile["step_us"])
-        wall_ms = step_us / profile["profiled_steps"] / 1e3
+        wall_ms, idle = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3, step_profile.idle_percent(profile)
         shares = {span: 100 * sum(phases.values()) / wall_ms for span, phases in step_profile.span_milliseconds(profile).items()}
-        shares[IDLE] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
-        columns[_named(profile["run"])] = shares
+        shares[IDLE] = 100 - sum(shares.values()) if idle is None else idle
+        columns[str(run_facts.columns(profile["run"])["run"])] = shares
     return columns
 
 
@@ -187,7 +170,7 @@ def ceilings(*folders: Path) -> str:
     found: dict[str, Ceilings] = {}
     for run, _ in baseline_runs(*folders):
         if run["ceilings"]:
-            found.setdefault(device(run), run["ceilings"])
+            found.setdefault(run_facts.device(run), run["ceilings"])
     rows = [
         [name, c["precision"], c["flops_per_second"] / 1e12, c["bytes_per_second"] / 1e9, c["operation_seconds"] * 1e6]
         for name, c in found.items()
@@ -207,10 +190,10 @@ def efficiency(*folders: Path) -> str:
         if limits:
             moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
             launches = profile["launch"]["count"] / profile["profiled_steps"] or None
-            idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
             rows.append([
-                _named(run), run_facts.mfu(run), run_facts.of_measured_gemm(run), 100 * moved,
-                launches, launches and 100 * launches * limits["operation_seconds"] / seconds, idle,
+                *rows_of([run], ["run", "MFU %", "% of measured GEMM"])[0], 100 * moved,
+                launches, launches and 100 * launches * limits["operation_seconds"] / seconds,
+                step_profile.idle_percent(profile),
             ])  # fmt: skip
     columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
     return tables.markdown(columns, rows)
@@ -219,35 +202,30 @@ def efficiency(*folders: Path) -> str:
 def comparison(folder: Path) -> str:
     """A row per run: step time, its ratio to the reference, memory and loss."""
     groups = compared(folder)
-    pairs = [(runs[0], run) for runs in groups for run in runs]
-    rows = []
-    for first, run in pairs:
-        step, ratio = run["step_ms"], first["step_ms"]["median"] / run["step_ms"]["median"]
-        end = [f"{ratio:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}"]
-        rows.append([*case(run), label(run), step["median"], tables.spread(step), *end])
-    against = f"against {label(groups[0][0])}"
-    columns = ["preset", "precision", "run", "ms/step", "p20 to p80", against, "peak MiB", "last loss"]
-    return table(columns, rows, *(run for _, run in pairs))
+    runs = [run for group in groups for run in group]
+    ratios = [f"{group[0]['step_ms']['median'] / run['step_ms']['median']:.2f}x" for group in groups for run in group]
+    before, after = ["ms/step", "p20 to p80"], ["peak MiB", "last loss"]
+    rows = [
+        [*case(run), label(run), *rows_of([run], before)[0], ratio, *rows_of([run], after)[0]]
+        for run, ratio in zip(runs, ratios, strict=True)
+    ]
+    return table(["preset", "precision", "run", *before, f"against {label(runs[0])}", *after], rows, *runs)
 
 
 def rates(folder: Path) -> str:
     """A row per run: throughput and utilisation."""
-    runs = [run for group in compared(folder) for run in group]
-    rows = [
-        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_facts.mfu(run)]
-        for run in runs
-    ]  # fmt: skip
-    return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)
+    runs, columns = [run for group in compared(folder) for run in group], ["tokens/s", "TFLOP/s", "MFU %"]
+    rows = [[*case(run), label(run), *rows_of([run], columns)[0]] for run in runs]
+    return table(["preset", "precision", "run", *columns], rows, *runs)
 
 
 def trials(folder: Path) -> str:
     """The run at the smallest preset, and runs with another learning rate or initialisation."""
     runs = [next(baseline_runs(folder))[0], *map(run_record.read_timed, sorted(folder.glob("trial_*.json")))]
-    rows = [
-        [run["training"]["learning_rate"], run["model"]["initializer_range"] or "sqrt(2 / (5 D))", f"{_last_loss(run):.3f}",
-         device(run)]
-        for run in runs
-    ]  # fmt: skip
+    rows: list[list[object]] = []
+    for run in runs:
+        spread = run["model"]["initializer_range"] or "sqrt(2 / (5 D))"
+        rows.append([run["training"]["learning_rate"], spread, f"{run_facts.last_loss(run):.3f}", run_facts.device(run)])
     return tables.markdown(["learning rate", "standard deviation of the weights", "loss (last 20 steps)", "device"], rows)
 
 
@@ -259,7 +237,7 @@ def curves(folder: Path) -> str:
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
     rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in range(20, len(expected) + 1, 20)]
-    names = [f"{label(run)}, {device(run)}" for run in runs[1:]]
+    names = [f"{label(run)}, {run_facts.device(run)}" for run in runs[1:]]
     return tables.markdown([f"largest difference to {label(runs[0])} up to step", *names], rows)
 
 
@@ -378,3 +356,36 @@ def weak_scaling(folder: Path) -> str:
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]
     return table(columns, rows, *studies)
+
+
+def block_fusion(path: Path) -> str:
+    """A row for each batch size: the time of a block as one kernel and in layers, in microseconds."""
+    measured = read(path, BlockFusion)
+    programs = measured["device"]["multiprocessors"]
+    rows = []
+    for row in measured["rows"]:
+        single, layered = 1e3 * row["single_ms"]["median"], 1e3 * row["layered_ms"]["median"]
+        rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
+    header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
+    return table(header, rows, measured)
+
+
+def clocks(folder: Path) -> str:
+    """A row for each GPU of each sampled job: step time at the beginning, at the end and in all, and clock and power in training.
+
+    Reads what `sample_gpu.py` wrote while a job trained, JOB.csv, and its record: JOB.json, or JOB_GPU.json of runs side by side.
+    Samples of training are those with over nine tenths of the GPU's highest power.
+    """
+    rows, records = [], []
+    for path in sorted(folder.glob("*.csv")):
+        for gpu, samples in pandas.read_csv(path).groupby("gpu"):
+            own = path.with_name(f"{path.stem}_{gpu}.json")
+            record = run_record.read_timed(own if own.exists() else path.with_suffix(".json"))
+            steps = record["step_ms"]["all"]
+            clock, power = samples[samples.power_w > 0.9 * samples.power_w.max()][["clock_mhz", "power_w"]].median()
+            rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
+            records.append(record)
+    if not rows:
+        raise UsageError(f"no .csv file in {folder}: sample a job with sample_gpu.py --output JOB.csv")
+    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "clock, MHz", "power, W"]
+    return table(header, rows, *records)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import source_diff
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections, version4
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections
 from common.documents import pictures as drawings
 from common.documents import result_tables as results
 from common.documents.pictures import Picture
@@ -36,15 +36,15 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
     results.captured_steps, results.versions_and_peers,
     results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.block_fusion,
-    version4.clocks, concepts.chip,
+    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, results.block_fusion,
+    results.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
 TABLES |= lab_dashboard.TABLES
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
-    concepts.roofline, concepts.timeline, concepts.causal_tiles, version4.scaling_efficiency,
+    concepts.roofline, concepts.timeline, concepts.causal_tiles, drawings.scaling_efficiency,
 )  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from common import files
 from common.analysis.comparisons import ablation_effects
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
 from common.config import PRESETS
-from common.documents.result_tables import conditions, device
+from common.documents.result_tables import conditions
 from common.errors import UsageError
 from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, scaling_file
 from common.studies.benchmark import benchmark_report
@@ -42,15 +42,15 @@ def section(anchor: str, *patterns: Path) -> str:
     paths = [path for pattern in patterns for path in pattern.parent.glob(pattern.name)]
     if not paths:
         raise UsageError(f"there is no {' or '.join(map(str, patterns))}")
+    items = {path: _items(path, anchor) for path in paths}
     named = {path: _named(path, files.read_json(path)) for path in paths}
     paths.sort(key=lambda path: ([*PRESETS, ""].index(named[path]["preset"]), named[path]["precision"], path))
     columns = [name for name in ("device", "preset", "precision") if len({names[name] for names in named.values()}) > 1]
     joined: dict[tuple[str, ...], Table] = {}  # by title and header
     paragraphs: list[list[str]] = []
     for path in paths:
-        items = _items(path, anchor)
-        paragraphs.append([item for item in items if isinstance(item, str)])
-        for item in (item for item in items if isinstance(item, Table)):
+        paragraphs.append([item for item in items[path] if isinstance(item, str)])
+        for item in (item for item in items[path] if isinstance(item, Table)):
             header, rows = [*columns, *item.header], [[*map(named[path].get, columns), *row] for row in item.rows]
             known = joined.get((item.title, *header))
             joined[(item.title, *header)] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
@@ -64,12 +64,13 @@ def section(anchor: str, *patterns: Path) -> str:
 def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
     """By what the tables of several files are told apart; the preset is a part of the file's name."""
     preset = next((part for part in path.stem.split("_") if part in PRESETS), "")
-    return {"device": device(record), "preset": preset, "precision": record["precision"]["compute"]}
+    return {"device": run_facts.device(record), "preset": preset, "precision": record["precision"]["compute"]}
 
 
 def _items(path: Path, anchor: str) -> list[Table | str]:
     """The tables and paragraphs of a section of a file's report."""
-    schema = files.read_json(path)["schema"]
+    content = files.read_json(path)
+    schema = content.get("schema") if isinstance(content, dict) else None
     if schema not in RENDERERS:
         raise UsageError(f"{path}: no renderer of schema {schema}; there are those of {', '.join(RENDERERS)}")
     found = {part.anchor: part.items for part in RENDERERS[schema](path).sections}

@@ -8,6 +8,7 @@ from common.records.fields import Ceilings, Header, Model, Precision, Summary
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
+Layout = Literal["NN", "NT", "TN"]
 Phase = Literal["forward", "input_grad", "weight_grad"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -21,7 +22,7 @@ class Product(TypedDict):
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
-    layout: Literal["NN", "NT", "TN"]
+    layout: Layout
     per_step: PositiveInt
 
 

@@ -125,3 +125,8 @@ def span_milliseconds(profile: Profile) -> dict[str, dict[str, float]]:
         milliseconds = operator["self_device_us" if profile["kernels"] else "self_cpu_us"] / profile["profiled_steps"] / 1e3
         phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
+
+
+def idle_percent(profile: Profile) -> float | None:
+    """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
+    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None

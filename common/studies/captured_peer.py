@@ -87,6 +87,9 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings; Version 1's weights load into it."""
 
+    cos: Tensor  # [S_max, Dh]
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -95,7 +98,7 @@ class TinyLlama(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
+        self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         weights.initialize(self.baseline_state_dict(), config.initializer_std)
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
@@ -161,7 +164,7 @@ class CompiledAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: TinyLlama, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, compiled: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
@@ -185,7 +188,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             copy.copy_(parameter)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a compiled update can call no closure
         (group,) = self.param_groups
         rows = []
         for parameter in group["params"]:

@@ -32,8 +32,8 @@ def test_all_kernels_in_16_bits(run_script, tmp_path, target):
     check(found)
     names = {row["kernel"].split(" ")[0] for row in found}
     assert names == {
-        "_adamw", "_block", "_cross_entropy", "_cross_entropy_mean", "_embedding_backward", "_matmul", "_rms_norm_backward",
-        "_rms_norm_forward", "_short_attention_backward", "_swiglu", "_swiglu_backward", "_turn",
+        "_adamw", "_cross_entropy", "_cross_entropy_mean", "_embedding_backward", "_matmul", "_rms_norm_backward",
+        "_rms_norm_forward", "_short_attention_backward", "_swiglu", "_swiglu_backward", "_rotate",
     }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def gpu_sets(processes: int, options: Namespace) -> list[str | None]:
     most = torch.cuda.device_count() // processes if options.fill_gpus else 1
     if most < 2:
         return [None]
-    gpus = [gpu or "0" for gpu in job_runner.visible_gpus(most * processes)]
+    gpus = list(filter(None, job_runner.visible_gpus(most * processes)))
     return [",".join(gpus[i : i + processes]) for i in range(0, len(gpus), processes)]
 
 

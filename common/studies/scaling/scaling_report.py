@@ -54,7 +54,8 @@ def analyze(path: Path) -> Report:
     for scaling, fixed in titles.items():
         shown = [row for row in rows if row["scaling"] == scaling]
         report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
-        report.table(*scaling_results.step_table(shown), least=LEAST)
+        header, body = scaling_results.step_table(shown)
+        report.table(header, body, least=[name for name in LEAST if name in header])
         report.text(*scaling_results.multicast(measured))
         report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
     if scaling_results.communication_table(rows)[1]:
