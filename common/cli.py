@@ -173,7 +173,7 @@ def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dic
     return result
 
 
-def amp_dtype(options: Options) -> torch.dtype | None:
+def amp_dtype(options: Options | argparse.Namespace) -> torch.dtype | None:
     """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
     if options.amp_dtype and not options.use_amp:
         raise UsageError("--amp-dtype has no effect without --use-amp")

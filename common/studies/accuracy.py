@@ -32,6 +32,14 @@ from torch import Tensor, nn
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
 
 
+class Model(nn.Module):
+    """The part of a version's model that the comparison needs."""
+
+    def baseline_state_dict(self) -> dict[str, Tensor]:
+        """The weights under Version 1's names."""
+        raise NotImplementedError
+
+
 class TensorError(NamedTuple):
     """The largest element of a tensor in the baseline, the error of the optimized version, and the yardstick."""
 
@@ -78,8 +86,8 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
     ]
-    formats = tuple(SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got))
-    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), formats)
+    formats = [SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got)]
+    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), (formats[0], formats[1]))
 
 
 def errors_against_float64(baseline: ModuleType, version: ModuleType, options: Options, flags: Sequence[str]) -> dict[str, float]:
@@ -113,7 +121,7 @@ def run(
     return outputs(version, model.to(precision.device, dtype), settings, batch, precision)
 
 
-def outputs(version: ModuleType, model: nn.Module, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
+def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
     """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
 
     The gradients replace the model's weights.
@@ -135,16 +143,16 @@ def outputs(version: ModuleType, model: nn.Module, settings: Options, batch: Bat
     return {"logits": logits, "loss": loss} | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def weights(model: Model) -> dict[str, Tensor]:
     """Copies of the model's weights under Version 1's names, with those of the norms moved away from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter += NORM_SPREAD * torch.randn_like(parameter)
+                parameter.add_(NORM_SPREAD * torch.randn_like(parameter))
     return {name: weight.clone() for name, weight in model.baseline_state_dict().items()}
 
 
-def exchange(model: nn.Module, state: dict[str, Tensor]) -> None:
+def exchange(model: Model, state: dict[str, Tensor]) -> None:
     """Loads weights under Version 1's names, and checks that the model gives the same weights back.
 
     Raises:

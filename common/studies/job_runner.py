@@ -148,7 +148,7 @@ def not_measured(report: Report, measured: Mapping[str, Any], facts: list[tuple[
         report.facts(facts)
 
 
-def timed_out(seconds: int) -> Outcome:
+def timed_out(seconds: float | None) -> Outcome:
     return {"status": "timed out", "reason": f"not done after {seconds} s"}
 
 

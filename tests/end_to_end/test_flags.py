@@ -4,9 +4,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from common.analysis.comparisons import regression
+from common.analysis.comparisons import compare
 from common.analysis.output.report import Report
-from common.documents import fusion_report
 from common.precision import Precision
 from tests.conftest import ROOT, run_options
 from version2_pytorch_fused import tiny_llama_v2
@@ -50,7 +49,7 @@ def test_the_ablation_study(started):
 
 def test_the_regression_test(started):
     flags = "--baseline-results a --current-results b --min-speedup 1.5 --loss-tolerance 0.5"
-    called = f"{V2}.performance_regression_test", "regression.compare"
+    called = f"{V2}.performance_regression_test", "compare.regression"
     assert started(*called, flags) == (Path("a"), Path("b"), 1.5, 0.5)
 
 
@@ -73,15 +72,15 @@ def test_what_is_not_a_finite_number_from_0_on_is_refused(refused, script, flags
 @pytest.mark.parametrize(("failures", "code"), [([], 0), (["slower"], 1)])
 def test_the_regression_test_fails_where_its_verdict_has_failures(monkeypatch, failures, code):
     script = importlib.import_module(f"{V2}.performance_regression_test")
-    monkeypatch.setattr(script.regression, "compare", lambda *_: regression.Verdict(Report("A test"), failures))
+    monkeypatch.setattr(script.compare, "regression", lambda *_: compare.Verdict(Report("A test"), failures))
     monkeypatch.setattr(sys, "argv", ["test", "--baseline-results", "a", "--current-results", "b"])
     assert script.main() == code
 
 
 def test_the_fusion_report(started):
     flags = "--output a.md --baseline b --fused f --ablation x.json --sequence-dirs p q"
-    inputs, output = started(f"{V2}.generate_fusion_report", "fusion_report.write", flags)
-    assert inputs == fusion_report.Inputs(Path("b"), Path("f"), Path("x.json"), [Path("p"), Path("q")])
+    inputs, output = started(f"{V2}.generate_fusion_report", "compare.fusion_report", flags)
+    assert inputs == compare.Inputs([Path("b")], [Path("f")], Path("x.json"), [Path("p"), Path("q")])
     assert output == Path("a.md")
 
 

@@ -80,7 +80,7 @@ def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model
 
 
 def _job(entry: Entry, options: BenchmarkOptions, work: Callable[..., object], *arguments: object) -> Job:
-    return Job(entry, place(entry), partial(benchmark_process.run, partial(work, *arguments), options))
+    return Job(entry, place(entry), partial(benchmark_process.run, partial(work, *arguments), options.device, options.timeout))
 
 
 def _store(entry: Any, outcome: job_runner.Outcome) -> None:

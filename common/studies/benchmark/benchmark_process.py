@@ -49,17 +49,17 @@ class BenchmarkOptions(Options):
     gpus: int
 
 
-def run(work: Callable[[], Any], options: BenchmarkOptions, gpu: str | None = None) -> job_runner.Outcome:
+def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         try:
             done = subprocess.run(
-                [sys.executable, "-m", __name__], input=pickle.dumps((work, options.device, result)), timeout=options.timeout,
+                [sys.executable, "-m", __name__], input=pickle.dumps((work, device, result)), timeout=timeout,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=job_runner.environment(gpu),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return job_runner.timed_out(options.timeout)
+            return job_runner.timed_out(timeout)
         if result.exists():
             return files.read_json(result)
     if done.returncode == -signal.SIGKILL:
@@ -80,7 +80,7 @@ def main() -> None:
     files.write_json(result, outcome)
 
 
-def built(model: Model, options: BenchmarkOptions) -> tuple[steps.Prepared, Precision]:
+def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
     version, device = model.load(), devices.select(options.device)
     capture_step = model.captured or None  # None: as the model has it

@@ -30,8 +30,8 @@ def find(options: ScalingOptions, needed: bool) -> tuple[Link | None, str | None
     Returns:
         None if nothing needs it, or if it could not be measured, and then why.
     """
-    given = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
-    given = {name: value for name, value in given.items() if value is not None}
+    flags = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
+    given = {name: value for name, value in flags.items() if value is not None}
     if len(given) == 2:
         return _link(data_parallel.Link(**given), "given", []), None
     if not needed:
