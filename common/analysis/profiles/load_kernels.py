@@ -97,7 +97,7 @@ def load(path: Path) -> Kernels:
         others += [f"{len(more)} of {name}" for name, more in list(found.items())[1:]]
         notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
     else:
-        source = _recognise(path)
+        source = recognize(path)
     if source in REFUSALS:
         raise UsageError(f"{path} {REFUSALS[source]}")
     kernels = READERS[source](path)
@@ -115,7 +115,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[tuple]] = {source: [] for source in READERS}
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        source = _recognise(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
+        source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
         if source in READERS and (source != "rocprof-compute" or path.name in ("pmc_perf.csv", "pmc_perf.csv.gz")):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
@@ -135,7 +135,7 @@ def _written_for(path: Path) -> Path:
 # -------------------------------------------------------------------------------------------------- detection by content
 
 
-def _recognise(path: Path) -> str:
+def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
     head = read_bytes(path, HEAD_BYTES)
     if head.startswith(b"SQLite format 3\0"):
