@@ -8,10 +8,10 @@ as the report explains.
 from pathlib import Path
 from typing import Any
 
+from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import profile_summary, roofline
-from common.analysis.reports.optimization_targets import SCHEMA, Step, Target, read_step, targets
 from common.errors import UsageError
 from common.files import writable_folder, write_text
 from common.records import step_profile

@@ -1,7 +1,7 @@
 """The mean profiled step, and the most that each optimisation of it could gain.
 
 A target is a set of operators that a fused form would replace. Its floor is the least time of that form under the measured
-ceilings, and its bound follows by Amdahl's law (see `ABOUT_TARGETS` in `bottlenecks`). The time of an operator is its self time:
+ceilings, and its bound follows by Amdahl's law (`bottlenecks.ABOUT_TARGETS` says how). The time of an operator is its self time:
 of its kernels on a GPU, of its own code on a CPU.
 
 Schema of optimization_targets.json, "tiny-llama-targets/1":
