@@ -20,7 +20,7 @@ from version3_triton.kernels.checks import interpretable, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
-from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile
+from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
 
 import triton
 import triton.language as tl
@@ -92,10 +92,10 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor) -> bo
     return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and rows * columns <= largest(epilogue)
 
 
-def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, HALF: int = 1) -> None:
+def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, chosen: Tile | None, HALF: int = 1) -> None:
     (M, K), backward = x.shape, epilogue == "swiglu_backward"
     N = w.shape[1] if backward else w.shape[0]
-    blocks = tile(epilogue, M, N)
+    blocks = chosen or tile(epilogue, M, N)
     m, n, k = blocks[:3]
     described = {
         "rope": ((w, [n, k]), (out, [m, n]), (gate_up, [m, n])),
@@ -110,7 +110,7 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
 
 
 @interpretable
-def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
+def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int, chosen: Tile | None = None) -> Tensor:
     """x W^T with RoPE on its first `turned` columns.
 
     Args:
@@ -119,6 +119,7 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, t
         cos, sin: [S_max, Dh], float32.
         length: S.
         turned: (H + K) Dh.
+        chosen: the tile of a product with its epilogue, whatever its size; by default both follow from the size.
 
     Returns:
         [B S, (H + 2 K) Dh].
@@ -127,31 +128,32 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, t
         UsageError: Dh is odd or 0.
     """
     refuse_odd(cos.shape[1])
-    if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight):
+    if not chosen and not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight):
         return elementwise.turn(x @ weight.T, cos, sin, length, turned)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch("rope", x, weight, out, out, length, turned, cos, sin, HALF=cos.shape[1] // 2)
+    _launch("rope", x, weight, out, out, length, turned, cos, sin, chosen=chosen, HALF=cos.shape[1] // 2)
     return out
 
 
 @interpretable
-def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(x: Tensor, weight: Tensor, chosen: Tile | None = None) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:
         x: [B S, D].
         weight: [2 F, D], the rows of gate and up interleaved.
+        chosen: as of `qkv_rope`.
     """
-    if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight):
+    if not chosen and not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight):
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
     gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch("swiglu", x, weight, y, gate_up)
+    _launch("swiglu", x, weight, y, gate_up, chosen=chosen)
     return gate_up, y
 
 
 @interpretable
-def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
+def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor, chosen: Tile | None = None) -> Tensor:
     """The gradient of `gate_up` [B S, 2 F] in its place, from the gradient of the down projection's result.
 
     Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
@@ -160,8 +162,9 @@ def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
         dy: [B S, D].
         weight: [D, F], of the down projection.
         gate_up: [B S, 2 F], from `gate_up_swiglu`.
+        chosen: as of `qkv_rope`.
     """
-    if not in_epilogue("swiglu_backward", dy.shape[0], weight.shape[1], dy, weight, gate_up):
+    if not chosen and not in_epilogue("swiglu_backward", dy.shape[0], weight.shape[1], dy, weight, gate_up):
         return elementwise.swiglu_backward(dy @ weight, gate_up)
-    _launch("swiglu_backward", dy, weight, gate_up, gate_up)
+    _launch("swiglu_backward", dy, weight, gate_up, gate_up, chosen=chosen)
     return gate_up

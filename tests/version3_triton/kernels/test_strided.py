@@ -1,0 +1,64 @@
+"""Every public operation of Version 3, given tensors that are not contiguous, against Version 1's in float64."""
+
+from collections.abc import Callable
+
+from common.rope import rope_tables
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE, check
+from version1_pytorch_baseline import tiny_llama_v1
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from version3_triton import kernels
+from version3_triton.kernels import reference
+
+B, S, D, H, K, V = 2, 5, 16, 4, 2, 31
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "rms_norm": [(B, S, D), (D,)],
+    "add_rms_norm": [(B, S, D), (B, S, D), (D,)],
+    "apply_rope": [(B, H, S, D), (B, K, S, D)],
+    "attention": [(B, H, S, D), (B, K, S, D), (B, K, S, D)],
+    "swiglu": [(B, S, D), (B, S, D)],
+    "linear_cross_entropy": [(B, S, D), (V, D), (B, S)],
+}
+TABLES = [torch.stack((table, table), -1).to(DEVICE)[..., 0] for table in rope_tables(D, S, 1e4)]
+
+
+def reverse(x: Tensor) -> Tensor:
+    return x.permute(tuple(reversed(range(x.ndim))))
+
+
+LAYOUTS: dict[str, tuple[Callable, Callable]] = {  # the shape of a tensor in memory, and the view of it that an operation gets
+    "every second row": (lambda shape: (2 * shape[0], *shape[1:]), lambda x: x[::2]),
+    "every second element": (lambda shape: (*shape[:-1], 2 * shape[-1]), lambda x: x[..., 1::2]),
+    "part of a row": (lambda shape: (*shape[:-1], shape[-1] + 5), lambda x: x[..., 3:-2]),
+    "reversed dimensions": (lambda shape: shape[::-1], reverse),
+    "one sequence for all": (lambda shape: shape, lambda x: x[:1].expand_as(x) if x.ndim > 2 else x),
+}
+
+
+@runs_kernels
+@pytest.mark.parametrize("strided_gradient", [reverse, lambda y: y.sum(0)], ids=["reversed", "expanded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_an_operation_on_strided_inputs_and_output_gradients(name, layout, strided_gradient):
+    in_memory, view = LAYOUTS[layout]
+
+    def strided(operation: Callable) -> Callable:
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            rest = {"rms_norm": [1e-5], "add_rms_norm": [1e-5]}.get(name, [])
+            if name == "apply_rope":
+                rest = [table.to(torch.promote_types(table.dtype, tensors[0].dtype)) for table in TABLES]
+            outputs = operation(*map(view, tensors), *rest)
+            return tuple(map(strided_gradient, outputs if isinstance(outputs, tuple) else (outputs,)))
+
+        return run
+
+    tensors = [torch.randn(in_memory(shape)) for shape in SHAPES[name]]
+    if name == "linear_cross_entropy":
+        tensors[2] = torch.randint(V, tensors[2].shape)
+    plain = reference.add_rms_norm if name == "add_rms_norm" else getattr(tiny_llama_v1, name)
+    check(strided(getattr(kernels, name)), strided(plain), tensors, torch.float32)
