@@ -162,11 +162,11 @@ def family() -> str:
     NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
     those of `sm_90`; all others take those of `sm_80`.
     """
-    return _family or _family_of_this_gpu()
+    return _family or family_of_this_gpu()
 
 
 @functools.cache
-def _family_of_this_gpu() -> str:
+def family_of_this_gpu() -> str:
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"
     return "sm_90" if torch.cuda.get_device_capability()[0] in (9, 10) else "sm_80"
