@@ -62,7 +62,8 @@ def norms(size: int, dtype: torch.dtype) -> None:
     x, residual, weight = tensor(torch.float32, 16, size), torch.ones(16, size), torch.ones(size, requires_grad=True)
     launch(rms_norm, dtype, x, weight, 1e-5)  # the norm of the embedding
     launch(add_rms_norm, dtype, tensor(dtype, 16, size), residual, weight, 1e-5)
-    launch(lambda *arguments: add_rms_norm(*arguments)[1], dtype, tensor(dtype, 16, size), residual, weight, 1e-5)  # the last norm
+    # The last norm of a model, whose sum is not used.
+    launch(lambda *arguments: add_rms_norm(*arguments)[1], dtype, tensor(dtype, 16, size), residual, weight, 1e-5)
 
 
 def activation(size: int, dtype: torch.dtype) -> None:

@@ -26,7 +26,11 @@ from version3_triton.kernels import launch_sizes, offline
 SCRIPT = V3 / "compile_kernels.py"
 LDS_BYTES = 64 * 1024  # of gfx90a and gfx942
 # Each kernel for two targets, so that all five occur; attention at both of its block sizes.
-SOME = {("gfx90a", "sm_90"): ["D = 4096", "V = 4096"], ("gfx942", "sm_80"): ["F = 4096", "Dh = 64"], ("gfx950", "sm_90"): ["Dh = 128"]}
+SOME = {
+    ("gfx90a", "sm_90"): ["D = 4096", "V = 4096"],
+    ("gfx942", "sm_80"): ["F = 4096", "Dh = 64"],
+    ("gfx950", "sm_90"): ["Dh = 128"],
+}
 # Too many keys at a time for this GPU's registers.
 TOO_LARGE = "launch_sizes.ATTENTION['sm_80', 2][64]['keys'] = launch_sizes.TileConfig(64, 128, 8, 2)"
 COMPILE = """
@@ -101,8 +105,8 @@ def test_resources_of_a_compiled_kernel(target, assembly, log, expected):
     "target, registers, warps, shared_bytes, percent",
     [
         ("sm_80", 32, 4, 0, 100), ("sm_80", 155, 8, 49152, 12), ("sm_90", 64, 4, 76 * 1024 - 1024, 19),
-        ("sm_90", 64, 4, 76 * 1024 - 1023, 12), ("gfx942", 64, 4, 0, 100), ("gfx942", 65, 4, 0, 88), ("gfx942", 64, 4, 32 * 1024, 25),
-        ("gfx950", 64, 4, 32 * 1024, 62),
+        ("sm_90", 64, 4, 76 * 1024 - 1023, 12), ("gfx942", 64, 4, 0, 100), ("gfx942", 65, 4, 0, 88),
+        ("gfx942", 64, 4, 32 * 1024, 25), ("gfx950", 64, 4, 32 * 1024, 62),
     ],
 )  # fmt: skip
 def test_occupancy_by_hand(target, registers, warps, shared_bytes, percent):

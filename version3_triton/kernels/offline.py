@@ -53,7 +53,7 @@ TARGETS = {
 
 
 class Launch(NamedTuple):
-    """A row of a version's table: its size, such as "D = 256", and a function of a dtype that launches kernels on small tensors."""
+    """A row of a version's table: a size, such as "D = 256", and a function of a dtype that launches kernels on small tensors."""
 
     size: str
     run: Callable[[torch.dtype], object]
@@ -76,10 +76,9 @@ def resources(target: Target, kernel: Any, ptxas_log: str) -> dict[str, int | No
         registers, agprs, scratch = (counts[key] for key in ("vgpr_count", "agpr_count", "private_segment_fixed_size"))
         spills = counts["vgpr_spill_count"] + counts["sgpr_spill_count"]
     else:
-        [registers], [scratch] = (
-            [int(count) for count in re.findall(pattern, ptxas_log)] for pattern in (r"Used (\d+) reg", r"(\d+) bytes stack frame")
-        )
-        spills = sum(int(size) for size in re.findall(r"(\d+) bytes spill", ptxas_log))
+        counted = {what: int(count) for count, what in re.findall(r"(\d+) (registers|bytes (?:stack|spill) \w+)", ptxas_log)}
+        registers, scratch = counted["registers"], counted["bytes stack frame"]
+        spills = counted["bytes spill stores"] + counted["bytes spill loads"]
     shared = kernel.metadata.shared
     return {
         "registers": registers, "agprs": agprs, "spills": spills, "scratch_bytes": scratch, "shared_bytes": shared,
@@ -143,9 +142,10 @@ def compile_all(name: str, dtypes: Sequence[str], table: Sequence[Launch]) -> li
 
     with _compiling_for(name, take):
         for dtype in dtypes:
-            for size, run, only_16_bits in table:
-                if DTYPES[dtype].itemsize == 2 or not only_16_bits:
-                    run(DTYPES[dtype])
+            for launch in table:
+                size = launch.size
+                if DTYPES[dtype].itemsize == 2 or not launch.only_16_bits:
+                    launch.run(DTYPES[dtype])
     return list(found.values())
 
 
@@ -159,7 +159,7 @@ def main(description: str | None, table: Sequence[Launch], dtypes: Sequence[str]
     """The program of a version's compile_kernels.py, whose docstring is the description."""
     parser = cli.Parser(description)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="ARCH", help="default: all five")
-    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, metavar="DTYPE", help=f"default: {' '.join(dtypes)}")
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, metavar="DTYPE", help=f"default: {dtypes}")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the rows, with the version of triton")
     parser.add_argument(
         "--summarize", type=Path, nargs="+", metavar="FILE.json",
