@@ -3,15 +3,13 @@
 On a GPU the exercise's kernels run there, without one in Triton's interpreter.
 """
 
-import ast
 import re
 import runpy
-from pathlib import Path
 
 from common.config import resolve
 from common.errors import UsageError
 from tests.conftest import ROOT, cells, runs_kernels
-from tests.exercise_runs import needs_triton, run_tests
+from tests.exercise_runs import described, needs_triton, run_tests
 
 import pytest
 
@@ -39,12 +37,6 @@ def test_the_starter_fails_and_names_what_is_to_be_written(tmp_path):
         found = MISSING.search(failures[name].get("message"))
         assert found and found[2] == name.split("_")[2], f"{name}: {failures[name].get('message')}"
         assert found[1] in described(FOLDER / f"starter/{NAME}.py"), found[1]
-
-
-def described(path: Path) -> dict[str, tuple[str, str]]:
-    """Arguments and first line of the docstring of each function."""
-    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return {node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0]) for node in functions}
 
 
 def test_starter_and_solution_have_the_same_signatures_and_summaries():
