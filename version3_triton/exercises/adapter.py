@@ -4,9 +4,9 @@
     KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
 
 A launcher takes your kernel and its inputs, makes the outputs, sets grid and block sizes, and passes pointers, sizes and strides
-in the order of the kernel's arguments. Strides count elements, not bytes. An input whose rows have gaps is copied first, where the
-kernel takes no stride of columns. Every output holds NaN, and so does the memory after it: an element that no program wrote stays
-NaN, and a store after the end fails the test.
+in the order of the kernel's arguments. Strides count elements, not bytes. Inputs may be strided: where the kernel takes no stride
+for a gap, the launcher makes a copy. Every output holds NaN, and so does the memory after it: an element that no program wrote
+stays NaN, and a store after the end fails the test.
 """
 
 import importlib
