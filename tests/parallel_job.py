@@ -60,7 +60,7 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
     size = B * ranks.here().world_size // world_size
     batches = data.Batches(TEXT, size, S, count, 0, CPU, rank, world_size)
     options = Namespace(model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, parallel=form)
-    options.block_fusion = "off"
+    
     precision = Precision(CPU, amp)
     prepared = step.prepare(version, options, precision, batches[0], 2)
     with step.without_update(prepared.optimizer, precision):

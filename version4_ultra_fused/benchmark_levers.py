@@ -4,10 +4,10 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
 
     python benchmark_levers.py --presets tiny small medium large --metrics-out ../results/h200/levers.json
 
-    rope, swiglu, swiglu_backward    a product with its epilogue, beside a library's product and a kernel after it
-    attention                        forward and backward: the kernel for a whole head, Version 3's kernels, PyTorch's (cuDNN)
-    norm_backward                    with Version 3's sizes, and with Version 4's
-    update                           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
+    rope, swiglu     a product with its epilogue, beside a library's product and a kernel after it
+    attention        forward and backward: the kernel for short sequences, Version 3's kernels, PyTorch's (cuDNN)
+    norm_backward    with Version 3's sizes, and with Version 4's
+    update           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
 
 Times are microseconds of a replayed graph: the median of several, each of ten passes.
 """
@@ -16,7 +16,6 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from common import cli
 from common import config as configs
@@ -48,63 +47,35 @@ def levers(preset: str, device: torch.device, dtype: torch.dtype = torch.bfloat1
     length, tokens = training.sequence_length, training.batch_size * training.sequence_length
     hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
-    width, turned = sum(heads) * head_dim, sum(heads[:2]) * head_dim
+    width, rotated = sum(heads) * head_dim, sum(heads[:2]) * head_dim
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=dtype)
 
-    x, qkv, gate_up, down, out = (
-        half(tokens, hidden),
-        half(width, hidden),
-        half(2 * ffn, hidden),
-        half(hidden, ffn),
-        half(tokens, hidden),
-    )
-    packed, products, table = half(tokens, width), half(tokens, 2 * ffn), torch.randn(length, head_dim, device=device)
-    total, rstd, weight = (
-        torch.randn(tokens, hidden, device=device),
-        torch.ones(tokens, device=device),
-        torch.ones(hidden, device=device),
-    )
+    x, qkv, gate_up, out = half(tokens, hidden), half(width, hidden), half(2 * ffn, hidden), half(tokens, hidden)
+    packed, table = half(tokens, width), torch.randn(length, head_dim, device=device)
+    total, rstd, weight = torch.randn(tokens, hidden, device=device), x.new_ones(tokens).float(), x.new_ones(hidden).float()
 
-    def sized(elements: int, work: Callable[[], object]) -> Callable[[], object]:
-        """The work with epilogues in products of at most so many elements."""
+    def both(work: Callable[[int], object]) -> dict[str, Callable[[], object]]:
+        """`work` is given the most elements of a product with an epilogue."""
+        return {"epilogue": lambda: work(1 << 40), "library and a kernel": lambda: work(0)}
 
-        def run() -> object:
-            with mock.patch.object(matmul, "largest", lambda epilogue: elements):
-                return work()
+    def attend(form: str) -> Callable[[], object]:
+        return lambda: CausalAttention(packed, table, table, length, heads, False, form).gradient(out)
 
-        return run
+    def norm_backward(sizes: launch_sizes.LaunchConfig) -> Callable[[], object]:
+        return lambda: norm.add_norm_backward(x, total, total, weight, rstd, sizes)
 
-    def both(work: Callable[[], object]) -> dict[str, Callable[[], object]]:
-        return {"epilogue": sized(1 << 40, work), "library and a kernel": sized(0, work)}
-
-    def attend(short: int, own: int) -> Callable[[], object]:
-        def run() -> object:
-            with mock.patch.multiple(attention, SHORT=short, OWN=own):
-                return CausalAttention(packed, table, table, length, heads, False).gradient(out)
-
-        return run
-
-    def with_tile(elements: int, per_thread: int, programs: int) -> Callable[[], object]:
-        def run() -> object:
-            with mock.patch.multiple(norm, TILE=elements, PER_THREAD=per_thread, PROGRAMS=programs):
-                return KERNELS["add_norm_backward"](x, total, total, weight, rstd)
-
-        return run
-
-    forms = {"Version 3's kernels": attend(0, length), "PyTorch's": attend(0, 0)}
-    if length <= attention.SHORT:
-        forms = {"whole head": attend(attention.SHORT, 0)} | forms
-    old = launch_sizes.LAUNCH["norm_backward"][launch_sizes.family()]
+    forms = {"Version 3's kernels": attend("own"), "PyTorch's": attend("library")}
+    if length <= attention.SHORT and head_dim <= 64:
+        forms = {"short": attend("short")} | forms
     return [
-        ("rope", both(lambda: matmul.qkv_rope(x, qkv, table, table, length, turned))),
-        ("swiglu", both(lambda: matmul.gate_up_swiglu(x, gate_up))),
-        ("swiglu_backward", both(lambda: matmul.swiglu_backward(x, down, products))),
+        ("rope", both(lambda most: matmul.qkv_rope(x, qkv, table, table, length, rotated, most))),
+        ("swiglu", both(lambda most: matmul.gate_up_swiglu(x, gate_up, most))),
         ("attention", forms),
         ("norm_backward", {
-            "Version 3's sizes": with_tile(old.elements, old.per_thread, old.programs),
-            "Version 4's sizes": with_tile(norm.TILE, norm.PER_THREAD, norm.PROGRAMS),
+            "Version 3's sizes": norm_backward(launch_sizes.LAUNCH["norm_backward"][launch_sizes.family()]),
+            "Version 4's sizes": norm_backward(norm.BACKWARD["sm_90"]),
         }),
     ]  # fmt: skip
 

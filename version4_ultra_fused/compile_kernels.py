@@ -37,7 +37,7 @@ def norms(size: int, dtype: torch.dtype) -> None:
 
 def rotation(size: int, dtype: torch.dtype) -> None:
     heads, table = torch.zeros(1, 4, 64, size, dtype=dtype), wide(64, size)
-    KERNELS["turn_back"](heads, heads, heads, table, table)
+    KERNELS["rotate_back"](heads, heads, heads, table, table)
 
 
 def loss(size: int, dtype: torch.dtype) -> None:
@@ -66,11 +66,9 @@ def products(size: int, dtype: torch.dtype) -> None:
     x, weight, table = (torch.zeros(*shape, dtype=dtype) for shape in ((256, size), (2048, size), (256, 64)))
     choices = tiles.TILES[launch_sizes.family()]
     for tile in choices["rope"]:
-        matmul.qkv_rope(x, weight, table.float(), table.float(), 256, 1536, tile)
+        matmul.qkv_rope(x, weight, table.float(), table.float(), 256, 1536, most=2048 * 256, blocks=tile)
     for tile in choices["swiglu"]:
-        matmul.gate_up_swiglu(x, weight, tile)
-    for tile in choices["swiglu_backward"]:
-        matmul.swiglu_backward(x, weight.T.contiguous(), torch.zeros(256, 4096, dtype=dtype), tile)
+        matmul.gate_up_swiglu(x, weight, most=2048 * 256, blocks=tile)
 
 
 def whole_heads(size: int, dtype: torch.dtype) -> None:

@@ -1,11 +1,11 @@
 """Version 4: ultra-fused. A block is a few large operations with a backward pass written by hand, in one captured graph.
 
-Changes from Version 3:
+Changes from Version 3, in two stages:
 
-- RoPE, SwiGLU and its gradient run in epilogues of matrix products, where these are small (`kernels/matmul.py`).
-- Products read weights in bf16 that AdamW writes beside its fp32 masters: no weight is cast, no gradient set to zero or added up.
-- Gradients of weights run on a side branch of the graph, beside the rest of the backward pass.
-- The whole step is one CUDA or HIP graph; `--no-capture-step` launches its kernels one by one.
+- RoPE and SwiGLU run in epilogues of matrix products, where these are small (`kernels/matmul.py`), and the whole step is one CUDA
+  or HIP graph (`--no-capture-step` launches its kernels one by one). `--disable-memory-plan` stops here, with plain `.grad`.
+- The memory plan (`kernels/memory_plan.py`): products read weights in bf16 that AdamW writes beside its fp32 masters, and write
+  gradients to buffers of their own; gradients of weights run on a side stream, beside the rest of the backward pass.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
 
@@ -24,17 +24,19 @@ from version3_triton.kernels import available
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.block_fusion import fused_blocks
-from version4_ultra_fused.kernels.gradients import Gradients, backward_of, products_dtype, store, working
+from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import torch
-from torch import Tensor, nn
+import torch.nn as nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
-SWITCHES = {"side-branch": True, "early-update": True, "exact-attention": False}
-BRANCH_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
+SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False}
+SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
@@ -42,62 +44,63 @@ class AttentionFunction(torch.autograd.Function):
     """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D]."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, branch: Tensor | None, block: "Block", model: "TinyLlama", length: int):
-        attn, norm, dtype = block.self_attn, block.input_layernorm, products_dtype(x)
+    def forward(ctx, x, branch, norm, qkv, output, block: "Block", model: "TinyLlama", length: int):
+        plan, attn, dtype = model.plan, block.self_attn, products_dtype(x)
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm.weight, norm.eps, dtype)
+            x, y, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, dtype)
         with span("attention"):
-            turned = sum(attn.heads[:2]) * attn.head_dim
-            qkv = kernels.qkv_rope(y, working(attn.qkv_proj.weight, dtype), model.cos, model.sin, length, turned)
-            heads = CausalAttention(qkv, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
-            ctx.saved, ctx.block, ctx.model = (x, y, rstd, heads), block, model
+            packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), model.cos, model.sin, length, attn.rotated)
+            attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
+            ctx.saved, ctx.weights, ctx.block, ctx.plan = (x, y, rstd, attended), (norm, qkv, output), block, plan
             with span("output_projection"):
-                return x, heads.out @ working(attn.o_proj.weight, dtype).T
+                return x, attended.out @ plan.weight(output, dtype).T
 
     @staticmethod
-    @backward_of("attention")
+    @once_differentiable
+    @span("attention")
     def backward(ctx, dx: Tensor, dbranch: Tensor):
-        (x, y, rstd, heads), attn, model, ctx.saved = ctx.saved, ctx.block.self_attn, ctx.model, None
-        model.gradients.matrix(attn.o_proj.weight, dbranch, heads.out)
-        dqkv = heads.gradient(dbranch @ working(attn.o_proj.weight, dbranch.dtype))
-        model.gradients.matrix(attn.qkv_proj.weight, dqkv, y)
-        dy = dqkv @ working(attn.qkv_proj.weight, dqkv.dtype)
-        gradients = model.gradients.norm(ctx.block.input_layernorm.weight, dy, dx, x, rstd, ctx.needs_input_grad[1])
-        model.gradients.block_done()
-        return *gradients, None, None, None
+        (x, y, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        doutput = plan.matrix_gradient(output, dbranch, attended.out)
+        dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
+        dqkv = plan.matrix_gradient(qkv, dpacked, y)
+        dy = dpacked @ plan.weight(qkv, dpacked.dtype)
+        dx, dbranch, dnorm = plan.norm_backward(norm, dy, dx, x, rstd)
+        plan.block_done(ctx.block)
+        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, dqkv, doutput, None, None, None
 
 
 class FeedForwardFunction(torch.autograd.Function):
     """x + branch, and what the feed-forward network on its norm adds to that; all [N, D]."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, branch: Tensor, block: "Block", model: "TinyLlama"):
-        mlp, norm, dtype = block.mlp, block.post_attention_layernorm, products_dtype(x)
+    def forward(ctx, x, branch, norm, gate_up, down, block: "Block", plan: AutogradPlan):
+        dtype = products_dtype(x)
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm.weight, norm.eps, dtype)
+            x, y, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, dtype)
         with span("mlp"):
-            gate_up, activated = kernels.gate_up_swiglu(y, working(mlp.gate_up_proj.weight, dtype))  # [N, 2 F], [N, F]
-            ctx.saved, ctx.block, ctx.model = (x, y, rstd, gate_up, activated), block, model
+            gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
+            ctx.saved, ctx.weights, ctx.plan = (x, y, rstd, gates, hidden), (norm, gate_up, down), plan
             with span("down"):
-                return x, activated @ working(mlp.down_proj.weight, dtype).T
+                return x, hidden @ plan.weight(down, dtype).T
 
     @staticmethod
-    @backward_of("mlp")
+    @once_differentiable
+    @span("mlp")
     def backward(ctx, dx: Tensor, dbranch: Tensor):
-        (x, y, rstd, gate_up, activated), mlp, model, ctx.saved = ctx.saved, ctx.block.mlp, ctx.model, None
-        model.gradients.matrix(mlp.down_proj.weight, dbranch, activated)
-        dgate_up = kernels.swiglu_backward(dbranch, working(mlp.down_proj.weight, dbranch.dtype), gate_up)
-        model.gradients.matrix(mlp.gate_up_proj.weight, dgate_up, y)
-        dy = dgate_up @ working(mlp.gate_up_proj.weight, dgate_up.dtype)
-        return *model.gradients.norm(ctx.block.post_attention_layernorm.weight, dy, dx, x, rstd), None, None
+        (x, y, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        ddown = plan.matrix_gradient(down, dbranch, hidden)
+        dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
+        dgate_up = plan.matrix_gradient(gate_up, dgates, y)
+        dy = dgates @ plan.weight(gate_up, dgates.dtype)
+        return *plan.norm_backward(norm, dy, dx, x, rstd), dgate_up, ddown, None, None
 
 
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
         self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)  # of Q, K and V
-        self.qkv_proj = QKV(config.hidden_size, self.heads, self.head_dim)
+        self.rotated = sum(self.heads[:2]) * config.head_dim  # columns of Q and K
+        self.qkv_proj = QKV(config.hidden_size, self.heads, config.head_dim)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
 
@@ -118,57 +121,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor | None, model: "TinyLlama", length: int) -> tuple[Tensor, Tensor]:
         """The residual stream and what the layer before adds to it -> the same for the next; all [N, D]."""
-        x, branch = AttentionFunction.apply(x, branch, self, model, length)
-        return FeedForwardFunction.apply(x, branch, self, model)
-
-
-class EmbeddingFunction(torch.autograd.Function):
-    """Token ids [N] -> [N, D]. Its gradient comes last, and is added to that of the head, which has the same weight."""
-
-    @staticmethod
-    def forward(ctx, weight: Tensor, ids: Tensor, model: "TinyLlama"):
-        ctx.sorted, ctx.model = [], model
-        if ctx.needs_input_grad[0]:
-            model.gradients.later(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
-        return weight.index_select(0, ids)
-
-    @staticmethod
-    @backward_of("embed")
-    def backward(ctx, dx: Tensor):
-        weight, (ids, order) = ctx.model.embed_tokens.weight, ctx.sorted
-        ctx.model.gradients.later(
-            lambda: store(weight, lambda out: kernels.add_embedding_gradient(ids, order, dx, out)), ids, order, dx
-        )
-        return None, None, None
-
-
-class LossFunction(torch.autograd.Function):
-    """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N] -> scalar."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, branch: Tensor | None, targets: Tensor, model: "TinyLlama"):
-        weight = working(model.lm_head.weight, products_dtype(x))
-        total, y, rstd = kernels.add_norm(x, branch, model.norm.weight, model.norm.eps, weight.dtype)
-        logits = y @ weight.T  # [N, V]
-        ctx.saved, ctx.model = (total, y, rstd, logits), model
-        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
-
-    @staticmethod
-    @backward_of("loss")
-    def backward(ctx, dloss: Tensor):
-        (total, y, rstd, dlogits), model, ctx.saved = ctx.saved, ctx.model, None
-        if dloss.data_ptr() != model.one.data_ptr():  # a training step passes `model.one`, which changes nothing
-            dlogits = dlogits * dloss
-        model.gradients.matrix(model.lm_head.weight, dlogits, y)
-        dy = dlogits @ working(model.lm_head.weight, dlogits.dtype)
-        return *model.gradients.norm(model.norm.weight, dy, None, total, rstd, ctx.needs_input_grad[1]), None, None
+        norm, attn = self.input_layernorm.weight, self.self_attn
+        x, branch = AttentionFunction.apply(x, branch, norm, attn.qkv_proj.weight, attn.o_proj.weight, self, model, length)
+        norm, mlp = self.post_attention_layernorm.weight, self.mlp
+        return FeedForwardFunction.apply(x, branch, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight, self, model.plan)
 
 
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
     kernel_flops = costs.kernel_flops
-    optimizer_communicates = True  # gradients do not stand in `.grad`, where DistributedDataParallel would look for them
 
     def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
         super().__init__()
@@ -184,14 +146,13 @@ class TinyLlama(nn.Module):
         self.register_buffer("one", torch.ones(()), persistent=False)  # the gradient of the loss
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
-        self.gradients = Gradients()
+        self.plan = AutogradPlan()  # until the optimizer makes a memory plan
+        self.optimizer_communicates = switches["memory-plan"]  # gradients are not where DistributedDataParallel looks for them
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[B, S] -> the residual stream and, where it is not added yet, what the last layer adds to it, each [B S, D]."""
+        """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
-            x, branch = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self), None
-        if self.switches.get("block-fusion"):
-            return fused_blocks(x, self, input_ids.shape[1]), None
+            x, branch = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
         for layer in self.layers:
             x, branch = layer(x, branch, self, input_ids.shape[1])
         return x, branch
@@ -200,47 +161,56 @@ class TinyLlama(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         x, branch = self.hidden_states(input_ids)
         _, y, _ = kernels.add_norm(x, branch, self.norm.weight, self.norm.eps, products_dtype(x))
-        return (y @ working(self.lm_head.weight, y.dtype).T).view(*input_ids.shape, -1)
+        return (y @ self.plan.weight(self.lm_head.weight, y.dtype).T).view(*input_ids.shape, -1)
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            return LossFunction.apply(x, branch, targets.flatten(), self)
+            return LossFunction.apply(
+                x, branch, self.norm.weight, self.lm_head.weight, targets.flatten(), self.norm.eps, self.plan, self.one
+            )
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names, from any version."""
         return weights.baseline_state_dict(self)
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("--block-fusion", choices=("auto", "on", "off"), default="auto", help="a block in one kernel; auto: off")
-
-
 def make_model(options) -> nn.Module:
     switches = available(options, cli.switches(options, SWITCHES))
-    return TinyLlama(options.model, switches | ({"block-fusion": True} if options.block_fusion == "on" else {}))
+    if not switches["memory-plan"]:
+        switches |= {"side-stream": False, "early-update": False}
+    return TinyLlama(options.model, switches)
 
 
 def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
-    return MasterAdamW(model, lr=options.learning_rate)
+    if model.switches["memory-plan"]:
+        return MasterAdamW(model, lr=options.learning_rate)
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+
+
+def use_side_stream(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> bool:
+    """Where small products leave multiprocessors idle, or collectives wait for other processes."""
+    return model.switches["side-stream"] and ids.is_cuda and (ids.numel() <= SIDE_STREAM_TOKENS or optimizer.form is not None)
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     if precision.dtype == torch.float16:
         raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
-    optimizer.work_in(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
+    if model.switches["memory-plan"]:
+        optimizer.plan_memory(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
+    update_block = optimizer.update_block if model.switches["early-update"] else None
 
     def step(batch: tuple[Tensor, Tensor]) -> Tensor:
-        branching = model.switches["side-branch"] and batch[0].is_cuda and (optimizer.form or batch[0].numel() <= BRANCH_TOKENS)
-        with model.gradients.on_side_branch(branching, optimizer.update_block if model.switches["early-update"] else None):
+        with model.plan.step(use_side_stream(model, optimizer, batch[0]), update_block):
             with precision.autocast():
                 loss = model.loss(*batch)
             with span("backward"):
                 loss.backward(model.one)
         with span("optimizer"):
             optimizer.step()
+            optimizer.zero_grad()
         return loss.detach()
 
     return step

@@ -86,8 +86,11 @@ class CapturedStep:
         torch.cuda.empty_cache()  # so that what the pools hold afterwards is what the step needs
         torch.cuda.reset_peak_memory_stats()
         self.graph = torch.cuda.CUDAGraph()
+        # Kernels keep the priority of the stream that they were captured on: where a step forks, those of its main stream come
+        # first. Collectives have streams of their own, whose kernels must not wait for the main stream's.
+        stream = torch.cuda.Stream(priority=0 if parallel else -1)
         try:
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local" if parallel else "global"):
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local" if parallel else "global"):
                 self.loss = step(self.batch)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):

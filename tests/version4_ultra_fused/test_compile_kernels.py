@@ -23,7 +23,7 @@ def test_all_kernels(run_script, tmp_path, flags, targets):
     assert {row["target"] for row in rows} == {*targets}
     assert {(row["file"], row["kernel"].split(" + ")[0]) for row in rows} == {
         ("adamw", "adamw"), ("cross_entropy", "cross_entropy"), ("cross_entropy", "mean"), ("elementwise", "swiglu"),
-        ("elementwise", "swiglu_backward"), ("elementwise", "turn"), ("embedding", "backward"), ("matmul", "matmul"),
+        ("elementwise", "swiglu_backward"), ("elementwise", "rotate"), ("embedding", "backward"), ("matmul", "matmul"),
         ("rms_norm", "backward"), ("rms_norm", "forward"), ("short_attention", "backward"),
     }  # fmt: skip
     for row in rows:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
+from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import matmul, reference, tiles
 
@@ -95,9 +96,9 @@ def test_add_norm_backward(shape, elsewhere, dtype):
 def test_swiglu(request, tokens, hidden, size, fused, dtype):
     if fused:
         request.getfixturevalue("epilogues")
-    x, weight, dy, down = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, hidden), (hidden, size))
+    x, weight, dhidden = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, size))
     check("gate_up_swiglu", x, weight)
-    check("swiglu_backward", dy, down, kernels.gate_up_swiglu(x, weight)[0])
+    check("swiglu_backward", dhidden, kernels.gate_up_swiglu(x, weight)[0])
 
 
 @runs_kernels
@@ -113,7 +114,7 @@ def test_rope(request, length, heads, kv_heads, head_dim, fused, dtype):
     dq, dk, dv = (
         each.transpose(1, 2) for each in tensors(dtype, *((2, length, n, head_dim) for n in (heads, kv_heads, kv_heads)))
     )
-    check("turn_back", dq, dk, dv, cos, sin)
+    check("rotate_back", dq, dk, dv, cos, sin)
 
 
 @runs_kernels
@@ -242,11 +243,53 @@ def test_a_row_of_logits_that_registers_cannot_hold_is_pytorchs():
 
 @pytest.mark.parametrize(
     "rows, columns, chosen",
-    [(8192, 8192, (128, 128)), (1024, 4096, (128, 128)), (1024, 1024, (128, 64)), (1024, 512, (64, 64)), (16, 16, (64, 64))],
+    [(8192, 8192, (128, 256)), (1024, 4096, (128, 256)), (1024, 2048, (128, 128)), (1024, 1024, (64, 128)), (16, 16, (64, 64))],
 )
 def test_the_largest_tile_that_gives_two_thirds_of_the_multiprocessors_work(monkeypatch, rows, columns, chosen):
-    monkeypatch.setattr(tiles.blocks, "family", lambda: "sm_90")
+    monkeypatch.setattr(tiles.launch_sizes, "family", lambda: "sm_90")
     monkeypatch.setattr(tiles, "multiprocessors", lambda: 132)
     tiles.tile.cache_clear()
     assert tiles.tile("swiglu", rows, columns)[:2] == chosen
     tiles.tile.cache_clear()
+
+
+@runs_kernels
+def test_what_kernels_read_may_have_any_strides():
+    """Each second row of a tensor of twice the height gives the same bits as a copy of these rows."""
+    x, branch, weight, big, table = tensors(torch.float32, (24, 64), (24, 64), (64,), (128, 64), (8, 16))
+    gates, logits = tensors(torch.float32, (12, 64), (12, 61))
+    targets, (ids, order) = torch.arange(24, device=DEVICE), (torch.arange(24, device=DEVICE) * 7 % 5).sort(stable=True)
+    rstd = torch.ones(12, device=DEVICE)
+    heads = big[:24].view(2, 2, 12, 32)[..., ::2]  # Dh 16 with a stride of 2
+    calls = {
+        "add_norm": (x[::2], branch[::2], weight, 1e-6, torch.float32),
+        "add_norm_backward": (x[::2], branch[::2], x[1::2], weight, rstd),
+        "sum_parts": (x[::2], torch.zeros(64, device=DEVICE)),
+        "qkv_rope": (x[::2], big[::2], table, table, 6, 48),
+        "rotate_back": (heads, heads, heads, table.repeat(2, 1), table.repeat(2, 1)),
+        "gate_up_swiglu": (x[::2], big[::2]),
+        "swiglu_backward": (x[::2, :32], gates),
+        "cross_entropy": (logits, targets[::2], True),
+        "add_embedding_gradient": (ids[::2], order[::2], x, torch.zeros(5, 64, device=DEVICE)),
+    }
+    assert calls.keys() == kernels.KERNELS.keys() - {"adamw"}  # whose buffers are flat
+    for name, strided in calls.items():
+        results = []
+        for copy in (False, True):
+            written = [each.clone() if isinstance(each, Tensor) and each.is_contiguous() else each for each in strided]
+            arguments = [each.contiguous() if copy and isinstance(each, Tensor) else each for each in written]
+            returned = kernels.KERNELS[name](*arguments)
+            results.append([*(returned if isinstance(returned, tuple) else [returned]), *written])
+        for once, again in zip(*results, strict=True):
+            assert not isinstance(once, Tensor) or torch.equal(once, again), name
+
+
+@pytest.mark.parametrize("kernel", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
+def test_the_gradient_of_the_embedding_is_exact_in_float64(monkeypatch, kernel):
+    if not kernel:
+        monkeypatch.setattr(third_kernels, "INTERPRETED", False)
+    ids, order = torch.tensor([0, 1] * 50, device=DEVICE).sort(stable=True)
+    (dx,) = tensors(torch.float64, (100, 8))
+    dx, dweight = dx / 3, torch.zeros(2, 8, device=DEVICE, dtype=torch.float64)
+    kernels.add_embedding_gradient(ids, order, dx, dweight)
+    torch.testing.assert_close(dweight, torch.stack((dx[0::2].sum(0), dx[1::2].sum(0))), rtol=1e-12, atol=1e-12)

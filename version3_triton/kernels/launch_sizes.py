@@ -78,11 +78,11 @@ def tile(kernel: str, size: int, device: torch.device) -> Tile:
 
     A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128. Otherwise the last has idle lanes.
     """
-    return _tile(LAUNCH[kernel][family()], kernel, size, device)
+    return tile_of(LAUNCH[kernel][family()], kernel, size, device)
 
 
 @functools.cache  # the power of two and the device's properties would cost the host time at every launch
-def _tile(config: LaunchConfig, kernel: str, size: int, device: torch.device) -> Tile:
+def tile_of(config: LaunchConfig, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
     if not kernel.startswith("norm"):
         columns = min(columns, config.elements)

@@ -20,8 +20,8 @@ if HAS_TRITON:
 
     KERNELS = {
         "add_norm": norm.add_norm, "add_norm_backward": norm.add_norm_backward, "sum_parts": norm.sum_parts,
-        "qkv_rope": matmul.qkv_rope, "turn_back": elementwise.turn_back, "gate_up_swiglu": matmul.gate_up_swiglu,
-        "swiglu_backward": matmul.swiglu_backward, "cross_entropy": _loss.cross_entropy,
+        "qkv_rope": matmul.qkv_rope, "rotate_back": elementwise.rotate_back, "gate_up_swiglu": matmul.gate_up_swiglu,
+        "swiglu_backward": elementwise.swiglu_backward, "cross_entropy": _loss.cross_entropy,
         "add_embedding_gradient": embedding.add_embedding_gradient, "adamw": _adamw.adamw,
     }  # fmt: skip
 
@@ -32,7 +32,8 @@ def _operation(name: str) -> Callable:
 
     @functools.wraps(plain)
     def operation(x: torch.Tensor, *arguments):
-        return plain(x, *arguments) if missing(x.device) or x.dtype == torch.float64 else KERNELS[name](x, *arguments)
+        double = any(isinstance(each, torch.Tensor) and each.dtype == torch.float64 for each in (x, *arguments))
+        return plain(x, *arguments) if missing(x.device) or double else KERNELS[name](x, *arguments)
 
     return operation
 
@@ -41,4 +42,4 @@ add_norm, add_norm_backward, sum_parts, cross_entropy, add_embedding_gradient, a
     _operation, ("add_norm", "add_norm_backward", "sum_parts", "cross_entropy", "add_embedding_gradient", "adamw")
 )
 qkv_rope, gate_up_swiglu = span("qkv_projection")(_operation("qkv_rope")), span("gate_up")(_operation("gate_up_swiglu"))
-turn_back, swiglu_backward = map(_operation, ("turn_back", "swiglu_backward"))
+rotate_back, swiglu_backward = map(_operation, ("rotate_back", "swiglu_backward"))

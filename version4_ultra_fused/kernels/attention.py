@@ -33,12 +33,12 @@ if HAS_TRITON:
 
 
 def form(length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
-    """Which form of attention runs: `whole head`, `own` (Version 3's kernels) or `library`."""
+    """Which form of attention runs: `short`, `own` (Version 3's kernels) or `library`."""
     if missing(device) or dtype.itemsize > 4 or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
-    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for a whole head spills registers
+    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for short sequences spills registers
     if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
-        return "whole head"
+        return "short"
     return "own" if exact or length <= OWN else "library"
 
 
@@ -62,15 +62,18 @@ class CausalAttention:
         length: S.
         heads: H, K, K.
         exact: take kernels that repeat bit for bit, at any length.
+        chosen: a form of `form`, in place of the measured choice.
     """
 
     @span("attention_core")
-    def __init__(self, qkv: Tensor, cos: Tensor, sin: Tensor, length: int, heads: tuple[int, int, int], exact: bool) -> None:
+    def __init__(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, length: int, heads: tuple[int, int, int], exact: bool, chosen: str = ""
+    ) -> None:
         self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
         split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        chosen = form(length, cos.shape[1], qkv.dtype, qkv.device, exact)
-        self.short, own = chosen == "whole head", chosen == "own"
+        chosen = chosen or form(length, cos.shape[1], qkv.dtype, qkv.device, exact)
+        self.short, own = chosen == "short", chosen == "own"
         if self.short:
             out, self.lse = flash_attention.attend(q, k, v)
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -88,4 +91,4 @@ class CausalAttention:
             return short_attention.attend_backward(self.qkv, self.out, self.lse, dout, *self.tables, self.length, *self.heads[:2])
         dout = dout.view(-1, self.length, self.heads[0], self.tables[0].shape[1]).transpose(1, 2)
         with self.order():
-            return kernels.turn_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables)
+            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables)

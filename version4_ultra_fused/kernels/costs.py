@@ -13,11 +13,10 @@ e is the size of a number in the products, C = (H + 2 K) Dh.
                            dweight       no formula, because the GPU decides how many parts    2 L + 1
     matmul                 rope          (D + C) e, and the weight D C e                       L
                            swiglu        (D + 3 F) e, and the weight 2 D F e                   L
-                           its backward  (D + 4 F) e, and the weight D F e                     L
-    turn                   forward       2 Dh (H + K) e, without `rope` above                  L
+    rotate                 forward       2 Dh (H + K) e, without `rope` above                  L
                            backward      2 C e, without short_attention                        L
     swiglu                               3 F e, without `swiglu` above                         L
-    swiglu_backward                      5 F e, without its epilogue above                     L
+    swiglu_backward                      5 F e                                                 L
     flash_attention        forward       Dh (2 H + 2 K) e, 2 products                          L
                            queries       Dh (4 H + 2 K) e, 3 products                          L
                            keys          Dh (2 H + 4 K) e, 4 products                          L
@@ -27,7 +26,7 @@ e is the size of a number in the products, C = (H + 2 K) Dh.
     embedding_backward                   4 D; rows of the gradient, by the text, not counted   1
     adamw                                28 a parameter; in 16 bits 30 outside of matrices     2, or L + 1
 
-The three kinds of `matmul` have one name, so their costs are added up. Which of them run depends on the GPU and the shape, and
+The two kinds of `matmul` have one name, so their costs are added up. Which of them run depends on the GPU and the shape, and
 so does where `adamw` runs: the kernels that a profile holds show it.
 """
 
@@ -37,7 +36,7 @@ from common.config import ModelConfig
 from version3_triton.kernels import HAS_TRITON, missing
 from version3_triton.kernels.costs import Cost
 from version4_ultra_fused.kernels.attention import form
-from version4_ultra_fused.kernels.gradients import products_dtype
+from version4_ultra_fused.kernels.memory_plan import products_dtype
 
 import torch
 from torch import Tensor, nn
@@ -81,11 +80,10 @@ def training_step(
         ("_rms_norm_backward", "backward"): Cost("norm", norm * (backward_norm + 2 * layers * (backward_norm + 4))),
         ("_rms_norm_dweight", "backward"): Cost("norm", None),
         ("_matmul", "forward"): products(
-            (("_turn", "forward"), packed, hidden + packed), (("_swiglu", "forward"), 2 * ffn, hidden + 3 * ffn)
+            (("_rotate", "forward"), packed, hidden + packed), (("_swiglu", "forward"), 2 * ffn, hidden + 3 * ffn)
         ),
-        ("_matmul", "backward"): products((("_swiglu_backward", "backward"), ffn, hidden + 4 * ffn)),
-        ("_turn", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
-        ("_turn", "backward"): Cost("rope", head * 2 * (heads + 2 * kv_heads)),
+        ("_rotate", "forward"): Cost("rope", head * 2 * (heads + kv_heads)),
+        ("_rotate", "backward"): Cost("rope", head * 2 * (heads + 2 * kv_heads)),
         ("_swiglu", "forward"): Cost("swiglu", column * 3 * ffn),
         ("_swiglu_backward", "backward"): Cost("swiglu", column * 5 * ffn),
         ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * pairs),
@@ -112,15 +110,11 @@ def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
     packed, ffn = attn.qkv_proj.out_features, mlp.down_proj.in_features
     pairs = layers * 2 * tokens * length * hidden
-    chosen = form(length, attn.head_dim, dtype, input_ids.device, model.switches["exact-attention"])
+    chosen = form(length, attn.qkv_proj.head_dim, dtype, input_ids.device, model.switches["exact-attention"])
     if chosen != "library":
-        counted = {"forward": 2 * pairs, "backward": (5 if chosen == "whole head" else 7) * pairs}
-    products = (
-        ("forward", "rope", packed, (tokens, hidden), (packed, hidden)),
-        ("forward", "swiglu", 2 * ffn, (tokens, hidden), (2 * ffn, hidden)),
-        ("backward", "swiglu_backward", ffn, (tokens, hidden), (hidden, ffn), (tokens, 2 * ffn)),
-    )
-    for phase, epilogue, columns, *shapes in products:
-        if in_epilogue(epilogue, tokens, columns, *(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)):
-            counted[phase] += layers * 2 * tokens * hidden * columns
+        counted = {"forward": 2 * pairs, "backward": (5 if chosen == "short" else 7) * pairs}
+    for epilogue, columns in (("rope", packed), ("swiglu", 2 * ffn)):
+        factors = (torch.empty(rows, hidden, dtype=dtype, device="meta") for rows in (tokens, columns))
+        if in_epilogue(epilogue, tokens, columns, *factors):
+            counted["forward"] += layers * 2 * tokens * hidden * columns
     return counted

@@ -33,7 +33,7 @@ def _cross_entropy(
     z_ptr += row * vocabulary
     target = tl.load(targets_ptr + row)
     known = (target >= 0) & (target < vocabulary)
-    chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)  # the sums below wait for it, the gradient for them
+    chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)  # read before the row is overwritten
     column = tl.arange(0, BLOCK)
     if SHORT:
         z = tl.load(z_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
@@ -98,12 +98,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
 
     Args:
         logits: [N, V], contiguous.
-        targets: [N], each in 0 .. V - 1, or -100.
+        targets: [N], each in 0 .. V - 1, or -100; any stride.
 
     Raises:
         IndexError: another target, on a CPU.
     """
-    tokens, vocabulary = logits.shape
+    (tokens, vocabulary), targets = logits.shape, targets.contiguous()
+    assert logits.is_contiguous()
     if not targets.is_cuda:
         wrong = targets[(targets != IGNORE_INDEX.value) & ((targets < 0) | (targets >= vocabulary))]
         if len(wrong):

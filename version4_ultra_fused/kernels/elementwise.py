@@ -3,8 +3,8 @@
 For large products this is faster than an epilogue (`matmul.py` says which and why). Rows that are combined are neighbours, as in
 `interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
 
-    turn               2 Dh (H + K) e a token        in place
-    turn_back          2 Dh (H + 2 K) e a token      packs dq, dk and dv as well
+    rotate             2 Dh (H + K) e a token        in place
+    rotate_back          2 Dh (H + 2 K) e a token      packs dq, dk and dv as well
     swiglu             3 F e a token
     swiglu_backward    5 F e a token                 in place of gate and up
 """
@@ -49,12 +49,12 @@ def _swiglu_backward(dy_ptr, gate_up_ptr, pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _turn(
+def _rotate(
         q, k, v, out_ptr, cos_ptr, sin_ptr, tokens, length,
         q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
         H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 turns back."""
+    """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 rotates back."""
     head = tl.program_id(1)
     source, batch, step, row, own = q, q_batch, q_head, q_row, head
     if head >= H:
@@ -63,13 +63,14 @@ def _turn(
         source, batch, step, row, own = v, v_batch, v_head, v_row, head - H - K
     token, column, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 2)
     inside = (token < tokens)[:, None] & (column < DIM)[None, :]
-    place = ((token // length).to(tl.int64) * batch + own.to(tl.int64) * step + (token % length) * row)[:, None] + column[None, :]
+    start = (token // length).to(tl.int64) * batch + own.to(tl.int64) * step + (token % length).to(tl.int64) * row
+    place = start[:, None] + column[None, :]
     first, second = tl.split(tl.reshape(tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)))
     table = (token % length)[:, None] * DIM + pair[None, :]
-    pairs = tl.where(head < H + K, DIM // 2, 0)  # that turn: none of v. No mask of a scalar: Triton 3.9's interpreter refuses it
-    turned = (token < tokens)[:, None] & (pair < pairs)[None, :]
-    cos = tl.load(cos_ptr + table, mask=turned, other=1.0)
-    sin = tl.load(sin_ptr + table, mask=turned, other=0.0) * SIGN
+    pairs = tl.where(head < H + K, DIM // 2, 0)  # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter
+    rotated = (token < tokens)[:, None] & (pair < pairs)[None, :]
+    cos = tl.load(cos_ptr + table, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + table, mask=rotated, other=0.0) * SIGN
     out = tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (ROWS, BLOCK))
     place = (token.to(tl.int64) * (H + 2 * K) + head)[:, None] * DIM + column[None, :]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -79,13 +80,18 @@ def _turn(
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up [N, F] of gate_up [N, 2 F]."""
     y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up, y, y.numel(), BLOCK=BLOCK, num_warps=4)
+    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up.contiguous(), y, y.numel(), BLOCK=BLOCK, num_warps=4)
     return y
 
 
 @interpretable
-def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
-    """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F]."""
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor) -> Tensor:
+    """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F].
+
+    Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
+    """
+    assert gate_up.is_contiguous()
+    dy = dhidden.contiguous()
     _swiglu_backward[ceil_div(dy.numel(), BLOCK),](dy, gate_up, dy.numel(), BLOCK=BLOCK, num_warps=4)
     return gate_up
 
@@ -94,24 +100,24 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tens
     batch, own_heads, length, head_dim = q.shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
-    _turn[ceil_div(batch * length, rows), heads](
+    _rotate[ceil_div(batch * length, rows), heads](
         q, k, v, out, cos, sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
 @interpretable
-def turn(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
-    """Turns the first `turned` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
-    x = qkv[:, :turned].view(-1, length, turned // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
-    v_heads = (qkv.shape[1] - turned) // cos.shape[1]
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
+    """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
+    x = qkv[:, :rotated].view(-1, length, rotated // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
+    v_heads = (qkv.shape[1] - rotated) // cos.shape[1]
     heads = x.shape[1] - v_heads
     _launch(x[:, :heads], x[:, heads:], x[:, heads:], qkv, cos, sin, x.shape[1], 1)
     return qkv
 
 
 @interpretable
-def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
     Args:

@@ -40,11 +40,12 @@ def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tens
 
     Args:
         ids, order: [N], from a stable sort of the ids.
-        dx: [N, D], contiguous.
-        dweight: [V, D], float32.
+        dx: [N, D].
+        dweight: [V, D], float32, contiguous.
     """
-    size = dweight.shape[1]
+    assert dweight.is_contiguous()
+    size, dx = dweight.shape[1], dx.contiguous()
     block = min(256, triton.next_power_of_2(size))
     _embedding_backward[ids.numel(), ceil_div(size, block)](
-        ids, order, dx, dweight, ids.numel(), size, ROWS=16, BLOCK=block, num_warps=4
+        ids.contiguous(), order.contiguous(), dx, dweight, ids.numel(), size, ROWS=16, BLOCK=block, num_warps=4
     )

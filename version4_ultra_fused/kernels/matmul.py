@@ -4,11 +4,10 @@ A matrix product holds a tile of its result in registers, in float32, before it 
 costs no memory traffic there. As kernels of their own, the same operations read and write whole tensors:
 
     product                   epilogue                                        saved for each token, in elements
-    qkv = x W^T               RoPE turns q and k                              2 Dh (H + K)
+    qkv = x W^T               RoPE rotates q and k                            2 Dh (H + K)
     gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
-    da = dy W                 SwiGLU's backward: d gate and d up              2 F
 
-Both forward epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
+Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
 that these columns are neighbours (`interleaved.py`). Then one thread holds both, and no data moves between threads.
 
 The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
@@ -19,7 +18,6 @@ Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
 from version3_triton.kernels.checks import interpretable, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
-from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
 
 import triton
@@ -31,11 +29,11 @@ GROUP = 8  # rows of tiles that are worked through together
 
 
 @triton.jit
-def turned_tile(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """RoPE on a tile of q, k and v at row m and column n; columns from `turned` on are v's, which stay."""
+def rotated_tile(acc, m, n, rows, length, rotated, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """RoPE on a tile of q, k and v at row m and column n; columns from `rotated` on are v's, which stay."""
     row, pair = m + tl.arange(0, BM), n // 2 + tl.arange(0, BN // 2)
     table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
-    inside = (row < rows)[:, None] & (2 * pair < turned)[None, :]
+    inside = (row < rows)[:, None] & (2 * pair < rotated)[None, :]
     cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
     sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
     first, second = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
@@ -44,16 +42,15 @@ def turned_tile(acc, m, n, rows, length, turned, cos_ptr, sin_ptr, HALF: tl.cons
 
 @triton.jit
 def _matmul(
-        x, w, out, gate_up, M, N, K, length, turned, cos_ptr, sin_ptr,
+        x, w, out, gate_up, M, N, K, length, rotated, cos_ptr, sin_ptr,
         EPILOGUE: tl.constexpr, HALF: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """x [M, K] by w, which is [N, K] or, for the backward pass, [K, N].
+    """x [M, K] by the transpose of w [N, K].
 
     EPILOGUE:
         "rope": out [M, N] is q, k and v.
         "swiglu": gate_up [M, N] is written, and out [M, N / 2] is silu(gate) up.
-        "swiglu_backward": gate_up [M, 2 N] is read, and out [M, 2 N] is its gradient.
     """
     across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
     for number in tl.range(tl.program_id(0), across * down, PROGRAMS, flatten=True):
@@ -63,63 +60,57 @@ def _matmul(
         n = number % (GROUP * across) // height * BN
         acc = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
-            if EPILOGUE == "swiglu_backward":
-                acc = tl.dot(x.load([m, k]), w.load([k, n]), acc)
-            else:
-                acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc)
+            acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc)
         if EPILOGUE == "rope":
-            acc = turned_tile(acc, m, n, M, length, turned, cos_ptr, sin_ptr, HALF, BM, BN)
+            acc = rotated_tile(acc, m, n, M, length, rotated, cos_ptr, sin_ptr, HALF, BM, BN)
             out.store([m, n], acc.to(out.dtype))
-        elif EPILOGUE == "swiglu":
+        else:
             gate_up.store([m, n], acc.to(gate_up.dtype))
             gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
             out.store([m, n // 2], (gate * tl.sigmoid(gate) * up).to(out.dtype))
-        else:
-            gate, up = tl.split(tl.reshape(gate_up.load([m, 2 * n]).to(tl.float32), (BM, BN, 2)))
-            dgate, dup = swiglu_gradient(gate, up, acc)
-            out.store([m, 2 * n], tl.reshape(tl.join(dgate, dup), (BM, 2 * BN)).to(out.dtype))
 
 
-def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor) -> bool:
+def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most: int | None = None) -> bool:
     """Whether a product is computed with its epilogue: it is small enough, and tensor descriptors can describe its matrices.
 
     Args:
         rows, columns: of the product.
         matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for "swiglu" also of half of them.
+        most: elements of a product that is small enough, in place of the measured number.
     """
+    small = rows * columns <= (largest(epilogue) if most is None else most)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
     aligned = all(x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0 for x in matrices)
-    return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and rows * columns <= largest(epilogue)
+    return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
 
 
-def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, chosen: Tile | None, HALF: int = 1) -> None:
-    (M, K), backward = x.shape, epilogue == "swiglu_backward"
-    N = w.shape[1] if backward else w.shape[0]
-    blocks = chosen or tile(epilogue, M, N)
+def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, blocks: Tile | None, HALF: int = 1) -> None:
+    (M, K), N = x.shape, w.shape[0]
+    blocks = blocks or tile(epilogue, M, N)
     m, n, k = blocks[:3]
-    described = {
-        "rope": ((w, [n, k]), (out, [m, n]), (gate_up, [m, n])),
-        "swiglu": ((w, [n, k]), (out, [m, n // 2]), (gate_up, [m, n])),
-        "swiglu_backward": ((w, [k, n]), (out, [m, 2 * n]), (gate_up, [m, 2 * n])),
-    }[epilogue]
+    described = ((x, [m, k]), (w, [n, k]), (out, [m, n // 2 if epilogue == "swiglu" else n]), (gate_up, [m, n]))
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in ((x, [m, k]), *described)), M, N, K, *(rope or (1, 0, None, None)),
+        *(TensorDescriptor.from_tensor(*each) for each in described), M, N, K, *(rope or (1, 0, None, None)),
         EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, **blocks.arguments,
     )  # fmt: skip
 
 
 @interpretable
-def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int, chosen: Tile | None = None) -> Tensor:
-    """x W^T with RoPE on its first `turned` columns.
+def qkv_rope(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int,
+    most: int | None = None, blocks: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """x W^T with RoPE on its first `rotated` columns.
 
     Args:
         x: [B S, D].
         weight: [(H + 2 K) Dh, D], the rows of q and k interleaved.
         cos, sin: [S_max, Dh], float32.
         length: S.
-        turned: (H + K) Dh.
-        chosen: the tile of a product with its epilogue, whatever its size; by default both follow from the size.
+        rotated: (H + K) Dh.
+        most: as of `in_epilogue`.
+        blocks: the tile, in place of the one that follows from the product's size.
 
     Returns:
         [B S, (H + 2 K) Dh].
@@ -128,43 +119,25 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, t
         UsageError: Dh is odd or 0.
     """
     refuse_odd(cos.shape[1])
-    if not chosen and not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight):
-        return elementwise.turn(x @ weight.T, cos, sin, length, turned)
+    if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight, most=most):
+        return elementwise.rotate(x @ weight.T, cos, sin, length, rotated)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch("rope", x, weight, out, out, length, turned, cos, sin, chosen=chosen, HALF=cos.shape[1] // 2)
+    _launch("rope", x, weight, out, out, length, rotated, cos, sin, blocks=blocks, HALF=cos.shape[1] // 2)
     return out
 
 
 @interpretable
-def gate_up_swiglu(x: Tensor, weight: Tensor, chosen: Tile | None = None) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(x: Tensor, weight: Tensor, most: int | None = None, blocks: Tile | None = None) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:
         x: [B S, D].
         weight: [2 F, D], the rows of gate and up interleaved.
-        chosen: as of `qkv_rope`.
+        most, blocks: as of `qkv_rope`.
     """
-    if not chosen and not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight):
+    if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight, most=most):
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
     gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch("swiglu", x, weight, y, gate_up, chosen=chosen)
+    _launch("swiglu", x, weight, y, gate_up, blocks=blocks)
     return gate_up, y
-
-
-@interpretable
-def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor, chosen: Tile | None = None) -> Tensor:
-    """The gradient of `gate_up` [B S, 2 F] in its place, from the gradient of the down projection's result.
-
-    Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
-
-    Args:
-        dy: [B S, D].
-        weight: [D, F], of the down projection.
-        gate_up: [B S, 2 F], from `gate_up_swiglu`.
-        chosen: as of `qkv_rope`.
-    """
-    if not chosen and not in_epilogue("swiglu_backward", dy.shape[0], weight.shape[1], dy, weight, gate_up):
-        return elementwise.swiglu_backward(dy @ weight, gate_up)
-    _launch("swiglu_backward", dy, weight, gate_up, gate_up, chosen=chosen)
-    return gate_up

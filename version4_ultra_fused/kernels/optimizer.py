@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from common import ranks
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan
 
 import torch
 import torch.distributed as dist
@@ -36,8 +37,8 @@ def _rounded_up(size: int, multiple: int) -> int:
 class Flat:
     """Groups of parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq`; after `allocate` also `gradient` and `working`.
 
-    Each parameter becomes a view of `master` and gets, from `allocate` on, `gradient`, where the backward pass writes, and
-    `working`, which the products read. Without a dtype of their own the working weights are the masters.
+    Each parameter becomes a view of `master`. The products read `working`, and the backward pass writes `gradient`. Without a
+    dtype of their own the working weights are the masters.
 
     Attributes:
         parts: the place of each group in the buffers. Every part can be divided into `shares` of equal size.
@@ -94,8 +95,11 @@ class Flat:
     def allocate(self, working: torch.dtype, gradient: torch.dtype) -> None:
         self.gradient = torch.zeros_like(self.master, dtype=gradient)
         self.working = None if working == self.master.dtype else self.master.to(working)
-        for parameter, *views in self.views(self.gradient, self.master if self.working is None else self.working):
-            parameter.gradient, parameter.working = views
+
+    @property
+    def read(self) -> Tensor:
+        """What the products read."""
+        return self.master if self.working is None else self.working
 
     def renew(self) -> None:
         """Writes the working weights anew."""
@@ -104,7 +108,7 @@ class Flat:
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model that writes gradients into `parameter.gradient`.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a `MemoryPlan`.
 
     Args:
         model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
@@ -117,12 +121,12 @@ class MasterAdamW(torch.optim.Optimizer):
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
         blocks = [[parameter for parameter in block.parameters() if parameter.dim() == 2] for block in model.layers]
-        inner, shares = {id(parameter) for block in blocks for parameter in block}, ranks.here().world_size
-        self.matrices = Flat(blocks, shares)
-        self.others = Flat([[parameter for parameter in model.parameters() if id(parameter) not in inner]], shares)
-        self.blocks = self.matrices.parts
+        inner, shares = {parameter for block in blocks for parameter in block}, ranks.here().world_size
+        self.model, self.matrices = model, Flat(blocks, shares)
+        self.others = Flat([[parameter for parameter in model.parameters() if parameter not in inner]], shares)
+        self.blocks: dict[nn.Module, slice] = dict(zip(model.layers, self.matrices.parts, strict=True))
+        self.updated: set[nn.Module] = set()  # blocks, in the step under way
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
-        self.updated = 0  # blocks, from the last, in the step under way
         self.form, self.world_size = None, 1  # of --parallel
         self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
         self._hold_states()
@@ -174,10 +178,15 @@ class MasterAdamW(torch.optim.Optimizer):
             for part in self.matrices.parts:
                 all_gather(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
 
-    def work_in(self, dtype: torch.dtype) -> None:
-        """Makes the buffers that products read and write, in the products' dtype; before the first step."""
+    def plan_memory(self, dtype: torch.dtype) -> None:
+        """Gives the model a `MemoryPlan` for products in `dtype`; before the first step."""
         self.matrices.allocate(dtype, dtype)
         self.others.allocate(dtype, self.others.master.dtype)
+        working, gradient = {}, {}
+        for flat in (self.matrices, self.others):
+            for parameter, *views in flat.views(flat.read, flat.gradient):
+                working[parameter], gradient[parameter] = views
+        self.model.plan = MemoryPlan(working, gradient)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read the flat buffers."""
@@ -193,13 +202,13 @@ class MasterAdamW(torch.optim.Optimizer):
         for flat in (self.matrices, self.others):
             flat.renew()
 
-    def update_block(self) -> None:
-        """Updates the matrices of the last block that was not updated yet; the following `step` leaves them out."""
+    def update_block(self, block: nn.Module) -> None:
+        """Updates the matrices of a block of the model; the following `step` leaves them out."""
         if not self.updated:
             self.steps += 1
-        self.updated += 1
+        self.updated.add(block)
         with self._beside():
-            self._update(self.matrices, self.blocks[-self.updated])
+            self._update(self.matrices, self.blocks[block])
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -214,14 +223,15 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        while self.form and self.updated < len(self.blocks):
-            self.update_block()
-        if not self.updated:
+        if not self.updated and not self.form:
             self.steps += 1
-        if self.updated < len(self.blocks):
-            self._update(self.matrices, slice(0, self.blocks[-self.updated - 1].stop))
+            self._update(self.matrices, slice(0, self.matrices.master.numel()))  # all blocks in one launch
+        else:
+            for block in reversed(self.blocks):
+                if block not in self.updated:
+                    self.update_block(block)
         self._update(self.others, *self.others.parts)
-        self.updated = 0
+        self.updated.clear()
         if self.stream:
             torch.cuda.current_stream().wait_stream(self.stream)
 
@@ -237,7 +247,7 @@ class MasterAdamW(torch.optim.Optimizer):
             self.steps, group["lr"], *group["betas"], group["eps"], group["weight_decay"], 1 / self.world_size,
         )  # fmt: skip
         if self.form == "zero1":
-            read = flat.master if flat is self.others or flat.working is None else flat.working  # by the next step
+            read = flat.master if flat is self.others else flat.read  # the others' working weights are made of whole masters
             all_gather(read[part], read[share])
             if flat is self.others:
                 flat.renew()

@@ -26,7 +26,7 @@ def sum_parts(parts: Tensor, out: Tensor) -> None:
     torch.sum(parts, 0, out=out)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates neighbouring elements; x [B, S, heads, Dh], cos and sin [S_max, Dh] of which the halves are equal."""
     half = slice(0, cos.shape[1] // 2)
     cos, sin = cos[: x.shape[1], None, half], sin[: x.shape[1], None, half]
@@ -34,14 +34,14 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
 
 
-def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, turned: int) -> Tensor:
+def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
     qkv = (x @ weight.T).view(-1, length, weight.shape[0] // cos.shape[1], cos.shape[1])
-    heads = turned // cos.shape[1]
-    return torch.cat((_turn(qkv[:, :, :heads], cos, sin), qkv[:, :, heads:]), 2).view(x.shape[0], -1)
+    heads = rotated // cos.shape[1]
+    return torch.cat((_rotate(qkv[:, :, :heads], cos, sin), qkv[:, :, heads:]), 2).view(x.shape[0], -1)
 
 
-def turn_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    dq, dk = (_turn(x.transpose(1, 2), cos, -sin) for x in (dq, dk))
+def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    dq, dk = (_rotate(x.transpose(1, 2), cos, -sin) for x in (dq, dk))
     return torch.cat((dq, dk, dv.transpose(1, 2)), 2).flatten(2).flatten(0, 1)
 
 
@@ -51,10 +51,11 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, F.silu(gate) * up
 
 
-def swiglu_backward(dy: Tensor, weight: Tensor, gate_up: Tensor) -> Tensor:
-    da, (gate, up) = dy @ weight, gate_up.unflatten(1, (-1, 2)).unbind(-1)
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.unflatten(1, (-1, 2)).unbind(-1)
     sigmoid = gate.sigmoid()
-    return gate_up.copy_(torch.stack((da * up * sigmoid * (1 + gate * (1 - sigmoid)), da * gate * sigmoid), -1).flatten(1))
+    dgate, dup = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid)), dhidden * gate * sigmoid
+    return gate_up.copy_(torch.stack((dgate, dup), -1).flatten(1))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:

@@ -1,37 +1,72 @@
-"""The gradient of causal attention over at most 128 positions, where one program holds all scores of a head.
+"""The gradient of causal attention over at most 128 positions.
 
 With p, d, c and ds as in Version 3's `flash_attention.py`, all in registers:
 
     dv = p^T do        dq = c ds k        dk = c ds^T q
 
-Version 3's two kernels compute the scores and do v^T twice, because one owns queries and the other keys. Here a program owns a
-key/value head and the query heads that share it, so each product is computed once: 5 instead of 7. It reads q, k and v packed as
-the product gave them, and writes their gradients packed, turned back by RoPE, for the next product. There are B K programs.
+Version 3's two kernels compute the scores and do v^T twice, because one owns queries and the other keys. Here a program owns at
+most 64 positions of a key/value head and of the query heads that share it, as keys and as queries. On the diagonal, where its
+queries meet its keys, each product is computed once: 5 instead of 7. Only where later queries meet earlier keys are the scores
+and do v^T computed by both programs. The kernel reads q, k and v packed as the product gave them, and writes their gradients
+packed, rotated back by RoPE, for the next product. There are B K programs for each 64 positions.
 """
 
 import math
 
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.flash_attention import LOG2_E
-from version3_triton.kernels.launch_sizes import dot_precision
+from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-WARPS = {16: 4, 32: 4, 64: 4, 128: 8}  # by the rows of a tile
+ROWS = 64  # most positions of a program
 
 
 @triton.jit
-def _turned_back(x, cos_ptr, sin_ptr, length, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """RoPE's transpose on neighbouring columns of x [ROWS, BLOCK]."""
-    row, pair = tl.arange(0, ROWS), tl.arange(0, BLOCK // 2)
-    inside = (row < length)[:, None] & (pair < DIM // 2)[None, :]
-    table = row[:, None] * DIM + pair[None, :]
-    cos, sin = tl.load(cos_ptr + table, mask=inside, other=0.0), tl.load(sin_ptr + table, mask=inside, other=0.0)
-    first, second = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
-    return tl.reshape(tl.join(first * cos + second * sin, second * cos - first * sin), (ROWS, BLOCK))
+def _load(ptr, first, length, stride, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (row < length)[:, None] & (column < DIM)[None, :]
+    return tl.load(ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(
+        ptr, x, cos_ptr, sin_ptr, first, length, stride,
+        ROTATED: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes x [ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on neighbouring columns."""
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    if ROTATED:
+        pair = tl.arange(0, BLOCK // 2)
+        inside = (row < length)[:, None] & (pair < DIM // 2)[None, :]
+        table = row[:, None] * DIM + pair[None, :]
+        cos, sin = tl.load(cos_ptr + table, mask=inside, other=0.0), tl.load(sin_ptr + table, mask=inside, other=0.0)
+        left, right = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
+        x = tl.reshape(tl.join(left * cos + right * sin, right * cos - left * sin), (ROWS, BLOCK))
+    inside = (row < length)[:, None] & (column < DIM)[None, :]
+    tl.store(ptr + row[:, None] * stride + column[None, :], x.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scores(
+        q_ptr, o_ptr, do_ptr, lse_ptr, k, v, first, length, packed, own, scale,
+        DIAGONAL: tl.constexpr, PRECISION: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for later keys."""
+    row = tl.arange(0, ROWS)
+    q = _load(q_ptr, first, length, packed, DIM, ROWS, BLOCK)
+    do = _load(do_ptr, first, length, own, DIM, ROWS, BLOCK)
+    o = _load(o_ptr, first, length, own, DIM, ROWS, BLOCK)
+    lse = tl.load(lse_ptr + first + row, mask=first + row < length, other=float("inf"))
+    d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
+    p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+    if DIAGONAL:
+        p = tl.where(row[None, :] <= row[:, None], p, 0.0)
+    ds = (p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])).to(q.dtype)
+    return q, do, p.to(do.dtype), ds
 
 
 @triton.jit
@@ -39,32 +74,42 @@ def _short_attention_backward(
         qkv_ptr, o_ptr, do_ptr, lse_ptr, cos_ptr, sin_ptr, out_ptr, length, scale, factor,
         H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    batch, kv_head = tl.program_id(0) // K, tl.program_id(0) % K
-    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    inside = (row < length)[:, None] & (column < DIM)[None, :]
-    token = batch.to(tl.int64) * length + row
-    packed = token[:, None] * ((H + 2 * K) * DIM) + column[None, :]
-    own = token[:, None] * (H * DIM) + column[None, :]
-    k = tl.load(qkv_ptr + packed + (H + kv_head) * DIM, mask=inside, other=0.0)
-    v = tl.load(qkv_ptr + packed + (H + K + kv_head) * DIM, mask=inside, other=0.0)
+    batch, kv_head, first = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1) * ROWS
+    packed: tl.constexpr = (H + 2 * K) * DIM
+    own: tl.constexpr = H * DIM
+    qkv_ptr += batch.to(tl.int64) * length * packed
+    out_ptr += batch.to(tl.int64) * length * packed
+    o_ptr += batch.to(tl.int64) * length * own
+    do_ptr += batch.to(tl.int64) * length * own
+    k_ptr, v_ptr = qkv_ptr + (H + kv_head) * DIM, qkv_ptr + (H + K + kv_head) * DIM
+    k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
     dk, dv = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
     for group in range(H // K):
         head = kv_head * (H // K) + group
-        q = tl.load(qkv_ptr + packed + head * DIM, mask=inside, other=0.0)
-        o = tl.load(o_ptr + own + head * DIM, mask=inside, other=0.0)
-        do = tl.load(do_ptr + own + head * DIM, mask=inside, other=0.0)
-        lse = tl.load(lse_ptr + (batch * H + head).to(tl.int64) * length + row, mask=row < length, other=float("inf"))
-        d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
-        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
-        p = tl.where(row[None, :] <= row[:, None], p, 0.0)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
-        ds = (p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])).to(q.dtype)
+        q_ptr, lse = qkv_ptr + head * DIM, lse_ptr + (batch * H + head).to(tl.int64) * length
+        outs, douts = o_ptr + head * DIM, do_ptr + head * DIM
+        q, do, p, ds = _scores(
+            q_ptr, outs, douts, lse, k, v, first, length, packed, own, scale, True, PRECISION, DIM, ROWS, BLOCK
+        )
+        dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
-        dq = _turned_back(tl.dot(ds, k, input_precision=PRECISION) * factor, cos_ptr, sin_ptr, length, DIM, ROWS, BLOCK)
-        tl.store(out_ptr + packed + head * DIM, dq.to(out_ptr.dtype.element_ty), mask=inside)
-    dk = _turned_back(dk * factor, cos_ptr, sin_ptr, length, DIM, ROWS, BLOCK)
-    tl.store(out_ptr + packed + (H + kv_head) * DIM, dk.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(out_ptr + packed + (H + K + kv_head) * DIM, dv.to(out_ptr.dtype.element_ty), mask=inside)
+        dq = tl.dot(ds, k, input_precision=PRECISION)
+        for later in range(first + ROWS, length, ROWS):
+            q, do, p, ds = _scores(
+                q_ptr, outs, douts, lse, k, v, later, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
+            )
+            dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
+            dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+        for earlier in range(0, first, ROWS):
+            keys = _load(k_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
+            values = _load(v_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
+            q, do, p, ds = _scores(
+                q_ptr, outs, douts, lse, keys, values, first, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
+            )
+            dq = tl.dot(ds, keys, dq, input_precision=PRECISION)
+        _store(out_ptr + head * DIM, dq * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
+    _store(out_ptr + (H + kv_head) * DIM, dk * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
+    _store(out_ptr + (H + K + kv_head) * DIM, dv, cos_ptr, sin_ptr, first, length, packed, False, DIM, ROWS, BLOCK)
 
 
 @interpretable
@@ -80,12 +125,12 @@ def attend_backward(
         cos, sin: [S_max, Dh], float32.
         length: S, at most 128.
     """
-    head_dim, out = cos.shape[1], torch.empty_like(qkv)
+    head_dim, out = cos.shape[1], qkv.new_empty(qkv.shape)
     factor = 1 / math.sqrt(head_dim)
-    rows = max(16, triton.next_power_of_2(length))
-    _short_attention_backward[qkv.shape[0] // length * kv_heads,](
-        qkv, o, dout, lse, cos, sin, out, length, factor * LOG2_E, factor,
+    rows = max(16, min(ROWS, triton.next_power_of_2(length)))
+    _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
+        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, cos, sin, out, length, factor * LOG2_E, factor,
         H=heads, K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
-        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=WARPS[rows], num_stages=1,
+        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1,
     )  # fmt: skip
     return out

@@ -34,16 +34,15 @@ class Tile(NamedTuple):
 # By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
 TILES = {
     "sm_90": {
-        "rope": (Tile(128, 64, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
-        "swiglu": (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
-        "swiglu_backward": (Tile(128, 128, 64, 8, 3), Tile(64, 64, 128, 4, 3)),
+        "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
+        "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
     },
-    "sm_80": dict.fromkeys(("rope", "swiglu", "swiglu_backward"), (Tile(64, 64, 64, 4, 3),)),
-    "hip": dict.fromkeys(("rope", "swiglu", "swiglu_backward"), (Tile(32, 32, 32, 4, 1),)),
+    "sm_80": dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),)),
+    "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
 }
 # The most elements of a product that is computed with its epilogue. For larger ones a library's product and a kernel take less
-# time. So they do for `swiglu_backward` at 1 << 19, by 4%, and for `swiglu` at 1 << 22, by 1% (results/h200/levers.json).
-LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 22, "swiglu_backward": 1 << 20}}
+# time; so they do for `swiglu` at 1 << 22 already, by 1% (results/h200/levers.json).
+LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 22}}
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def check(got: tuple, exact: tuple, tolerance: float) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernel_for_a_whole_head(shape):
+def test_the_kernel_for_short_sequences(shape):
     found = attend(shape, torch.float16)
     assert found[0].short
     check(found, attend(shape, torch.float64), 2e-3)
@@ -44,7 +44,7 @@ def test_the_kernel_for_a_whole_head(shape):
 @runs_kernels
 @pytest.mark.parametrize("shape", SHAPES[:3:2], ids=str)
 def test_version_3s_kernels(shape):
-    """In float32, and where the kernel for a whole head does not reach."""
+    """In float32, and where the kernel for short sequences does not reach."""
     found = attend(shape, torch.float32)
     assert not found[0].short
     check(found, attend(shape, torch.float64), 1e-5)
@@ -77,7 +77,7 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
 @pytest.mark.parametrize(
     "length, head_dim, dtype, exact, on_hopper, elsewhere",
     [
-        (128, 64, torch.bfloat16, False, "whole head", "own"), (128, 64, torch.float32, False, "own", "own"),
+        (128, 64, torch.bfloat16, False, "short", "own"), (128, 64, torch.float32, False, "own", "own"),
         (128, 128, torch.bfloat16, False, "own", "own"), (256, 64, torch.bfloat16, False, "own", "own"),
         (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "own", "own"),
         (128, 136, torch.bfloat16, True, "library", "library"), (16, 16, torch.float64, True, "library", "library"),
@@ -87,5 +87,5 @@ def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, d
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_hopper), ("sm_80", elsewhere), ("hip", elsewhere)):
-        monkeypatch.setattr(attention.blocks, "family", lambda family=family: family)
+        monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         assert attention.form(length, head_dim, dtype, DEVICE, exact) == expected

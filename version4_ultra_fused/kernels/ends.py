@@ -1,0 +1,57 @@
+"""Both ends of the model as autograd Functions: the embedding, and the last norm with the head and the loss.
+
+They share one weight, so its gradient has two parts: the head's comes first in the backward pass, the embedding's last.
+"""
+
+from common.spans import span
+from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class EmbeddingFunction(torch.autograd.Function):
+    """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, ids: Tensor, plan: AutogradPlan) -> Tensor:
+        ctx.weight, ctx.plan, ctx.sorted = weight, plan, []
+        if ctx.needs_input_grad[0]:
+            plan.with_the_loss(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
+        return weight.index_select(0, ids)
+
+    @staticmethod
+    @once_differentiable
+    @span("embed")
+    def backward(ctx, dx: Tensor):
+        return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None
+
+
+class LossFunction(torch.autograd.Function):
+    """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N] -> scalar.
+
+    `one` is a tensor that holds 1. A backward pass that starts from it, and not from an equal one, multiplies nothing.
+    """
+
+    @staticmethod
+    def forward(ctx, x, branch, norm, head, targets: Tensor, eps: float, plan: AutogradPlan, one: Tensor) -> Tensor:
+        plan.begin_loss()
+        weight = plan.weight(head, products_dtype(x))
+        total, y, rstd = kernels.add_norm(x, branch, norm, eps, weight.dtype)
+        logits = y @ weight.T  # [N, V]
+        ctx.saved, ctx.weights, ctx.plan, ctx.one = (total, y, rstd, logits), (norm, head), plan, one
+        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
+
+    @staticmethod
+    @once_differentiable
+    @span("loss")
+    def backward(ctx, dloss: Tensor):
+        (total, y, rstd, dlogits), (norm, head), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        if dloss is not ctx.one:
+            dlogits = dlogits * dloss
+        dhead = plan.matrix_gradient(head, dlogits, y)
+        dy = dlogits @ plan.weight(head, dlogits.dtype)
+        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, total, rstd)
+        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, dhead, None, None, None, None

@@ -1,0 +1,165 @@
+"""Where a product finds its weight, and where the gradient of a weight goes. A model has one of two plans.
+
+    AutogradPlan    a product casts its weight, and gradients are returned to autograd, which adds them to `.grad`
+    MemoryPlan      a product reads a copy of the weight that the optimizer keeps in the products' dtype, and a gradient is
+                    written to a buffer of its own, which the next step overwrites; autograd is given nothing
+
+The backward pass is the same under both. Under `MemoryPlan` gradients of weights may be computed on a side stream, and a block
+may be updated while the backward pass of the blocks before it goes on.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from common.spans import span
+from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.side_stream import SideStream
+
+import torch
+from torch import Tensor, nn
+
+
+def products_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products on x: autocast's, or x's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class AutogradPlan:
+    """Weights are cast, and gradients are autograd's."""
+
+    def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """The parameter's values in `dtype`."""
+        return parameter.detach().to(dtype)
+
+    def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+        """The gradient dy^T x of a weight W [O, I] in the product x W^T, from dy [N, O] and x [N, I]; for autograd."""
+        return (dy.T @ x).to(parameter.dtype)
+
+    def norm_gradient(self, parameter: Tensor, parts: Tensor) -> Tensor | None:
+        """The gradient of a norm's weight [D] from `parts` [parts, D] of `add_norm_backward`; for autograd."""
+        gradient = torch.empty_like(parameter, requires_grad=False)
+        kernels.sum_parts(parts, gradient)
+        return gradient
+
+    @span("norm")
+    def norm_backward(
+        self, parameter: Tensor, dy: Tensor, dx: Tensor | None, x: Tensor, rstd: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The backward pass of `add_norm`.
+
+        Args:
+            dy: [N, D], the gradient of the norm's result.
+            dx: [N, D], the gradient of x from elsewhere, or None.
+            x, rstd: from `add_norm`.
+
+        Returns:
+            The gradients of the two addends of x, each [N, D], and `norm_gradient`.
+        """
+        dx, dbranch, parts = kernels.add_norm_backward(dy, dx, x, parameter, rstd)
+        return dx, dbranch, self.norm_gradient(parameter, parts)
+
+    def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
+        """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D]; for autograd."""
+        gradient = torch.zeros_like(parameter, requires_grad=False)
+        kernels.add_embedding_gradient(ids, order, dx, gradient)
+        return gradient
+
+    def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Does work that reads `tensors` and that the backward pass needs: at once, or beside the loss."""
+        work()
+
+    def begin_loss(self) -> None:
+        """To be called when all blocks of the forward pass have been issued."""
+
+    def block_done(self, block: nn.Module) -> None:
+        """To be called when the backward pass of a block has been issued."""
+
+    @contextmanager
+    def step(self, beside: bool, update_block: Callable[[nn.Module], None] | None) -> Iterator[None]:
+        """Around the forward and backward pass of a training step; it has no effect here."""
+        yield
+
+
+class MemoryPlan(AutogradPlan):
+    """Weights are copies in the products' dtype, and gradients are written to buffers.
+
+    Args:
+        working: of each parameter, the weight that products read.
+        gradient: of each parameter, the buffer of its gradient.
+    """
+
+    def __init__(self, working: dict[Tensor, Tensor], gradient: dict[Tensor, Tensor]) -> None:
+        self.working, self.gradient = working, gradient
+        self.side: SideStream | None = None  # one for all steps, because a library has a workspace for each stream
+        self.beside = False
+        self.update_block: Callable[[nn.Module], None] | None = None
+        self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
+        self.written: dict[Tensor, torch.cuda.Event] = {}  # by the side stream, in this step
+
+    @contextmanager
+    def step(self, beside: bool, update_block: Callable[[nn.Module], None] | None) -> Iterator[None]:
+        """Around the forward and backward pass of a training step.
+
+        Args:
+            beside: whether gradients of weights are computed on the side stream.
+            update_block: updates the matrices of a block, beside the backward pass of the blocks before it.
+        """
+        if not beside:
+            yield
+            return
+        self.side, self.beside, self.update_block = self.side or SideStream(), True, update_block
+        yield
+        self.side.join()
+        self.beside, self.update_block = False, None
+        self.written.clear()
+
+    def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Does work that only the optimizer waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
+        if not self.side or not self.beside:
+            work()
+            return
+        done = self.side.run(work, *tensors)
+        if parameter is not None:
+            self.written[parameter] = done
+
+    def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.working[parameter] if self.working[parameter].dtype == dtype else super().weight(parameter, dtype)
+
+    def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> None:
+        out = self.gradient[parameter]
+
+        def write() -> None:
+            if out.dtype == dy.dtype:
+                torch.mm(dy.T, x, out=out)
+            elif dy.is_cuda and not torch.version.hip:  # cuBLAS writes its float32 sum
+                torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
+            else:
+                out.copy_(dy.T @ x)
+
+        self.later(parameter, write, dy, x)
+
+    def norm_gradient(self, parameter: Tensor, parts: Tensor) -> None:
+        self.later(parameter, lambda: kernels.sum_parts(parts, self.gradient[parameter]), parts)
+
+    def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> None:
+        """Adds to the gradient of the head, which has the same weight; on the main stream, beside the update of the first block.
+
+        The side stream sorts the ids before it computes the head's gradient, so one event says that both are there.
+        """
+        if parameter in self.written:
+            torch.cuda.current_stream().wait_event(self.written[parameter])
+        kernels.add_embedding_gradient(ids, order, dx, self.gradient[parameter])
+
+    def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
+        self.waiting.append((work, tensors))
+
+    def begin_loss(self) -> None:
+        for work, tensors in self.waiting:
+            self.later(None, work, *tensors)
+        self.waiting.clear()
+
+    def block_done(self, block: nn.Module) -> None:
+        if self.update_block:
+            self.later(None, functools.partial(self.update_block, block))

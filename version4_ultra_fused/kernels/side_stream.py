@@ -1,0 +1,36 @@
+"""A second stream for work that nothing waits for before the optimizer.
+
+In a captured step it becomes a branch of the graph: a small product on it runs beside the kernels of the main stream, where
+either alone would leave multiprocessors idle.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DEPTH = 8  # pieces of work in flight; the main stream waits for an older one, and its tensors are given back
+
+
+class SideStream:
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+
+    def run(self, work: Callable[[], object], *tensors: Tensor) -> torch.cuda.Event:
+        """Runs `work`, which reads `tensors`, after all that the current stream has been given so far; the event is its end."""
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            work()
+        done = self.stream.record_event()
+        self.in_flight.append((done, tensors))
+        if len(self.in_flight) > DEPTH:
+            current.wait_event(self.in_flight.popleft()[0])
+        return done
+
+    def join(self) -> None:
+        """Makes the current stream wait for all work."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.in_flight.clear()
