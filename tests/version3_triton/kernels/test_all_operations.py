@@ -1,10 +1,10 @@
-"""Every public operation of Version 3, given tensors that are not contiguous, against Version 1's in float64."""
+"""Every public operation of Version 3, given strided tensors, against Version 1's in float64; and no gradients of gradients."""
 
 from collections.abc import Callable
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, check
+from tests.oracle import DEVICE, check, refuses_second_gradients
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -25,6 +25,19 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "linear_cross_entropy": [(B, S, D), (V, D), (B, S)],
 }
 TABLES = [torch.stack((table, table), -1).to(DEVICE)[..., 0] for table in rope_tables(D, S, 1e4)]
+
+
+def inputs(name: str, in_memory: Callable = tuple) -> list[Tensor]:
+    """Of an operation; targets are class numbers."""
+    shapes = [in_memory(shape) for shape in SHAPES[name]]
+    integers = name == "linear_cross_entropy"
+    return [torch.randint(V, shape) if integers and i == 2 else torch.randn(shape) for i, shape in enumerate(shapes)]
+
+
+def others(name: str, dtype: torch.dtype) -> list:
+    """Arguments that are no tensors with gradients."""
+    tables = [table.to(torch.promote_types(table.dtype, dtype)) for table in TABLES]
+    return [1e-5] if "norm" in name else tables if name == "apply_rope" else []
 
 
 def reverse(x: Tensor) -> Tensor:
@@ -52,16 +65,23 @@ def test_an_operation_on_strided_inputs_and_output_gradients(name, layout):
 
     def strided(operation: Callable) -> Callable:
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-            rest = {"rms_norm": [1e-5], "add_rms_norm": [1e-5]}.get(name, [])
-            if name == "apply_rope":
-                rest = [table.to(torch.promote_types(table.dtype, tensors[0].dtype)) for table in TABLES]
-            outputs = operation(*map(view, tensors), *rest)
+            outputs = operation(*map(view, tensors), *others(name, tensors[0].dtype))
             return tuple(map(strided_gradient, outputs if isinstance(outputs, tuple) else (outputs,)))
 
         return run
 
-    tensors = [torch.randn(in_memory(shape)) for shape in SHAPES[name]]
-    if name == "linear_cross_entropy":
-        tensors[2] = torch.randint(V, tensors[2].shape)
+    tensors = inputs(name, in_memory)
     plain = reference.add_rms_norm if name == "add_rms_norm" else getattr(tiny_llama_v1, name)
     check(strided(getattr(kernels, name)), strided(plain), tensors, torch.float32)
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_gradients_of_gradients_are_refused(name):
+    first, *rest = (x.to(DEVICE) for x in inputs(name))
+
+    def operation(x: Tensor) -> Tensor:
+        outputs = getattr(kernels, name)(x, *rest, *others(name, x.dtype))
+        return outputs[-1] if isinstance(outputs, tuple) else outputs
+
+    refuses_second_gradients(operation, first)
