@@ -9,46 +9,20 @@ for a gap, the launcher makes a copy. Every output holds NaN, and so does the me
 stays NaN, and a store after the end fails the test.
 """
 
-import importlib
+import functools
 import math
-import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
+from common import exercises
 from common.errors import UsageError
+from common.exercises import launch, new_output
 
 import torch
 import triton
 from torch import Tensor
 from triton.runtime import KernelInterface
 
-FOLDER = Path(__file__).parent
-GUARD = 4096  # elements after an output: more than any block here
-
-
-def load(exercise: str, folder: Path = FOLDER) -> ModuleType:
-    """The exercise's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
-    which = os.environ.get("KERNEL_EXERCISES", "starter")
-    if which not in ("starter", "solution"):
-        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
-    if str(folder / which) not in sys.path:
-        sys.path.insert(0, str(folder / which))
-    return importlib.import_module(exercise)
-
-
-def new_output(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous tensor of NaN, with GUARD more of them behind it."""
-    size = math.prod(shape)
-    memory = torch.full((size + GUARD,), math.nan, dtype=dtype or like.dtype, device=like.device)
-    return memory[:size].view(shape)
-
-
-def launch(kernel: KernelInterface, grid: tuple[int, ...], outputs: tuple[Tensor, ...], *arguments: object, **constants: int):
-    kernel[grid](*arguments, **constants)
-    for output in outputs:
-        after = output.as_strided((GUARD,), (1,), output.numel())
-        assert after.isnan().all(), f"{kernel.__name__} wrote after the end of an output: its store needs a mask"
+load = functools.partial(exercises.load, Path(__file__).parent)
 
 
 def _without_gaps(x: Tensor) -> Tensor:

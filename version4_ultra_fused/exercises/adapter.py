@@ -12,15 +12,14 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-import common  # noqa: F401  (from here on Python finds version3_triton)
-from version3_triton.exercises import adapter
-from version3_triton.exercises.adapter import new_output
+from common import exercises
+from common.exercises import new_output
 
 import triton
 from torch import Tensor
 from triton.runtime import KernelInterface
 
-load = functools.partial(adapter.load, folder=Path(__file__).parent)
+load = functools.partial(exercises.load, Path(__file__).parent)
 
 
 class Tile(NamedTuple):
@@ -34,7 +33,7 @@ class Tile(NamedTuple):
 def _launch(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile, outputs: tuple[Tensor, ...], *inputs: Tensor) -> None:
     (M, K), N = x.shape, w.shape[0]
     grid, inputs = (triton.cdiv(M, tile.BM), triton.cdiv(N, tile.BN)), tuple(each.contiguous() for each in inputs)
-    adapter.launch(kernel, grid, outputs, x.contiguous(), w, *inputs, *outputs, M, N, K, *w.stride(), **tile._asdict())
+    exercises.launch(kernel, grid, outputs, x.contiguous(), w, *inputs, *outputs, M, N, K, *w.stride(), **tile._asdict())
 
 
 def launch_matmul(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> Tensor:

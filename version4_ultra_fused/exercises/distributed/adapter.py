@@ -7,11 +7,9 @@
 and returns arrays, which test_exercises.py compares with those of one process.
 """
 
-import importlib
+import functools
 import inspect
-import os
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,10 +17,9 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from common.errors import UsageError
+from common import exercises
 
 import numpy as np
 import torch
@@ -31,21 +28,11 @@ from small_model import FeedForward, SmallModel, random_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FOLDER = Path(__file__).parent
+load = functools.partial(exercises.load, Path(__file__).parent)
 RANKS = 2
 LIMIT = timedelta(seconds=60)  # a rank waits this long for the other
 ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
 Arrays = dict[str, np.ndarray]
-
-
-def load(problem: str) -> ModuleType:
-    """The problem's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
-    which = os.environ.get("KERNEL_EXERCISES", "starter")
-    if which not in ("starter", "solution"):
-        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
-    if str(FOLDER / which) not in sys.path:
-        sys.path.insert(0, str(FOLDER / which))
-    return importlib.import_module(problem)
 
 
 def is_written(problem: str) -> bool:
