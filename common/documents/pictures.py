@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.analysis.comparisons import ablation_effects
 from common.analysis.formulas import flops, footprint
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles import chrome_trace, kernel_names
@@ -22,7 +23,6 @@ from common.documents import architecture
 from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
 from common.records import benchmark_file, kernel_benchmark_file, scaling_file
-from common.studies import ablation
 from common.studies.scaling import scaling_results
 
 import pandas
@@ -303,12 +303,12 @@ def _second_layer(kinds: list[str], layers: int) -> slice:
 
 def fusions(path: Path) -> Picture:
     """Kernels and time of a step as the fusions of an ablation are switched on one after another."""
-    study = ablation.read(path)
+    study = ablation_effects.read(path)
     found = {tuple(c["fusions"].values()): c for c in study["combinations"]}
     rows: list[tuple[str, float, float]] = []
-    for on in range(len(ablation.FUSIONS) + 1):
-        combination = found[tuple(i < on for i in range(len(ablation.FUSIONS)))]
-        name = f"+ {list(ablation.FUSIONS.values())[on - 1]}" if on else "none"
+    for on in range(len(ablation_effects.FUSIONS) + 1):
+        combination = found[tuple(i < on for i in range(len(ablation_effects.FUSIONS)))]
+        name = f"+ {list(ablation_effects.FUSIONS.values())[on - 1]}" if on else "none"
         launches = combination["launches_per_step"]
         assert launches is not None, path
         rows.append((name, launches, combination["step_ms"]["median"]))

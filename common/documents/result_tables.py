@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common.analysis.comparisons import sequence_memory
+from common.analysis.comparisons import growth
 from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
 from common.analysis.reports import bandwidth
@@ -312,9 +312,9 @@ def versions_and_peers_spread(folder: Path) -> str:
 
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
-    runs = sequence_memory.load(path)
-    peaks = table(*sequence_memory.table(runs), *(run.record for run in runs))
-    return f"{peaks}\n{tables.markdown(*sequence_memory.fit_table(runs))}"
+    runs = growth.load(path)
+    peaks = table(*growth.peak_table(runs), *(run.record for run in runs))
+    return f"{peaks}\n{tables.markdown(*growth.fit_table(runs))}"
 
 
 def weak_scaling(folder: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common import files
+from common.analysis.comparisons import ablation_effects
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
@@ -16,12 +17,11 @@ from common.config import PRESETS
 from common.documents.result_tables import conditions
 from common.errors import UsageError
 from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, scaling_file
-from common.studies import ablation
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
-    ablation_file.SCHEMA: ablation.analyze,
+    ablation_file.SCHEMA: ablation_effects.analyze,
     benchmark_file.SCHEMA: benchmark_report.analyze,
     kernel_benchmark_file.SCHEMA: kernel_benchmark.analyze,
     kernel_files.LEVERS: levers.analyze,

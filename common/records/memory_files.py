@@ -40,7 +40,13 @@ class Shape(TypedDict):
     seed: int
 
 
-class BatchSearch(Header):
+class Answer(TypedDict):
+    ended: str  # why doubling ended
+    batch_size: PositiveInt | None  # None if the search was interrupted
+    reason: str  # why it is this one
+
+
+class BatchSearch(Header, Answer):
     schema: Literal["tiny-llama-batch-search/1"]
     version: str
     model: Model
@@ -51,9 +57,6 @@ class BatchSearch(Header):
     target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
     memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
     trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
-    ended: str  # why doubling ended
-    batch_size: PositiveInt | None  # the answer; None if the search was interrupted
-    reason: str  # why it is this one
 
 
 class ShownRun(Header):

@@ -22,7 +22,6 @@ users do, without the deterministic algorithms that versions ask for. These choi
 """
 
 import importlib.util
-from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from common import device as devices
 from common import weights
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.options import Options
 from common.precision import Precision
 from common.spans import span
 from common.studies import captured_peer
@@ -122,7 +122,7 @@ class Peer:
         if self.liger and not devices.is_gpu(device):
             raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: its kernels do not run on a CPU")
 
-    def make_model(self, options: Namespace) -> Llama:
+    def make_model(self, options: Options) -> Llama:
         model = TinyLlama(options.model)
         if self.liger:
             from liger_kernel.transformers import apply_liger_kernel_to_llama
@@ -130,7 +130,7 @@ class Peer:
             apply_liger_kernel_to_llama(model=model.llama)  # fused_linear_cross_entropy is on unless switched off
         return model
 
-    def make_optimizer(self, model: Llama, options: Namespace) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
     def make_step(self, model: Llama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
@@ -167,10 +167,10 @@ class HandFused(Peer):
         if problem := devices.compile_problem(device):
             raise UsageError(problem)
 
-    def make_model(self, options: Namespace) -> Llama:
+    def make_model(self, options: Options) -> Llama:
         return captured_peer.TinyLlama(options.model)
 
-    def make_optimizer(self, model: Llama, options: Namespace) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
         if self.working and isinstance(model, captured_peer.TinyLlama):
             return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured

@@ -10,7 +10,6 @@ A cell that has failed keeps its status and its reason, and is not repeated. The
 """
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -149,8 +148,8 @@ def not_measured(report: Report, measured: Mapping[str, Any], facts: list[tuple[
         report.facts(facts)
 
 
-def timed_out(options: Namespace) -> Outcome:
-    return {"status": "timed out", "reason": f"not done after {options.timeout} s"}
+def timed_out(seconds: float | None) -> Outcome:
+    return {"status": "timed out", "reason": f"not done after {seconds} s"}
 
 
 def reason(cell: Attempted) -> str:

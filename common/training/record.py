@@ -4,7 +4,6 @@ import math
 import shlex
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -15,6 +14,7 @@ from common.analysis.formulas import flops
 from common.analysis.output import run_facts, tables
 from common.config import ModelConfig
 from common.data import Dataset
+from common.options import Options, RunOptions
 from common.precision import Precision
 from common.records import run_record
 from common.records.fields import Ceilings, Device, Environment, Header, Made, Summary
@@ -62,14 +62,14 @@ def name(version: ModuleType) -> str:
     return Path(str(version.__file__)).stem.removeprefix("tiny_llama_")
 
 
-def settings(model: nn.Module, options: Namespace) -> dict[str, bool | str]:
+def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
     """How the switches of a version stand, by the model that was made, and whether its step was captured."""
     switches = {name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()}
     return switches | ({"capture_step": True} if options.capture_step else {})
 
 
 def build(
-    version: ModuleType, options: Namespace, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
+    name: str, options: RunOptions, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
     outcome, profiler, ceilings: Ceilings | None, first_step: int = 1,
 ) -> RunRecord | TimedRun:  # fmt: skip
     """Everything that was measured, and everything that is needed to measure it again.
@@ -92,7 +92,7 @@ def build(
         "model": options.model.model_dump(),
         "precision": {"compute": precision.name, "tf32": options.allow_tf32},
         "status": outcome.status,
-        "version": name(version),
+        "version": name,
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
             "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,

@@ -2,17 +2,15 @@
 
 import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 
-from common import cli
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json
+from common.options import RunOptions
 from common.precision import Precision
 from common.records import kernel_benchmark_file
-from common.training import run
-from tests.conftest import ROOT, TINY, runs_kernels
+from tests.conftest import ROOT, TINY, run_options, runs_kernels
 from tests.oracle import DEVICE
 
 import pytest
@@ -34,13 +32,13 @@ def one_round(monkeypatch, known_ceilings, tmp_path) -> Path:
     return tmp_path
 
 
-def options(*flags: str) -> Namespace:
-    return cli.parse(run.parser(tiny_llama_v3).parse_args([*TINY, *flags]))
+def options(*flags: str) -> RunOptions:
+    return run_options(tiny_llama_v3, *TINY, *flags)
 
 
 @runs_kernels
 def test_the_benchmark_times_kernels_and_pytorch_at_the_models_shapes(one_round, capsys):
-    benchmark_kernels.of_version(tiny_llama_v3, options("--disable-triton-attention", "--disable-triton-loss"))
+    benchmark_kernels.of_version(options("--disable-triton-attention", "--disable-triton-loss"))
     measured = read_json(one_round / "metrics_kernels.json", kernel_benchmark_file.SCHEMA)
     timed = [(row["operation"], row["contender"]) for row in measured["rows"]]
     assert timed == [(name, who) for name in ("rms_norm", "add_rms_norm", "apply_rope", "swiglu") for who in ("kernel", "eager")]
@@ -93,7 +91,7 @@ def test_a_sweep_keeps_the_head_dimension_and_the_ratios():
 def test_a_benchmark_of_nothing_or_into_its_own_figure_is_refused(one_round):
     off = [f"--disable-{switch}" for switch in kernels.SWITCHES]
     with pytest.raises(UsageError, match="every operation is switched off"):
-        benchmark_kernels.of_version(tiny_llama_v3, options(*off))
+        benchmark_kernels.of_version(options(*off))
     with pytest.raises(UsageError, match=r"the figure goes to x\.png"):
         benchmark_kernels.run(options("--metrics-out", "x.png"), sizes=[(64, 4)])
     assert not list(one_round.iterdir())

@@ -7,7 +7,6 @@ time of communication: overlapped or exposed, and moving bytes or waiting for a 
 import re
 import shutil
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from common.records.step_profile import Profile
 from common.studies.job_runner import Outcome
 from common.studies.known_models import Model
 from common.studies.scaling import torchrun
+from common.studies.scaling.torchrun import ScalingOptions
 
 
-def run(cell: Cell, model: Model, options: Namespace, profiled: bool, gpus: str | None = None) -> Outcome:
+def run(cell: Cell, model: Model, options: ScalingOptions, profiled: bool, gpus: str | None = None) -> Outcome:
     """The outcome of one job of a cell: its status and reason, and if that is "ok" what the job measured."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
 """The record of a run: rates and shares of a peak, worked out by hand."""
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from common import cli, data
 from common.analysis.formulas import flops
@@ -18,11 +18,9 @@ FP32 = Precision(CPU, None)
 
 def test_rates_are_of_the_steps_without_the_profiler():
     options = cli.parse(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
-    version = ModuleType("version")
-    version.__file__ = "tiny_llama_v1.py"
     outcome = run.Outcome([7.0] * 3 + [1.0] * 3, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
-    made = record.build(version, options, torch.nn.Linear(2, 3), CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
+    made = record.build("v1", options, torch.nn.Linear(2, 3), CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
