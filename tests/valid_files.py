@@ -267,7 +267,6 @@ def use_lab(path: Path) -> None:
 
 def use_compiled(path: Path) -> None:
     compiled_kernels.summary([path])
-    compiled_kernels.compiled(path.parent)
 
 
 def write_kernel_benchmark(path: Path) -> None:
@@ -350,6 +349,7 @@ VALID = [
     Valid("a_kernel_stats.csv", write_stats, use_kernels),
     Valid("a_results.db", write_launches, use_kernels),
     Valid("pmc_perf.csv", write_pmc, use_pmc),
+    Valid("pmc_perf_long.csv", copied(FIXTURES / "pmc_perf_long.csv"), use_kernels),
     Valid("roofline.csv", write_ceilings, use_ceilings),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
@@ -370,7 +370,6 @@ VALID = [
     ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
     Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
-    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(result_tables.block_fusion, path)),
     Valid("stage0_metrics.json", write_stages, use_stages),
     Valid("stage1_metrics.json", write_stages, use_stages),
     Valid("stage1_profile.csv", write_stages, use_stages),

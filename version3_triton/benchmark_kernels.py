@@ -126,6 +126,7 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     def by_head(part: Tensor) -> Tensor:  # [B, S, heads Dh] -> [B, heads, S, Dh]
         return part.detach().unflatten(-1, (-1, head_dim)).transpose(1, 2).requires_grad_()
 
+    inputs: tuple[Tensor, ...]
     if operation == "rms_norm":
         inputs = tensor(batch, length, hidden), tensor(hidden)
         return Case(operation, inputs, (config.rms_norm_eps,), BYTES, 5 * tokens * hidden * size)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.analysis.output import tables
 from common.files import read
-from common.records.kernel_files import Compiled, CompiledKernel, CompiledSummary, SpillingKernel, Spills, Target
+from common.records.kernel_files import Compiled, CompiledSummary, SpillingKernel, Spills, Target
 
 
 def summary(paths: list[Path]) -> Spills:
@@ -29,23 +29,6 @@ def summary(paths: list[Path]) -> Spills:
             "largest_shared_bytes": max(row["shared_bytes"] for row in own),
         })  # fmt: skip
     return {"targets": targets, "spilling": [row for row in rows if row["spills"]]}
-
-
-def compiled(folder: Path) -> str:
-    """A row per kernel, a column per target: the most registers, spills and KiB of shared memory that it needs."""
-    content = read(folder / "kernels.json", Compiled)
-    rows = content["rows"]
-    targets, files = list(dict.fromkeys(row["target"] for row in rows)), list(dict.fromkeys(row["file"] for row in rows))
-    body = []
-    for file, kernel in sorted(dict.fromkeys((row["file"], row["kernel"]) for row in rows), key=lambda key: files.index(key[0])):
-        own = [row for row in rows if (row["file"], row["kernel"]) == (file, kernel)]
-        body.append([file, kernel, *(_most([row for row in own if row["target"] == target]) for target in targets)])
-    return f"{tables.markdown(['file', 'kernel', *targets], body)}\nCompiled with Triton {content['triton']}.\n"
-
-
-def _most(rows: list[CompiledKernel]) -> str:
-    registers, spills = max(row["registers"] for row in rows), max(row["spills"] for row in rows)
-    return f"{registers}, {spills}, {tables.format_number(max(row['shared_bytes'] for row in rows) / 1024)}"
 
 
 def tritons(folder: Path) -> str:

@@ -99,14 +99,20 @@ def all_commands() -> list[Command]:
 
 
 def commands() -> str:
-    """A table for each folder: a row per command, with the first sentence of its docstring or its opening comment."""
-    parts = []
+    """A list for each folder: a command, with the first sentence of its docstring or its opening comment.
+
+    A script whose name a version before has too is only named.
+    """
+    parts: list[str] = []
+    known: set[str] = set()
     for folder, group in groupby(all_commands(), lambda command: command.folder):
-        place = folder.relative_to(ROOT).as_posix()
-        name = "In the root of the repository" if folder == ROOT else f"In `{place}/`"
-        parts.append(
-            f"{name}:\n\n{tables.markdown(['command', 'purpose'], [command[1:] for command in group], code=['command'])}"
-        )
+        found = list(group)
+        again = [f"`{command.line}`" for command in found if command.line in known]
+        lines = [f"- `{command.line}`: {command.purpose}" for command in found if command.line not in known]
+        lines += [f"- as in a version before: {', '.join(again)}"] * bool(again)
+        known |= {command.line for command in found}
+        name = "In the root of the repository" if folder == ROOT else f"In `{folder.relative_to(ROOT).as_posix()}/`"
+        parts.append("\n".join([f"{name}:", "", *lines, ""]))
     return "\n".join(parts)
 
 
@@ -171,18 +177,16 @@ def page_title(page: Path) -> str:
 
 
 def all_problems() -> str:
-    """A row per problem with its minutes, and one per page with the minutes of those that are a must."""
-    rows: list[list[object]] = []
+    """A row per page with its problems and their minutes on a laptop: those that are a must, then the optional ones."""
+    rows = []
     for page, group in groupby(problems(), lambda problem: problem.page):
-        link, solved = page.relative_to(ROOT).as_posix(), list(group)
-        must = [problem for problem in solved if problem.must]
-        minutes = [sum(problem.laptop for problem in must), sum(problem.gpu for problem in must)] if must else [None, None]
-        rows.append([f"**[{page_title(page)}]({link})**", *minutes, "all that are a must" if must else "optional ones only", ""])
-        for problem in solved:
-            kind = "must" if problem.must else "optional"
-            named = f"[({problem.name})]({link}#{problem.anchor}) {problem.title}"
-            rows.append([named, problem.laptop, problem.gpu, kind, problem.after.removeprefix("After ")])
-    return tables.markdown(["problem", "minutes, laptop", "minutes, GPU", "", "after"], rows)
+        link, found = page.relative_to(ROOT).as_posix(), list(group)
+        must, optional = (
+            ", ".join(f"[({each.name})]({link}#{each.anchor}) {each.laptop}" for each in found if each.must is kind)
+            for kind in (True, False)
+        )
+        rows.append([f"[{page_title(page)}]({link})", must, optional])
+    return tables.markdown(["page", "must", "optional"], rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------- answers

@@ -28,11 +28,9 @@ from common.analysis.output.tables import format_number
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
-from common.files import read
 from common.records import benchmark_file, run_record, scaling_file, step_profile
 from common.records.benchmark_file import Benchmark, Cell
 from common.records.fields import Ceilings
-from common.records.kernel_files import BlockFusion
 from common.records.run_record import TimedRun
 from common.studies import known_models
 from common.studies.scaling import scaling_results
@@ -199,26 +197,6 @@ def efficiency(*folders: Path) -> str:
     return tables.markdown(columns, rows)
 
 
-def comparison(folder: Path) -> str:
-    """A row per run: step time, its ratio to the reference, memory and loss."""
-    groups = compared(folder)
-    runs = [run for group in groups for run in group]
-    ratios = [f"{group[0]['step_ms']['median'] / run['step_ms']['median']:.2f}x" for group in groups for run in group]
-    before, after = ["ms/step", "p20 to p80"], ["peak MiB", "last loss"]
-    rows = [
-        [*case(run), label(run), *rows_of([run], before)[0], ratio, *rows_of([run], after)[0]]
-        for run, ratio in zip(runs, ratios, strict=True)
-    ]
-    return table(["preset", "precision", "run", *before, f"against {label(runs[0])}", *after], rows, *runs)
-
-
-def rates(folder: Path) -> str:
-    """A row per run: throughput and utilisation."""
-    runs, columns = [run for group in compared(folder) for run in group], ["tokens/s", "TFLOP/s", "MFU %"]
-    rows = [[*case(run), label(run), *rows_of([run], columns)[0]] for run in runs]
-    return table(["preset", "precision", "run", *columns], rows, *runs)
-
-
 def trials(folder: Path) -> str:
     """The run at the smallest preset, and runs with another learning rate or initialisation."""
     runs = [next(baseline_runs(folder))[0], *map(run_record.read_timed, sorted(folder.glob("trial_*.json")))]
@@ -356,18 +334,6 @@ def weak_scaling(folder: Path) -> str:
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]
     return table(columns, rows, *studies)
-
-
-def block_fusion(path: Path) -> str:
-    """A row for each batch size: the time of a block as one kernel and in layers, in microseconds."""
-    measured = read(path, BlockFusion)
-    programs = measured["device"]["multiprocessors"]
-    rows = []
-    for row in measured["rows"]:
-        single, layered = 1e3 * row["single_ms"]["median"], 1e3 * row["layered_ms"]["median"]
-        rows.append([row["batch_size"], row["batch_size"] / programs, single, layered, layered / single])
-    header = ["B", "programs of the single kernel / multiprocessors", "one kernel, us", "in layers, us", "layers / one kernel"]
-    return table(header, rows, measured)
 
 
 def clocks(folder: Path) -> str:

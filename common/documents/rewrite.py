@@ -26,17 +26,16 @@ from common.errors import RunError, UsageError
 from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
-MARKED = re.compile(r"(<!-- (table|picture): ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-SECTION = re.compile(r"(<!-- section: ([\w./* -]+)#([\w-]+) -->\n).*?(<!-- /section -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (section|table|picture): ([\w./*# -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
-    results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
+    results.spans, results.ceilings, results.efficiency, results.trials, results.curves,
     results.captured_steps, results.versions_and_peers,
     results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, results.block_fusion,
+    compiled_kernels.tritons, source_diff.forward_diff,
     results.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
@@ -62,16 +61,16 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
         UsageError: a marker names a table or a picture that does not exist.
     """
 
-    def replace_section(match: re.Match) -> str:
-        opening, patterns, anchor, closing = match.groups()
-        return f"{opening}\n{sections.section(anchor, *(ROOT / pattern for pattern in patterns.split()))}\n{closing}"
-
     def replace(match: re.Match) -> str:
-        opening, kind, name, arguments, closing = match.groups()
+        opening, kind, named, closing = match.groups()
+        if kind == "section":
+            patterns, _, anchor = named.partition("#")
+            return f"{opening}\n{sections.section(anchor, *(ROOT / pattern for pattern in patterns.split()))}\n{closing}"
+        name, *arguments = named.split()
         known = TABLES if kind == "table" else PICTURES
         if name not in known:
             raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
-        paths = tuple(ROOT / argument for argument in arguments.split())
+        paths = tuple(ROOT / argument for argument in arguments)
         if kind == "table":
             content = TABLES[name](*paths)
         else:
@@ -79,7 +78,7 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
             content = f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})\n"
         return f"{opening}\n{content}\n{closing}"
 
-    return SECTION.sub(replace_section, MARKED.sub(replace, text))
+    return MARKED.sub(replace, text)
 
 
 def file_of(picture: Picture) -> Path:
@@ -94,8 +93,8 @@ def picture(name: str, paths: tuple[Path, ...]) -> Picture:
 
 def pictures(text: str) -> list[Picture]:
     """The pictures that a document shows."""
-    found = (match.groups() for match in MARKED.finditer(text))
-    return [picture(name, tuple(ROOT / path for path in paths.split())) for _, kind, name, paths, _ in found if kind == "picture"]
+    shown = [named.split() for _, kind, named, _ in (match.groups() for match in MARKED.finditer(text)) if kind == "picture"]
+    return [picture(name, tuple(ROOT / path for path in paths)) for name, *paths in shown]
 
 
 def main() -> None:

@@ -1,16 +1,15 @@
-"""The files about kernels alone: compiled for several targets (results/compiled/), and Version 4's variants (results/<device>/).
+"""The files about kernels alone: compiled for several targets (results/compiled/), and Version 4's levers (results/<device>/).
 
 version3_triton/compile_kernels.py writes kernels.json (schema tiny-llama-compiled/1) and tritons.json
-(tiny-llama-compiled-summary/1). Version 4 writes levers.json (tiny-llama-levers/1) and block_fusion.json
-(tiny-llama-block-fusion/1).
+(tiny-llama-compiled-summary/1). version4_ultra_fused/benchmark_levers.py writes levers.json (tiny-llama-levers/1).
 """
 
 from typing import Annotated, Literal
 
-from common.files import PositiveAmount, schema_of
-from common.records.fields import Compute, Environment, Header, Made, Model, Summary
+from common.files import schema_of
+from common.records.fields import Compute, Header, Model, Summary
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 
@@ -80,32 +79,6 @@ class Levers(Header):
     model: NotRequired[Model]
     precision: Compute
     rows: Annotated[list[Lever], Field(min_length=1)]
-
-
-class Block(TypedDict):
-    batch_size: PositiveInt
-    single_ms: Summary
-    layered_ms: Summary
-    difference: float
-
-
-class Gpu(TypedDict):
-    kind: Literal["cpu", "cuda", "rocm"]
-    name: str
-    memory_mib: PositiveAmount
-    multiprocessors: PositiveInt
-
-
-class BlockFusion(Made):
-    """block_fusion.json."""
-
-    schema: Literal["tiny-llama-block-fusion/1"]
-    device: Gpu
-    environment: Environment
-    model: NotRequired[Model]
-    precision: Compute
-    sequence_length: PositiveInt
-    rows: list[Block]
 
 
 COMPILED, SUMMARY, LEVERS = map(schema_of, (Compiled, CompiledSummary, Levers))

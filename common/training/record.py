@@ -48,7 +48,8 @@ def header(
         precision: such as "fp32"; it and the model have no key if they are None.
         tf32: has no key if it is None.
     """
-    result: dict[str, Any] = {"schema": schema, **(origin(device) if device else {**made(), "device": None, "environment": None})}
+    where = origin(device) if device else {**made(), "device": None, "environment": None}
+    result: dict[str, Any] = {"schema": schema, **where}
     if model:
         result["model"] = model.model_dump()
     if precision:

@@ -130,7 +130,7 @@ def profiles(before: Sequence[Path], after: Sequence[Path]) -> tuple[list[Path],
         latest = max(every, key=lambda one: one.age)
         if latest != chosen:
             differing = ", ".join(profile_differences((latest, other)))
-            notes.append(f"{latest.path} is newer than {chosen.path}, but differs from {other.path} in {differing}")
+            notes.append(f"passed over {latest.path}, which is newer than {chosen.path} but differs in {differing}")
     return [one.path for one in choice.pair], notes
 
 

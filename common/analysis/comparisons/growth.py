@@ -146,11 +146,11 @@ def size_rows(runs: Sequence[TimedRun]) -> list[list[object]]:
         step, memory = run["step_ms"], run["memory"]
         speedup, ideal = run["tokens_per_second"] / smallest["tokens_per_second"], size(run) / size(smallest)
         added = before and (memory["peak_mib"] - before["memory"]["peak_mib"]) / (size(run) - size(before))
-        table.append([
-            size(run), step["median"], step["p20"], step["p80"], step["count"], run["tokens_per_second"], speedup, ideal,
-            100 * speedup / ideal, memory["peak_mib"], memory["kind"], added, run["flops_per_second"] / 1e12,
-            run_facts.mfu(run), run_facts.of_measured_gemm(run),
-        ])  # fmt: skip
+        row = run_facts.columns(run) | {
+            "B": size(run), "p20": step["p20"], "p80": step["p80"], "steps": step["count"], "speed-up": speedup, "ideal": ideal,
+            "efficiency %": 100 * speedup / ideal, "memory of": memory["kind"], "MiB per extra sample": added,
+        }  # fmt: skip
+        table.append([row[heading] for heading in HEADER.values()])
     return table
 
 

@@ -74,8 +74,6 @@ def read(folder: Path) -> dict[str, TimedRun]:
 def row(run: TimedRun) -> list[object]:
     """The cells of a run under HEADER."""
     step, losses = run["step_ms"], run["loss"]["all"]
-    return [
-        run["precision"]["compute"], step["median"], step["p20"], step["p80"], run["tokens_per_second"],
-        run["memory"]["peak_mib"], run["flops_per_second"] / 1e12, run_facts.mfu(run),
-        run_facts.of_measured_gemm(run), losses[0], losses[-1], len(losses),
-    ]  # fmt: skip
+    own = {"p20": step["p20"], "p80": step["p80"], "first loss": losses[0], "last loss": losses[-1], "steps": len(losses)}
+    cells = run_facts.columns(run) | own
+    return [cells[heading] for heading in HEADER]

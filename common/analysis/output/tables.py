@@ -10,7 +10,7 @@ WIDTH = 120  # columns of a terminal
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
 Rows = Iterable[Sequence[object]]
-Table = tuple[list[str], list[list[object]]]  # header and rows
+Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number, text or None
 
 
 def format_number(value: object) -> str:
@@ -131,7 +131,7 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
     return lines.getvalue()
 
 
-def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[str], list[list[object]]]:
+def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """The table without the columns that hold None in every row."""
     kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -1,7 +1,7 @@
 """FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and a report."""
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from common import files
 from common.analysis.formulas import flops
@@ -34,13 +34,16 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
     config, training = ModelConfig(**run["model"]), run["training"]
     shape = (config, training["batch_size"], training["sequence_length"])
     formulas = {REFERENCE: flops.training_step(*shape), EXECUTED: flops.training_step(*shape, causal=False)}
-    pairs = {counter: (count["forward"], count["backward"]) for counter, count in (formulas | counted).items()}
     counts = [
-        {"counter": counter, "forward": forward, "backward": backward, "step": forward + backward}
-        for counter, (forward, backward) in pairs.items()
+        {
+            "counter": counter,
+            **{name: count[name] for name in ("forward", "backward")},
+            "step": count["forward"] + count["backward"],
+        }
+        for counter, count in (formulas | counted).items()
     ]
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
-    profile = {"schema": SCHEMA, "counts": counts, "parts": parts, "run": run}
+    profile = cast(FlopCounts, {"schema": SCHEMA, "counts": counts, "parts": parts, "run": run})
     result = report(profile)
     result.json("flops_profile", profile)
     return result.write(folder, "flops", ("json", "csv"))
@@ -58,7 +61,7 @@ def read(path: Path) -> FlopCounts:
     return files.read(found, FlopCounts)
 
 
-def mfu_rows(profile: FlopCounts) -> tuple[list[str], list[list[Any]]]:
+def mfu_rows(profile: FlopCounts) -> tables.Table:
     """Per counter: GFLOP a step, TFLOP/s at the run's median step time, and % of two peaks (None where one is not known)."""
     run = profile["run"]
     seconds, measured = run["step_ms"]["median"] / 1e3, run["ceilings"] and run["ceilings"]["flops_per_second"]
@@ -76,11 +79,8 @@ def mfu_rows(profile: FlopCounts) -> tuple[list[str], list[list[Any]]]:
 def report(profile: FlopCounts) -> Report:
     """FLOPs by counter and by part of the model, and why the counters differ; it writes mfu_analysis.csv."""
     run, parts, peak = profile["run"], profile["parts"], run_facts.peak_flops(profile["run"])
-    total = parts["causal"]["total"]
-    by_part = [
-        [part, parts["causal"][part] / 1e9, parts["full"][part] / 1e9, 100 * parts["causal"][part] / total]
-        for part in parts["causal"]
-    ]
+    needed, executed = cast(dict[str, int], parts["causal"]), cast(dict[str, int], parts["full"])
+    by_part = [[part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]] for part, count in needed.items()]
     known = f"peak {peak / 1e12:.3g} TFLOP/s (data sheet)" if peak else "the device's peak is not listed"
     median = tables.format_time(run["step_ms"]["median"])
     result = Report("FLOPs of a training step")

@@ -23,7 +23,8 @@ def rate(row: Timing) -> float:
 
 def share(row: Timing, measured: KernelBenchmark) -> float:
     """Percent of the measured ceiling: of the bandwidth of a copy, or of the FLOP/s of a matrix product."""
-    return 100 * rate(row) / measured["ceilings"]["bytes_per_second" if row["unit"] == BYTES else "flops_per_second"]
+    ceilings = measured["ceilings"]
+    return 100 * rate(row) / (ceilings["bytes_per_second"] if row["unit"] == BYTES else ceilings["flops_per_second"])
 
 
 def ratio(row: Timing, other: Timing) -> float:

@@ -61,9 +61,6 @@ def analyze(path: Path) -> Report:
         report.section(f"Peak MiB, {kind} (and {against} / model)", "memory")
         report.table(*benchmark_results.memory_table(measured))
         report.text(MEMORY.get(kind, ""))
-        if any("reserved_mib" in run for cell in measured["cells"] for run in cell["runs"]):
-            report.section("Reserved by the allocator")
-            report.table(*benchmark_results.reserved_table(measured))
     if timed and benchmark_results.scaling_table(measured)[1]:
         report.section("Growth from the smallest to the largest", "growth")
         report.table(*benchmark_results.scaling_table(measured))

@@ -81,18 +81,6 @@ throughput_table = partial(_by_shape, value="tokens_per_second", ratio="speedup"
 memory_table = partial(_by_shape, value="peak_mib", ratio="memory_ratio")
 
 
-def reserved_table(measured: Benchmark) -> Table:
-    """A row for each measured cell on a GPU: the peak of its tensors, and what the allocator's pools held for them."""
-    rows: list[list[object]] = []
-    for cell in measured["cells"]:
-        held = [run["reserved_mib"] for run in cell["runs"] if "reserved_mib" in run]
-        if cell["status"] == "ok" and held:
-            peak = median(run["peak_mib"] for run in cell["runs"])
-            shape = [cell["batch_size"], cell["sequence_length"]]
-            rows.append([cell["model"], *shape, peak, median(held), 100 * (median(held) / peak - 1)])
-    return ["model", "B", "S", "peak MiB", "reserved MiB", "more, %"], rows
-
-
 def step_table(measured: Benchmark) -> Table:
     """A row for each measured cell: the time of a step, and the range of its speed-up."""
     against, rows = reference(measured), []

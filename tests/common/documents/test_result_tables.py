@@ -55,21 +55,16 @@ def test_curves_of_different_lengths_are_not_compared(tmp_path):
         result_tables.curves(tmp_path)
 
 
-def test_a_comparison_is_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
-    write(tmp_path / "compare_tiny_fp32_v1.json", ms=8.0)
-    write(tmp_path / "compare_tiny_fp32_v3.json", "v3", ms=2.0, date="2026-11-23T04:46:21Z")
-    write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp", ms=30.0)
-    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile", ms=20.0)
-    shown = result_tables.comparison(tmp_path)
-    header, *rows = cells(shown)
-    ratio = header.index("against Version 1")
-    assert [(*row[:4], row[ratio]) for row in rows] == [
-        ("tiny", "fp32", "Version 1", "8", "1.00x"),
-        ("tiny", "fp32", "Version 3", "2", "4.00x"),
-        ("small", "bf16", "Version 1", "30", "1.00x"),
-        ("small", "bf16", "Version 2, torch-compile", "20", "1.50x"),
+def test_runs_are_compared_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
+    write(tmp_path / "compare_tiny_fp32_v1.json")
+    write(tmp_path / "compare_tiny_fp32_v3.json", "v3")
+    write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp")
+    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile")
+    groups = result_tables.compared(tmp_path)
+    assert [[(*result_tables.case(run), result_tables.label(run)) for run in group] for group in groups] == [
+        [("tiny", "fp32", "Version 1"), ("tiny", "fp32", "Version 3")],
+        [("small", "bf16", "Version 1"), ("small", "bf16", "Version 2, torch-compile")],
     ]
-    assert shown.splitlines()[0] == "NVIDIA H100 80GB HBM3; torch 2.11.0+cu130; 2026-11-21 to 2026-11-23"
 
 
 @pytest.mark.parametrize("lacking", ["v1", "v2"])
@@ -79,7 +74,7 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
             flags = "--use-amp" if case.endswith("bf16") else ""
             write(tmp_path / f"compare_{case}_{version}.json", version, flags=flags)
     with pytest.raises(UsageError, match=r"needs compare_tiny_bf16_v1\.json"):
-        result_tables.comparison(tmp_path)
+        result_tables.compared(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +193,6 @@ def test_a_step_is_held_against_three_limits(tmp_path):
         ("phases", "v1"),
         ("spans", "v1"),
         ("efficiency", "v1"),
-        ("comparison", "versions"),
         ("captured_steps", "versions"),
         ("versions_and_peers", "versions"),
         ("versions_and_peers_spread", "versions"),
@@ -216,16 +210,6 @@ def test_weak_scaling_stands_in_a_row_for_each_form(tmp_path):
     assert rows == [["large", "bf16", "v1", "ddp", "8 ms", "10 ms, 80%"]]
     with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
         result_tables.weak_scaling(tmp_path / "none")
-
-
-def test_a_block_in_one_kernel_stands_beside_its_layers(tmp_path):
-    times = {"single_ms": summary(0.1), "layered_ms": summary(0.025)}
-    head = {key: value for key, value in records.record().items() if key != "model"}
-    gpu = head["device"] | {"multiprocessors": 132}
-    rows = [{"batch_size": 8, "difference": 0.01} | times]
-    own = {"schema": "tiny-llama-block-fusion/1", "rows": rows, "device": gpu, "sequence_length": 128}
-    (tmp_path / "block.json").write_text(json.dumps(head | own))
-    assert cells(result_tables.block_fusion(tmp_path / "block.json"))[1] == ["8", "0.0606", "100", "25", "0.25"]
 
 
 def test_clock_and_power_are_those_of_training_on_each_gpu(tmp_path):

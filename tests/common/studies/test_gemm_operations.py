@@ -8,7 +8,7 @@ from pathlib import Path
 from common import files
 from common.analysis.formulas import flops
 from common.config import PRESETS, ModelConfig, resolve
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from common.files import write_json
 from common.precision import Precision
 from common.records import gemms_file
@@ -201,20 +201,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, arguments, 
     (tmp_path / "wrong.yaml").write_text("model: {hidden: 3}\n")
     assert message in refused(SCRIPT, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
-
-
-def test_a_foreign_file_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
-    with pytest.raises(UsageError, match="not a file of schema tiny-llama-gemms/1"):
-        gemm_operations.analyze(tmp_path / "other.json", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
-
-
-@pytest.mark.parametrize("key, value", [("gemms", []), ("ceilings", None), ("element_bytes", "4")])
-def test_a_damaged_file_is_refused(key, value, tmp_path):
-    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]) | {key: value})
-    with pytest.raises(UsageError, match=f"gemm_analysis.json: {key}: "):
-        gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
 
 
 def test_the_figure_names_both_regions_and_every_kind():

@@ -27,7 +27,7 @@ def test_the_newest_pair_that_can_be_compared_is_taken_and_what_is_passed_over_i
     fused = saved(after, 2, "v2")
     paths, notes = choose.profiles([before], [after])
     assert paths == [wanted, fused]
-    assert notes == [f"{other} is newer than {wanted}, but differs from {fused} in batch size (16 and 8)"]
+    assert notes == [f"passed over {other}, which is newer than {wanted} but differs in batch size (16 and 8)"]
 
 
 def test_where_none_can_be_compared_the_nearest_pair_is_taken_for_its_refusal(tmp_path):

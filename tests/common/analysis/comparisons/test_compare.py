@@ -463,7 +463,7 @@ def test_what_the_other_commands_write_is_found(execute, tmp_path, profiled):
     assert "written: " in execute(start, "--output-dir", "./optimization_analysis").out
     text = (version2 / "optimization_analysis/fusion_report.md").read_text()
     assert "Not measured" not in text and "../version1_pytorch_baseline/complete_analysis/profile_1.json, from" in text
-    assert "profile_2.json is newer than" in text
+    assert "Passed over ../version1_pytorch_baseline/pytorch_profiles/profile_2.json, which is newer than" in text
     named = "--baseline", "../version1_pytorch_baseline/complete_analysis", "--fused", f"./{profiled}"
     execute(start, *named, "--output", "./fusion_comparison_report.md")
     assert (version2 / "fusion_comparison_report.html").read_text().count("<svg") == len(FIGURES)

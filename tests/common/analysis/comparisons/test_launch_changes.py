@@ -282,7 +282,8 @@ NAMES = {
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 4, 64, 64>(OpaqueType<4u>*)",
     ),
-    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "ncclDevKernel_AllReduce_Sum_f32", "add"),
+    "communication": ("ncclDevKernel_AllReduce_Sum_f32",),
+    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "add"),
 }  # fmt: skip
 
 
