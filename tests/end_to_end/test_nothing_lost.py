@@ -37,7 +37,7 @@ SMALL += "training: {batch_size: 2, sequence_length: 9}\n"
 HEADER = {key: records.record()[key] for key in ("device", "environment")}
 
 
-def process(work: Callable, options: Any, gpu: str | None = None) -> dict[str, Any]:
+def process(work: Callable, device: str, timeout: int | None, gpu: str | None = None) -> dict[str, Any]:
     """A process of the benchmark, or a trial of the search for a batch size."""
     common = {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS", "common": common}
