@@ -158,11 +158,11 @@ class Profiler:
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
-        profile = cast(step_profile.Profile, {
-            "schema": step_profile.SCHEMA, "run": record, "trace": self.trace_path.name,
+        profile: step_profile.Profile = {
+            "schema": "tiny-llama-profile/1", "run": cast(TimedRun, record), "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
-        })  # fmt: skip
+        }  # fmt: skip
         if flops is not None:
             profile["operator_flops"] = flops
         write_json(self.profile_path, profile)
