@@ -8,7 +8,7 @@ STAMP := .venv/set-up
 # Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
 PRESET ?= tiny
 
-.PHONY: help setup preflight train compare test test-slow docs slides lint clean
+.PHONY: help setup preflight train compare test test-slow docs slides lint types clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
@@ -41,6 +41,9 @@ slides: docs ## make the slides, slides/slides.html, from slides/slides.md
 lint: $(STAMP) ## check style and format
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
+
+types: $(STAMP) ## check the types of common with mypy
+	.venv/bin/python -m mypy
 
 clean: ## remove the environment and caches; what runs have written stays
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -8,7 +8,7 @@
 #     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
-#     results/NAME/{levers,block_fusion}.json                              Version 4's ways to do the same work (GPU)
+#     results/NAME/levers.json                                             Version 4's ways to do the same work (GPU)
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
@@ -98,5 +98,4 @@ fi
 if [[ $parts = *,levers,* ]]; then
     cd ../version4_ultra_fused
     python benchmark_levers.py --presets tiny small medium large --metrics-out "$out/levers.json"
-    python benchmark_block_fusion.py --use-amp --metrics-out "$out/block_fusion.json"
 fi

@@ -1,4 +1,4 @@
-"""Says where the time of a profiled step goes, what limits each operator, and what to optimise first.
+"""Says where the time of a profiled step goes, what limits each operator, and what to optimize first.
 
     python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 

@@ -1,4 +1,4 @@
-"""Samples utilisation, power, memory and clocks of the GPUs while a command runs: a CSV file, and min, median and max.
+"""Samples utilization, power, memory and clocks of the GPUs while a command runs: a CSV file, and min, median and max.
 
     python sample_gpu.py -- python tiny_llama_v1.py --num-steps 300
     python sample_gpu.py --interval-ms 200 --output idle.csv              # until Ctrl-C

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import footprint
 from common.analysis.formulas.footprint import FLOAT, HALF
 from common.analysis.output import tables
-from common.analysis.profiles import load_kernels, step_profile
+from common.analysis.profiles import load_kernels
 from common.config import PRESETS, ModelConfig
 from common.documents.architecture import preset
 from common.documents.result_tables import baseline_runs, case, compared, label, table
+from common.records import step_profile
 
 MB, MIB = 1e6, 2**20
 OUTER, INNER = 128, 64  # rows of the tiles of `tiled_attention`

@@ -17,7 +17,7 @@ from common.documents.architecture import preset
 from common.documents.pictures import Picture, colour, gpu_trace
 from common.documents.result_tables import find
 from common.errors import UsageError
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file
 
 import pandas
 

@@ -6,97 +6,21 @@ PARTS describes each part of the file once. TABLES makes the tables of documents
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
-from common.documents import result_tables
 from common.errors import UsageError
-from common.files import Number, PositiveAmount, read
-
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
+from common.files import read
+from common.records.lab_file import Lab
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-profiling-lab/1"
 FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
-
-
-class Component(TypedDict):
-    name: str
-    time_ms: PositiveAmount
-    memory_mb: Number
-    flops: PositiveAmount
-    bytes_moved: PositiveAmount
-    bound: str
-
-
-class Times(TypedDict):
-    """The ms of each way at one sequence length; None where it cannot run."""
-
-    seq_len: PositiveInt
-    ms: dict[str, PositiveAmount | None]
-
-
-class Added(TypedDict):
-    """The MiB that each way adds at one sequence length."""
-
-    seq_len: PositiveInt
-    baseline: NotRequired[Number | None]
-    chunked: NotRequired[Number | None]
-    sdpa: NotRequired[Number | None]
-
-
-class Way(TypedDict):
-    bottleneck: str
-    way: str
-    ms: PositiveAmount
-
-
-class Fix(TypedDict):
-    fix: str
-    step_ms: run_record.Summary
-    peak_mib: PositiveAmount
-    kind: str
-    loss: Number
-
-
-class Layer(TypedDict):
-    ms: PositiveAmount
-    profiled_ms: PositiveAmount
-    on_gpu: bool
-    spans: dict[str, dict[str, Number]]  # ms by span and phase
-
-
-class Sizes(TypedDict):
-    batch_size: PositiveInt
-    seq_len: PositiveInt
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    preset: str
-
-
-class Lab(run_record.Header):
-    """profiling_lab.json; a part that was not measured is None."""
-
-    schema: Literal[SCHEMA]
-    jax: str | None  # its version
-    precision: str
-    sizes: Sizes
-    ceilings: run_record.Ceilings
-    components: dict[Literal[tuple(NAMES)], list[Component] | None] | None
-    optimizations: list[Times] | None
-    frameworks: list[Times] | None
-    memory: list[Added] | None
-    bottlenecks: list[Way] | None
-    fixes: Annotated[list[Fix], Field(min_length=1)] | None
-    layer: Layer | None
 
 
 Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
@@ -242,7 +166,7 @@ def _documented(part: str, *folders: Path) -> str:
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [[result_tables.device(result), *row] for row in rows]
+        body += [[run_facts.device(result), *row] for row in rows]
     return tables.markdown(["device", *header], body)
 
 
@@ -270,7 +194,7 @@ def page(result: dict[str, Any]) -> Report:
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
     report.text(
-        f"{result_tables.device(result)}; {versions}; {result['date']}.",
+        f"{run_facts.device(result)}; {versions}; {result['date']}.",
         f"Measured ceilings: {described}; one small operation {small} us.",
     )
     report.commands([f"python {result['command']}"])
@@ -284,7 +208,7 @@ def page(result: dict[str, Any]) -> Report:
         if name == "components":
             report.text(*longest(rows))
         if name == "fixes":
-            report.text(*run_record.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
+            report.text(*run_facts.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
         if part.draw:
             report.figure(functools.partial(part.draw, rows), name, part.description)
         report.table(*rows)
@@ -342,7 +266,7 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
     both = (first, second)
     report = Report("Profiling lab: two devices")
     report.section("Conditions")
-    report.facts([(f"{n}", f"{result_tables.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
+    report.facts([(f"{n}", f"{run_facts.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
                            f"{result['date']}") for n, result in enumerate(both, 1)])  # fmt: skip
     ceilings = {
         "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.analysis.comparisons import ablation_effects
 from common.analysis.formulas import flops, footprint
 from common.analysis.output import plots, tables
 from common.analysis.profiles import chrome_trace, kernel_names
@@ -21,8 +22,8 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
-from common.studies import ablation
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file, kernel_benchmark_file, scaling_file
+from common.studies.scaling import scaling_results
 
 import pandas
 
@@ -312,12 +313,12 @@ def _second_layer(kinds: list[str], layers: int) -> slice:
 
 def fusions(path: Path) -> Picture:
     """Kernels and time of a step as the fusions of an ablation are switched on one after another."""
-    study = ablation.read(path)
+    study = ablation_effects.read(path)
     found = {tuple(c["fusions"].values()): c for c in study["combinations"]}
     rows = []
-    for on in range(len(ablation.FUSIONS) + 1):
-        combination = found[tuple(i < on for i in range(len(ablation.FUSIONS)))]
-        name = f"+ {list(ablation.FUSIONS.values())[on - 1]}" if on else "none"
+    for on in range(len(ablation_effects.FUSIONS) + 1):
+        combination = found[tuple(i < on for i in range(len(ablation_effects.FUSIONS)))]
+        name = f"+ {list(ablation_effects.FUSIONS.values())[on - 1]}" if on else "none"
         rows.append([name, combination["launches_per_step"], combination["step_ms"]["median"]])
     model = tables.letters(study["model"])
     device, compute = study["device"]["name"], study["precision"]["compute"]
@@ -349,7 +350,7 @@ def kernel_rates(path: Path) -> Picture:
 
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
     rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
     shares: dict[str, dict[str, float]] = {}
@@ -388,3 +389,38 @@ def kernel_rates(path: Path) -> Picture:
         return figure
 
     return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
+
+
+def scaling_efficiency(folder: Path) -> Picture:
+    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        study = scaling_file.read(path)
+        panel = panels.setdefault(f"{preset}, {precision}", {})
+        for row in scaling_results.results(study):
+            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
+                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
+                line[row["processes"]] = round(100 * row["efficiency"], 1)
+    device = study["device"]["name"] if study["device"] else ""
+    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
+    said = [
+        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
+        for title, panel in panels.items()
+    ]
+    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            for number, (name, points) in enumerate(panel.items()):
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
+            axes.spines[["top", "right"]].set_visible(False)
+        handles = axes.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", fontsize=8)
+        return figure
+
+    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

@@ -17,6 +17,7 @@ from common import cli
 from common.documents import lab_dashboard
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.records import lab_file
 from tests.conftest import PATHS, ROOT, V1
 
 import experiments
@@ -103,7 +104,7 @@ def measured(tmp_path_factory) -> Path:
 
 
 def test_the_results_hold_every_part_and_its_conditions(measured):
-    result = read_json(measured, lab_dashboard.SCHEMA)
+    result = read_json(measured, lab_file.SCHEMA)
     assert {"command", "date", "device", "environment", "jax", "ceilings"} <= result.keys()
     assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
     assert all(result[part] for part in QUICK_PARTS) and result["fixes"] is None
@@ -182,7 +183,7 @@ def test_report_refuses_other_files(refused, tmp_path):
 def test_two_devices_side_by_side(command, tmp_path):
     files = [ROOT / "results" / device / lab_dashboard.FILE for device in ("cpu", "h100")]
     printed, _ = command(report, *files, "--output", "two.html")
-    cpu, gpu = (read_json(path, lab_dashboard.SCHEMA) for path in files)
+    cpu, gpu = (read_json(path, lab_file.SCHEMA) for path in files)
     ways = [next(row["ms"] for row in result["bottlenecks"] if row["way"] == "addcmul") for result in (cpu, gpu)]
     found = re.search(r"^memory bandwidth +addcmul +ms +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
     assert [float(number) for number in found.groups()] == pytest.approx([*ways, ways[0] / ways[1]], rel=0.01)
@@ -201,7 +202,7 @@ def test_two_devices_need_the_same_sizes(refused, measured):
 @pytest.mark.slow
 def test_everything_measured_as_documented(run_script, tmp_path):
     run_script(LAB / "run_lab.py", "--output", "lab.json", "--num-steps", 2, *SMALL)
-    result = read_json(tmp_path / "lab.json", lab_dashboard.SCHEMA)
+    result = read_json(tmp_path / "lab.json", lab_file.SCHEMA)
     assert [row["fix"] for row in result["fixes"]] == list(experiments.FIXES) and len(result["optimizations"][0]["ms"]) == 4
     run_script(LAB / "report.py", "lab.json", "--output", "lab.html")
     assert "Not measured" not in (tmp_path / "lab.html").read_text()
@@ -294,7 +295,7 @@ def test_an_experiment_as_a_command(command, monkeypatch):
 
 def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
     """A file as a GPU would write it: no CPU threads, kernels, more ways."""
-    result = read_json(measured, lab_dashboard.SCHEMA)
+    result = read_json(measured, lab_file.SCHEMA)
     result["device"] = {"kind": "cuda", "name": "GPU X", "memory_mib": 1, "multiprocessors": 1}
     result["layer"]["on_gpu"] = True
     result["components"]["jax"] = result["components"]["pytorch"]

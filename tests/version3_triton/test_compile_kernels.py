@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common.documents import compiled_kernels
-from common.documents.rewrite import refreshed
 from common.files import read_json, write_json
 from tests.conftest import PATHS, ROOT, cells
 
@@ -150,14 +149,6 @@ ROWS = [
 def write(path: Path, version: str, rows: list[dict]) -> Path:
     write_json(path, {"schema": "tiny-llama-compiled/1", "triton": version, "command": "compile_kernels.py", "rows": rows})
     return path
-
-
-def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
-    write(tmp_path / "kernels.json", "3.7.1", ROWS)
-    assert compiled_kernels.compiled(tmp_path).splitlines()[::2] == [
-        "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |", "Compiled with Triton 3.7.1.",
-    ]  # fmt: skip
-    assert "rms_norm" in refreshed("<!-- table: compiled results/compiled -->\n<!-- /table -->\n")
 
 
 def test_a_summary_of_several_tritons_keeps_the_extremes_and_the_rows_that_spill(run_script, tmp_path):

@@ -20,6 +20,7 @@ from common.documents import compiled_kernels
 from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.progress import progress
+from common.records import kernel_files
 from version3_triton.kernels import launch_sizes
 
 import torch
@@ -173,11 +174,11 @@ def main(description: str | None, table: Sequence[Launch], dtypes: Sequence[str]
     command = {"command": shlex.join(sys.argv)}
     if options.summarize:
         summary = compiled_kernels.summary(options.summarize)
-        write_json(options.output, {"schema": compiled_kernels.SUMMARY_SCHEMA} | command | summary)
+        write_json(options.output, {"schema": kernel_files.SUMMARY} | command | summary)
         return
     with progress(f"compiling for {', '.join(options.targets)}"):
         rows = [row for name in options.targets for row in compile_all(name, options.dtypes, table)]
     if options.output:
-        header = {"schema": compiled_kernels.SCHEMA, "triton": triton.__version__} | command
+        header = {"schema": kernel_files.COMPILED, "triton": triton.__version__} | command
         write_json(options.output, header | {"rows": rows})
     print(shown(rows))

@@ -36,11 +36,12 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.analysis.output import tables
-from common.documents.lab_dashboard import PARTS, SCHEMA
+from common.documents.lab_dashboard import PARTS
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
+from common.records.lab_file import SCHEMA
 from common.training import ceilings, record
 
 import experiments

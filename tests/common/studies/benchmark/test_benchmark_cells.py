@@ -7,8 +7,9 @@ import threading
 from common import files
 from common.errors import UsageError
 from common.files import read_json
+from common.records import benchmark_file
 from common.studies import external_baselines, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_process, benchmark_report
+from common.studies.benchmark import benchmark_cells, benchmark_process, benchmark_report
 from tests import study_options
 from tests.conftest import ROOT
 from tests.records import record

@@ -1,0 +1,132 @@
+"""The profile of a few training steps (schema tiny-llama-profile/1): its fields and its reader.
+
+`common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the profiled steps.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from common import files
+from common.errors import UsageError
+from common.files import LARGEST, Amount, Number, PositiveAmount
+from common.records.fields import checked_as
+from common.records.run_record import RunRecord, TimedRun
+
+from pydantic import Field, Json, NonNegativeInt, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+Side = Annotated[int, Field(ge=0, lt=LARGEST)]
+Shape = Annotated[list[Side], Field(max_length=16)]
+# One of each argument; an argument that is a list of tensors has several.
+Shapes = list[Shape | Annotated[list[Shape], Field(min_length=1)]]
+
+
+class Operator(TypedDict):
+    """All calls of an operator with the same shapes in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    input_shapes: Annotated[str, checked_as(Json[Shapes])]
+    input_types: Annotated[str, checked_as(Json[list[str]])]
+    calls: PositiveInt
+    cpu_us: Amount
+    self_cpu_us: Number  # can be some ns below 0, by the resolution of the timestamps
+    device_us: Amount
+    self_device_us: Amount
+    allocated_bytes: int  # less what was released
+
+
+class Kernel(TypedDict):
+    """All calls of a kernel, copy or fill of a GPU in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    calls: PositiveInt
+    device_us: Amount
+
+
+class Detail(TypedDict):
+    """Time of all operators in one inner span and phase; on a GPU that of the kernels they launch."""
+
+    span: str
+    detail: str  # the inner span, "" for what is in none
+    phase: str
+    us: Number
+
+
+class Launches(TypedDict):
+    count: NonNegativeInt
+    mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
+
+
+class Steps(TypedDict):
+    schema: Literal["tiny-llama-profile/1"]
+    attention_only: bool  # whether only the operators and kernels of attention were kept
+    profiled_steps: NonNegativeInt
+
+
+class Profiled(Steps):
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
+
+    run: RunRecord
+
+
+class Profile(Steps):
+    run: TimedRun
+    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
+    step_us: list[PositiveAmount]  # wall time of each step
+    operators: list[Operator]
+    kernels: list[Kernel]  # none on a CPU
+    details: NotRequired[list[Detail]]  # older profiles have none
+    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
+    device_busy_us: Amount  # time in which at least one kernel ran
+    launch: Launches
+    memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
+
+
+SCHEMA = files.schema_of(Profile)
+
+
+def find(path: Path) -> Path:
+    """The profile itself, or the newest one in a folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist: give a profile_*.json or a folder that holds some")
+    profiles = sorted(path.glob("profile_*.json")) if path.is_dir() else [path]
+    if not profiles:
+        raise UsageError(f"{path} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {path}")
+    return profiles[-1]
+
+
+def read(path: Path) -> Profile:
+    """A profile_*.json.
+
+    Raises:
+        UsageError: the file is missing, damaged, not a profile, or holds no finished step.
+    """
+    profile = files.read(path, Profile)
+    if not profile["profiled_steps"] or not profile["operators"]:
+        raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
+    if len(profile["step_us"]) != profile["profiled_steps"]:
+        raise UsageError(f"{path}: step_us: {len(profile['step_us'])} times for {profile['profiled_steps']} profiled steps")
+    return profile
+
+
+def span_milliseconds(profile: Profile) -> dict[str, dict[str, float]]:
+    """Self time per step in ms, by span and within it by phase (forward, backward, optimizer, other); largest span first."""
+    added: dict[str, dict[str, float]] = {}
+    for operator in profile["operators"]:
+        phases = added.setdefault(operator["span"], {})
+        milliseconds = operator["self_device_us" if profile["kernels"] else "self_cpu_us"] / profile["profiled_steps"] / 1e3
+        phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
+    return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
+
+
+def idle_percent(profile: Profile) -> float | None:
+    """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
+    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None

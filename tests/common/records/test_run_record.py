@@ -1,0 +1,105 @@
+"""Records of runs: all measured ones are valid, and a damaged one is named with its field, in one line."""
+
+import json
+import math
+
+from common.errors import UsageError
+from common.files import read_json
+from common.records import run_record
+from tests.conftest import ROOT
+from tests.records import record
+
+import pytest
+
+RUNS = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") == run_record.SCHEMA]
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT / "results")))
+def test_every_measured_run_is_valid(path):
+    run = run_record.read(path)
+    assert run == read_json(path), "nothing is changed or left out"
+
+
+def test_a_run_without_the_newer_keys_is_valid_and_unknown_keys_are_kept(tmp_path):
+    old = record(device={"kind": "cpu", "name": "x", "memory_mib": 1}) | {"stage": {"fixed": True}}
+    assert "settings" not in old and run_record.read(write(tmp_path / "old.json", old)) == old
+
+
+def test_a_run_that_failed_in_its_first_step_is_valid(tmp_path):
+    failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
+    for key in ("tokens_per_second", "flops_per_second", "mfu"):
+        del failed[key]
+    path = write(tmp_path / "failed.json", failed)
+    assert run_record.unusable(path, run_record.read(path)) == ["failed.json was not completed (failed: out of memory)"]
+
+
+DAMAGES = [
+    ({"version": None}, "version", "string"),
+    ({"training__batch_size": 0}, "training.batch_size", "greater than 0"),
+    ({"training__batch_size": "8"}, "training.batch_size", "integer"),
+    ({"training__seed": True}, "training.seed", "integer"),
+    ({"training": []}, "training", "dict"),
+    ({"model__hidden_size": 255}, "model", "not divisible"),
+    ({"model__num_key_value_heads": None}, "model", "num_key_value_heads is missing"),
+    ({"precision__compute": "int4"}, "precision.compute", "fp32"),
+    ({"device__kind": "tpu"}, "device.kind", "cuda"),
+    ({"memory__peak_mib": -1.0}, "memory.peak_mib", "greater than or equal to 0"),
+    ({"ceilings": {"flops_per_second": 0}}, "ceilings.flops_per_second", "greater than 0"),
+    ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
+    ({"loss__all": []}, "loss.all", "at least 1"),
+    ({"step_ms__all": [12.0, -1.0]}, "step_ms.all.1", "greater than or equal to 0"),
+    ({"step_ms__median": math.inf}, "step_ms.median", "finite"),
+    ({"step_ms__profiled": -1}, "step_ms.profiled", "greater than or equal to 0"),
+    ({"mfu": {"utilization": 0.5}}, "mfu.peak_flops_per_second", "required"),
+    ({"flops_per_step": {"total": 3}}, "flops_per_step.forward", "required"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "field", "wrong"), DAMAGES, ids=lambda value: None if isinstance(value, dict) else str(value))
+def test_a_wrong_value_is_named(tmp_path, change, field, wrong):
+    path = write(tmp_path / "run.json", record(**change))
+    with pytest.raises(UsageError, match=wrong) as error:
+        run_record.read(path)
+    assert str(error.value).startswith(f"{path}: {field}: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", sorted(record().keys() - {"schema"}))
+def test_a_missing_key_is_named(tmp_path, key):
+    content = record()
+    del content[key]
+    with pytest.raises(UsageError, match=f"run.json: {key}: Field required"):
+        run_record.read(write(tmp_path / "run.json", content))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"schema": "tiny-llama-profile/1"}', "{}"])
+def test_a_file_of_another_schema_is_refused(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UsageError, match="not a file of schema tiny-llama-run/1"):
+        run_record.read(tmp_path / "run.json")
+
+
+def test_conditions_differ_by_what_a_step_depends_on():
+    ours, theirs = record(), record(training__batch_size=16, precision__tf32=True, version="v2")
+    assert run_record.differences(run_record.conditions(ours), run_record.conditions(theirs)) == [
+        "batch size (8 and 16)", "precision tf32 (False and True)",
+    ]  # fmt: skip
+    assert run_record.conditions(ours) == run_record.conditions(record(step_ms__median=99.0))
+
+
+def test_loss_curves_are_compared_over_the_steps_that_both_have():
+    ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(loss__all=[7.0, 6.5])
+    assert run_record.loss_difference(ours, theirs) == (0.5, 2)
+
+
+def test_runs_of_different_numbers_of_processes_are_not_compared():
+    """A record from before there were several counts as one process."""
+    alone, old = record(training__world_size=1, training__parallel=None), record()
+    together = record(training__world_size=2, training__parallel="ddp")
+    assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
+    found = run_record.differences(run_record.identity(together), run_record.identity(old))
+    assert found == ["processes (2 and 1)", "parallel (ddp and None)"]
