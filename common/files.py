@@ -232,7 +232,7 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
         UsageError: it does not; the message names the file, the first field that is wrong, and what is wrong with it.
     """
     try:
-        _adapter(model).validate_python(content, strict=True)
+        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = place + ".".join(map(str, first["loc"])) or "the file"
@@ -240,4 +240,6 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
     return content
 
 
-_adapter = functools.cache(TypeAdapter)
+@functools.cache
+def _adapter(model: Any) -> TypeAdapter:
+    return TypeAdapter(model)

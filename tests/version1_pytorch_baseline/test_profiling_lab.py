@@ -1,12 +1,10 @@
 """The profiling lab: its tests pass for the solution and name the missing functions of the starter; its commands work."""
 
-import ast
 import html.parser
 import os
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from common.errors import UsageError
 from common.files import read_json, write_json
 from common.records import lab_file
 from tests.conftest import PATHS, ROOT, V1
+from tests.exercise_runs import described, run_tests
 
 import experiments
 import pytest
@@ -31,33 +30,21 @@ SMALL = ("--seq-len", 16, "--d-model", 32, "--num-heads", 4, "--batch-size", 2, 
 QUICK_PARTS = [part for part in lab_dashboard.PARTS if part != "fixes"]  # each fix takes a process
 
 
-def run_lab_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
-    """Exit code of `pytest tests/` in the lab's folder, and the test cases of its JUnit file."""
-    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PROFILING_LAB": which}
-    command = [sys.executable, "-m", "pytest", "tests/", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-    done = subprocess.run(command, cwd=LAB, env=environment, capture_output=True, text=True, timeout=300)
-    print(done.stdout)
-    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
-
-
-def test_the_solution_passes(tmp_path):
-    code, cases = run_lab_tests("solution", tmp_path / "results.xml")
+def test_the_solution_passes(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, cases = run_tests(LAB, "solution", tmp_path / "results.xml", "tests/")
     assert code == 0 and sum(case.find("skipped") is None for case in cases) > 50
 
 
-def test_the_starter_fails_only_by_saying_what_is_to_be_written(tmp_path):
-    code, cases = run_lab_tests("starter", tmp_path / "results.xml")
+def test_the_starter_fails_only_by_saying_what_is_to_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, cases = run_tests(LAB, "starter", tmp_path / "results.xml", "tests/")
     failed = [case.find("failure").get("message") for case in cases if case.find("failure") is not None]
     assert code == 1 and len(failed) > 50 and not any(case.find("error") is not None for case in cases)
     assert [message for message in failed if not re.match(r"NotImplementedError: \w+: problem \d in README.md", message)] == []
 
 
 def test_starter_and_solution_have_the_same_signatures_and_summaries():
-    def described(path: Path) -> dict[str, tuple[str, str]]:
-        """Arguments and first line of the docstring of each function."""
-        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-        return {node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0]) for node in functions}
-
     starter, solution = described(LAB / "src/profiling.py"), described(LAB / "solution/profiling.py")
     assert len(starter) > 15 and all(summary for _, summary in starter.values())
     assert {name: solution.get(name) for name in starter} == starter
@@ -300,6 +287,7 @@ def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
     result["layer"]["on_gpu"] = True
     result["components"]["jax"] = result["components"]["pytorch"]
     write_json(tmp_path / lab_dashboard.FILE, result)
-    assert "| GPU X | idle GPU |" in lab_dashboard.TABLES["lab-layer"](tmp_path)
+    layer = lab_dashboard.TABLES["lab-layer"](tmp_path)
+    assert "| GPU X | attention |" in layer and "| idle GPU |" in layer
     assert "| JAX | softmax |" in lab_dashboard.TABLES["lab-components"](tmp_path)
     assert "GPU X" in lab_dashboard.page(result).html()

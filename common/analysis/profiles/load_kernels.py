@@ -151,10 +151,10 @@ def recognize(path: Path) -> str:
         return "binary"
     if not head.strip():
         return "empty"
-    return _recognise_json(head) or _recognise_csv(path)
+    return _recognize_json(head) or _recognize_csv(path)
 
 
-def _recognise_json(head: bytes) -> str | None:
+def _recognize_json(head: bytes) -> str | None:
     if head.lstrip()[:1] not in (b"{", b"["):
         return None
     if b'"rocprofiler-sdk-tool"' in head:
@@ -164,7 +164,7 @@ def _recognise_json(head: bytes) -> str | None:
     return "pytorch-trace" if b'"traceEvents"' in head else "JSON"
 
 
-def _recognise_csv(path: Path) -> str:
+def _recognize_csv(path: Path) -> str:
     text = read_text(path)
     if match := ncu.HEADER.search(text):
         return "ncu summary" if "Invocations" in match[0] else "ncu"

@@ -39,6 +39,12 @@ def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):
     assert {"v1", "v4", "captured-bf16", "20", "0.75", "40", "1.5"} <= texts(drawn)
 
 
+def test_every_version_has_a_colour_and_every_peer_is_grey():
+    versions = [pictures.colour(f"v{number}") for number in range(1, 6)]
+    assert len(set(versions)) == 5 and pictures.colour("v2-compile") == versions[1]
+    assert pictures.colour("v12") and pictures.colour("captured-bf16") == pictures.colour("liger") == "0.7"
+
+
 def test_a_picture_is_out_of_date_when_its_numbers_have_changed(tmp_path):
     file = tmp_path / "ladder.svg"
     peers(tmp_path / "peers_tiny_bf16.json", v1=20.0)

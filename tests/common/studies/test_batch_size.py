@@ -230,8 +230,8 @@ def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
 
 
 def test_an_interrupted_search_reports_its_trials(execute, monkeypatch, tmp_path):
-    def measured_or_stopped(work, options):
-        if options.batch_size > 2:
+    def measured_or_stopped(work, device, timeout):
+        if work.args[-1].batch_size > 2:
             raise KeyboardInterrupt
         return outcome(10.0)
 

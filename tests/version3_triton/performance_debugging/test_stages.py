@@ -187,12 +187,6 @@ def test_it_learns_less(train):
     assert ends[0] > ends[1] + compare_stages.LEARNING
 
 
-def test_the_fix_is_checked(train):
-    with pytest.raises(RunError, match="does not train"):
-        train("stage6")
-    train("stage6", "--fixed")
-
-
 @needs_triton
 def test_the_norms_kernel():
     x, weight = torch.randn(3, 100, device=DEVICE), torch.randn(100, device=DEVICE, requires_grad=True)
