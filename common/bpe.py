@@ -4,12 +4,12 @@ On a CPU the peak memory of a training run is that of its process. The memory th
 character that is encoded at once, would be part of it in the one run that finds no tokens in the cache. The process imports no
 PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see it.
 
-Standard input holds two sequences of texts, the ones to train on and the ones to encode. A text is its number of bytes, 8 bytes
-long, and its UTF-8; the number -1 ends a sequence.
+Standard input holds two sequences of pickled texts, the ones to train on and the ones to encode; None ends a sequence.
 """
 
+import itertools
 import os
-import struct
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,11 +20,11 @@ from common import ROOT
 from common.errors import RunError
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from tokenizers.implementations import ByteLevelBPETokenizer
 
 FILES = ("tokenizer.json", "tokens.npy")
-SIZE = struct.Struct("<q")
-ENCODED_AT_ONCE = 2**21  # characters
+ENCODED_AT_ONCE = 8  # texts, of which a long one has about 2^18 characters
 
 
 def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
@@ -39,12 +39,10 @@ def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"PYTHONPATH": paths}
     command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
         try:
-            for sequence in (training, texts):
-                for text in sequence:
-                    content = text.encode()
-                    process.stdin.write(SIZE.pack(len(content)) + content)
-                process.stdin.write(SIZE.pack(-1))
+            for text in itertools.chain(training, [None], texts, [None]):
+                pickle.dump(text, process.stdin)
         except BrokenPipeError:  # it has ended, and says why
             pass
         except BaseException:
@@ -59,29 +57,14 @@ def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder
 def main() -> None:
     """Does the work, in a process that `build` has started."""
     vocab_size, folder, stream = int(sys.argv[1]), Path(sys.argv[2]), sys.stdin.buffer
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(_sequence(stream), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _encode(tokenizer, _sequence(stream), folder / "tokens.npy")
-
-
-def _sequence(stream: BinaryIO) -> Iterator[str]:
-    while (size := SIZE.unpack(stream.read(SIZE.size))[0]) >= 0:
-        yield stream.read(size).decode()
-
-
-def _encode(tokenizer: Tokenizer, texts: Iterable[str], path: Path) -> None:
-    """Writes the tokens of the texts as an array of uint32, [N]."""
-    count = 0
-    with path.open("wb") as file:
-        header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(_sequence(stream), vocab_size, min_frequency=0, show_progress=False)
+    trained.save(str(folder / "tokenizer.json"))
+    tokenizer, texts, count = Tokenizer.from_file(str(folder / "tokenizer.json")), _sequence(stream), 0
+    with (folder / "tokens.npy").open("wb") as file:
+        header = {"descr": "<u4", "fortran_order": False, "shape": (0,)}  # of an array [N]; N is known at the end
         np.lib.format.write_array_header_1_0(file, header)
-        for batch in _batches(texts):
+        while batch := list(itertools.islice(texts, ENCODED_AT_ONCE)):
             for encoding in tokenizer.encode_batch_fast(batch):
                 count += len(encoding.ids)
                 file.write(np.array(encoding.ids, dtype="<u4").tobytes())
@@ -89,17 +72,8 @@ def _encode(tokenizer: Tokenizer, texts: Iterable[str], path: Path) -> None:
         np.lib.format.write_array_header_1_0(file, header | {"shape": (count,)})  # as long as the first: NumPy leaves room
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in lists of ENCODED_AT_ONCE characters or more."""
-    batch, characters = [], 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= ENCODED_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def _sequence(stream: BinaryIO) -> Iterator[str]:
+    return iter(lambda: pickle.load(stream), None)
 
 
 if __name__ == "__main__":

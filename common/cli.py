@@ -8,21 +8,36 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO, TypeVar
 
 from common import config as configs
 from common import ranks, signals
 from common.errors import RunError, UsageError
+from common.options import Options, RunOptions
 from common.precision import AMP_DTYPES
 
 import torch
+
+Kind = TypeVar("Kind", bound=Options)
+RunKind = TypeVar("RunKind", bound=RunOptions)
 
 # What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
 SORT_KEYS = (
     "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
     "self_device_time_total", "cpu_memory_usage", "cuda_memory_usage", "device_memory_usage", "count",
 )  # fmt: skip
+OVERRIDES = {  # section of the configuration: its key, and the flag that overrides it
+    "model": {
+        "hidden_size": "hidden_dim", "num_layers": "num_layers", "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads", "intermediate_size": "intermediate_dim", "vocab_size": "vocab_size",
+    },
+    "training": {
+        "batch_size": "batch_size", "sequence_length": "seq_len", "num_steps": "num_steps", "learning_rate": "learning_rate",
+        "seed": "seed",
+    },
+}  # fmt: skip
 LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what was given
 
 
@@ -34,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
         )
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
         self.exit(2, f"error: {shown} (--help lists the flags)\n" if ranks.here().local_rank == 0 else None)
 
@@ -90,9 +105,8 @@ Flags = argparse._ActionsContainer
 
 def add_preset(group: Flags) -> None:
     group.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    group.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="file whose sections `model:` and `training:` override the preset"
-    )
+    overriding = "file whose sections `model:` and `training:` override the preset"
+    group.add_argument("--config", type=Path, metavar="FILE.yaml", help=overriding)
 
 
 def add_batch_size(group: Flags) -> None:
@@ -108,9 +122,8 @@ def add_seed(group: Flags) -> None:
 
 
 def add_device(group: Flags) -> None:
-    group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD's ROCm (default: auto)"
-    )
+    devices = ("auto", "cpu", "cuda")
+    group.add_argument("--device", choices=devices, default="auto", help="cuda also means AMD's ROCm (default: auto)")
 
 
 def add_precision(group: Flags) -> None:
@@ -119,27 +132,8 @@ def add_precision(group: Flags) -> None:
 
 
 def add_capture(group: Flags) -> None:
-    group.add_argument(
-        "--capture-step",
-        action=argparse.BooleanOptionalAction,
-        help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
-    )
-
-
-def add_parallel(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
-    group.add_argument(
-        "--parallel",
-        choices=ranks.FORMS,
-        help="DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)",
-    )
-    group.add_argument(
-        "--distributed-timeout",
-        type=positive,
-        default=600,
-        metavar="SECONDS",
-        help="how long a process waits for the others before the job fails (default: 600)",
-    )
+    captured = "run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)"
+    group.add_argument("--capture-step", action=argparse.BooleanOptionalAction, help=captured)
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
@@ -155,7 +149,7 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
         group.add_argument("--torch-compile-mode", choices=modes, help="mode of torch.compile (default: default)")
 
 
-def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
+def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
     """Which switches of a version are on: its defaults, or all or none (`all-fusion`), and then each as it was given.
 
     A mode of torch.compile stands in place of True.
@@ -165,181 +159,151 @@ def switches(options: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[
     Raises:
         UsageError: a mode for torch.compile is given, but it is off.
     """
-    given = {name: getattr(options, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
+    given = {name: getattr(arguments, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
     every = given.pop("all-fusion")
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1" and "flash-attention" in defaults:
         given["flash-attention"] = False
-    result = {
+    result: dict[str, bool | str] = {
         name: next(value for value in (given[name], every, default) if value is not None) for name, default in defaults.items()
     }
-    if mode := getattr(options, "torch_compile_mode", None):
+    if mode := getattr(arguments, "torch_compile_mode", None):
         if not result["torch-compile"]:
             raise UsageError("--torch-compile-mode needs --enable-torch-compile")
         result["torch-compile"] = mode
     return result
 
 
-def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
+def amp_dtype(options: Options | argparse.Namespace) -> torch.dtype | None:
     """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
     if options.amp_dtype and not options.use_amp:
         raise UsageError("--amp-dtype has no effect without --use-amp")
     return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
 
 
-def parser(description: str | None) -> Parser:
-    """All flags that every version has. `parse` turns them into a configuration."""
+def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
+    """All flags that every version has, and those of its switches. `parse` turns them into options."""
     result = Parser(description)
-    model = result.add_argument_group("model")
-    add_preset(model)
-    model.add_argument("--hidden-dim", type=int, metavar="D")
-    model.add_argument("--num-layers", type=int, metavar="L")
-    model.add_argument("--num-heads", type=int, metavar="H")
-    model.add_argument(
-        "--num-kv-heads", type=int, metavar="K", help="key/value heads; fewer than H: grouped-query attention (default: H)"
-    )
-    model.add_argument("--intermediate-dim", type=int, metavar="F")
-    model.add_argument("--vocab-size", type=int, metavar="V")
+    group = result.add_argument_group("model")
+    add_preset(group)
+    group.add_argument("--hidden-dim", type=int, metavar="D")
+    group.add_argument("--num-layers", type=int, metavar="L")
+    group.add_argument("--num-heads", type=int, metavar="H")
+    fewer = "key/value heads; fewer than H: grouped-query attention (default: H)"
+    group.add_argument("--num-kv-heads", type=int, metavar="K", help=fewer)
+    group.add_argument("--intermediate-dim", type=int, metavar="F")
+    group.add_argument("--vocab-size", type=int, metavar="V")
 
-    training = result.add_argument_group("training")
-    add_batch_size(training)
-    add_sequence_length(training)
-    training.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
-    training.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
-    add_seed(training)
-    training.add_argument(
-        "--warmup-steps",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="forward and backward passes before the first step, neither timed nor trained on (default: 3)",
-    )
-    training.add_argument(
-        "--data",
-        default="stdlib",
-        metavar="stdlib|synthetic|FILE",
-        help="text to train on (default: the Python standard library's source)",
-    )
-    add_device(training)
-    add_precision(training)
-    add_capture(training)
-    training.add_argument("--allow-tf32", action="store_true", help="let fp32 matrix products round to TF32 (NVIDIA)")
-    training.add_argument("--log-every", type=positive, default=20, metavar="N", help="steps between lines (default: 20)")
-    training.add_argument(
-        "--metrics-out", type=Path, metavar="FILE", help="file for the record (default: metrics_<version>.json)"
-    )
-    training.add_argument("--save-model", type=Path, metavar="DIR", help="save a checkpoint that transformers opens")
-    training.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        metavar="DIR",
-        help="save all that the next step needs at the end of the run, in DIR/step-N",
-    )
-    training.add_argument(
-        "--checkpoint-every", type=positive, metavar="N", help="save also every N steps; the two newest are kept"
-    )
-    training.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in --checkpoint-dir, or start if there is none"
-    )
+    group = result.add_argument_group("training")
 
-    add_parallel(result)
+    def number(flag: str, default: int | None, metavar: str, shown: str) -> None:
+        group.add_argument(flag, type=positive, default=default, metavar=metavar, help=shown)
 
-    profiling = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
-    profiling.add_argument("--enable-pytorch-profiler", action="store_true", help="profile the last steps of the run")
-    profiling.add_argument("--profile-dir", type=Path, metavar="DIR", help="folder for profiles (default: pytorch_profiles)")
-    profiling.add_argument(
-        "--profile-steps",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="steps to profile, fewer if --num-steps is short (default: 3)",
-    )
-    profiling.add_argument(
-        "--profile-memory",
-        "--enable-memory-profiling",
-        action="store_true",
-        help="record every allocation and draw memory_timeline.html",
-    )
-    profiling.add_argument("--profile-operators", action="store_true", help="print the table of operators")
-    profiling.add_argument(
-        "--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
-    )
-    profiling.add_argument(
-        "--profile-attention-only",
-        action="store_true",
-        help="keep only what runs inside the attention span, forward and backward",
-    )
-    profiling.add_argument(
-        "--profile-with-stack", action="store_true", help="put Python's calls into the trace (slower steps, a larger trace)"
-    )
-    profiling.add_argument(
-        "--profile-with-flops", action="store_true", help="add torch.profiler's FLOPs, which it counts for few operators"
-    )
-    profiling.add_argument(
-        "--enable-deepspeed-flops", action="store_true", help="count FLOPs by formula, FlopCounterMode and DeepSpeed"
-    )
-    profiling.add_argument(
-        "--flops-dir", type=Path, metavar="DIR", help="where these counts go, and count (default: flops_analysis)"
-    )
-    profiling.add_argument("--enable-all-profiling", action="store_true", help="profiler, memory, operator table, FLOPs")
-    profiling.add_argument(
-        "--measure-peak", action="store_true", help="time a large GEMM and a copy first; also gives the %% of measured GEMM"
-    )
-    profiling.add_argument(
-        "--time-phases",
-        action="store_true",
-        help="after the run, time forward, backward and optimizer apart in steps of their own",
-    )
-    profiling.add_argument("--validate-setup", action="store_true", help="check the installation and every output, line by line")
+    def path(flag: str, metavar: str, shown: str) -> None:
+        group.add_argument(flag, type=Path, metavar=metavar, help=shown)
+
+    def on(flag: str, shown: str, *others: str) -> None:
+        group.add_argument(flag, *others, action="store_true", help=shown)
+
+    add_batch_size(group)
+    add_sequence_length(group)
+    group.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
+    group.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
+    add_seed(group)
+    number("--warmup-steps", 3, "N", "passes before the first step, neither timed nor trained on (default: 3)")
+    text = "text to train on (default: the Python standard library's source)"
+    group.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE", help=text)
+    add_device(group)
+    add_precision(group)
+    add_capture(group)
+    on("--allow-tf32", "let fp32 matrix products round to TF32 (NVIDIA)")
+    number("--log-every", 20, "N", "steps between lines (default: 20)")
+    path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
+    path("--save-model", "DIR", "save a checkpoint that transformers opens")
+    path("--checkpoint-dir", "DIR", "save all that the next step needs at the end of the run, in DIR/step-N")
+    number("--checkpoint-every", None, "N", "save also every N steps; the two newest are kept")
+    on("--resume", "go on from the newest checkpoint in --checkpoint-dir, or start if there is none")
+
+    group = result.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
+    form = "DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)"
+    group.add_argument("--parallel", choices=ranks.FORMS, help=form)
+    number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before it fails (default: 600)")
+
+    group = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
+    on("--enable-pytorch-profiler", "profile the last steps of the run")
+    path("--profile-dir", "DIR", "folder for profiles (default: pytorch_profiles)")
+    number("--profile-steps", 3, "N", "steps to profile, fewer if --num-steps is short (default: 3)")
+    on("--profile-memory", "record every allocation and draw memory_timeline.html", "--enable-memory-profiling")
+    on("--profile-operators", "print the table of operators")
+    order = f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
+    group.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY", help=order)
+    on("--profile-attention-only", "keep only what runs inside the attention span, forward and backward")
+    on("--profile-with-stack", "put Python's calls into the trace (slower steps, a larger trace)")
+    on("--profile-with-flops", "add torch.profiler's FLOPs, which it counts for few operators")
+    on("--enable-deepspeed-flops", "count FLOPs by formula, FlopCounterMode and DeepSpeed")
+    path("--flops-dir", "DIR", "where these counts go, and count (default: flops_analysis)")
+    on("--enable-all-profiling", "profiler, memory, operator table, FLOPs")
+    on("--measure-peak", "time a large GEMM and a copy first; also gives the %% of measured GEMM")
+    on("--time-phases", "after the run, time forward, backward and optimizer apart in steps of their own")
+    on("--validate-setup", "check the installation and every output, line by line")
+    if switches:
+        add_switches(result, switches)
     return result
 
 
-def parse(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig.
+def parse(arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunOptions:
+    """The options of a run from the flags of `parser`, which got the same switches; errors as in `parse_as`."""
+    return parse_as(RunOptions, arguments, switches)
+
+
+def parse_as(kind: type[RunKind], arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunKind:
+    """As `parse`, for a program with flags of its own; `kind` as in `resolve`.
 
     Raises:
         UsageError: a value is wrong, or contradicts another.
     """
-    config = configs.resolve(
-        arguments.preset,
-        arguments.config,
-        model=dict(
-            hidden_size=arguments.hidden_dim,
-            num_layers=arguments.num_layers,
-            num_attention_heads=arguments.num_heads,
-            num_key_value_heads=arguments.num_kv_heads,
-            intermediate_size=arguments.intermediate_dim,
-            vocab_size=arguments.vocab_size,
-        ),
-        training=dict(
-            batch_size=arguments.batch_size,
-            sequence_length=arguments.seq_len,
-            num_steps=arguments.num_steps,
-            learning_rate=arguments.learning_rate,
-            seed=arguments.seed,
-        ),
-    )
-    arguments.model = config.model
-    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
-    arguments.num_steps, arguments.seed = config.training.num_steps, config.training.seed
-    arguments.learning_rate = config.training.learning_rate
-    if arguments.enable_all_profiling:
-        arguments.profile_memory = arguments.profile_operators = arguments.enable_deepspeed_flops = True
-        arguments.enable_pytorch_profiler = True
+    options, every = resolve(kind, arguments, switches), arguments.enable_all_profiling
     asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
-    if any(getattr(arguments, f"profile_{what}") for what in asked):
-        arguments.enable_pytorch_profiler = True
-    arguments.profile_dir = arguments.profile_dir or Path("pytorch_profiles")
-    arguments.enable_deepspeed_flops |= arguments.flops_dir is not None
-    arguments.flops_dir = arguments.flops_dir or Path("flops_analysis")
-    if (arguments.resume or arguments.checkpoint_every) and not arguments.checkpoint_dir:
-        raise UsageError(f"{'--resume' if arguments.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
-    if arguments.time_phases and arguments.capture_step:
+    profiled = every or any(getattr(arguments, f"profile_{what}") for what in asked)
+    options = replace(
+        options,
+        profile_memory=options.profile_memory or every,
+        profile_operators=options.profile_operators or every,
+        enable_pytorch_profiler=options.enable_pytorch_profiler or profiled,
+        profile_dir=options.profile_dir or Path("pytorch_profiles"),
+        enable_deepspeed_flops=options.enable_deepspeed_flops or every or options.flops_dir is not None,
+        flops_dir=options.flops_dir or Path("flops_analysis"),
+    )
+    if options.parallel and not ranks.here().launched:
+        parallel = options.parallel
+        raise UsageError(f"--parallel {parallel} needs torchrun: torchrun --nproc-per-node 2 SCRIPT --parallel {parallel} ...")
+    if (options.resume or options.checkpoint_every) and not options.checkpoint_dir:
+        raise UsageError(f"{'--resume' if options.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
+    if options.time_phases and options.capture_step:
         raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
-    if arguments.profile_with_flops and arguments.profile_attention_only:
+    if options.profile_with_flops and options.profile_attention_only:
         raise UsageError("--profile-with-flops counts the whole step: leave --profile-attention-only out")
-    if arguments.sort_by and "memory" in arguments.sort_by and not arguments.profile_memory:
-        raise UsageError(f"--sort-by {arguments.sort_by} needs the memory to be recorded: add --profile-memory")
-    return arguments
+    if options.sort_by and "memory" in options.sort_by and not options.profile_memory:
+        raise UsageError(f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory")
+    return options
+
+
+def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None) -> Kind:
+    """Options from flags: what was left out is filled in from preset and file.
+
+    Args:
+        kind: the class of the options. Each of its fields without a default is a flag, or comes from the preset.
+        arguments: with --preset and --config, and any of the flags that override them.
+        defaults: of the version's switches.
+
+    Raises:
+        UsageError: a value is wrong, or contradicts another.
+    """
+    given = vars(arguments)
+    sections = {section: {key: given.get(flag) for key, flag in flags.items()} for section, flags in OVERRIDES.items()}
+    config = configs.resolve(given["preset"], given["config"], **sections)
+    values = given | {flag: getattr(config.training, key) for key, flag in OVERRIDES["training"].items()}
+    values |= {"model": config.model, "switches": switches(arguments, defaults or {})}
+    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 
 def require(module: str) -> None:
@@ -407,8 +371,9 @@ def _end(said: str | None, code: int) -> int:
 def _drop_what_cannot_be_written(*streams: TextIO | None) -> None:
     """Python flushes its streams at the end, and would turn a failure into exit code 120."""
     for stream in streams:
+        if not stream:
+            continue
         try:
-            if stream:
-                stream.flush()
+            stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -92,10 +92,10 @@ class TrainingConfig(StrictModel):
     """The settings of one training run."""
 
     batch_size: Count = 8  # B
-    sequence_length: int = Field(128, ge=2, le=LARGEST)  # S; a single token attends to itself alone, and q and k learn nothing
+    sequence_length: int = Field(default=128, ge=2, le=LARGEST)  # S; with a single token, q and k would learn nothing
     num_steps: Count = 300
     learning_rate: PositiveFloat = 1.5e-3
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
 
 class Config(StrictModel):
@@ -223,7 +223,8 @@ def _describe(item: Any) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         *section, _ = item["loc"]
-        known = Config.model_fields[section[0]].annotation if section else Config
+        sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "training": TrainingConfig}
+        known = sections[section[0]] if section else Config
         return f"unknown key {where} (known: {', '.join(known.model_fields)})"
     if item["type"] == "value_error" and len(item["loc"]) == 1:
         return message

@@ -48,7 +48,8 @@ def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; makes it deterministic
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that would add a kernel per allocation
+    # A debugging aid that would add a kernel per allocation; PyTorch declares no types for it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
 
@@ -158,6 +159,11 @@ def environment() -> dict[str, Any]:
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+def _status_kib(name: str) -> int:
+    [kib] = re.findall(rf"^{name}:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    return int(kib)
+
+
 def reset_peak_memory(device: torch.device) -> None:
     if is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
@@ -178,7 +184,7 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
         reserved = torch.cuda.max_memory_reserved(device) / 2**20
         return {"peak_mib": peak / 2**20, "kind": "GPU allocator", "reserved_mib": reserved}
     if _STATUS.exists():
-        return {"peak_mib": int(re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()).group(1)) / 1024, "kind": "process RSS"}
+        return {"peak_mib": _status_kib("VmHWM") / 1024, "kind": "process RSS"}
     import resource  # no /proc: macOS, where the figure is in bytes
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -196,11 +202,10 @@ def limit_memory(device: torch.device, mib: float) -> None:
         import resource
 
         torch.ones(2**20).add_(1)  # starts PyTorch's threads
-        given, used = (int(re.search(rf"{name}:\s*(\d+) kB", _STATUS.read_text()).group(1)) for name in ("VmData", "RssAnon"))
+        unused = 1024 * max(0, _status_kib("VmData") - _status_kib("RssAnon"))
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = int(mib * 2**20) + 1024 * max(0, given - used)
-        wanted = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
-        resource.setrlimit(resource.RLIMIT_DATA, (min(wanted), hard))
+        limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min([int(mib * 2**20) + unused, *limits]), hard))
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")  # CPU; CUDA and HIP; their BLAS

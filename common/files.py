@@ -1,6 +1,6 @@
 """Reads and writes result files. A file is written whole or not at all, and what is read is checked before it is used.
 
-Each schema of ours has one model, a TypedDict class beside the reader of its file. Its key `schema` is a Literal that names it.
+Each schema of ours has one model, a TypedDict class in `common.records`. Its key `schema` is a Literal that names it.
 """
 
 import functools
@@ -214,7 +214,12 @@ def read(path: Path, model: type[Content]) -> Content:
     Raises:
         UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of range.
     """
-    return check(path, read_json(path, get_args(model.__annotations__["schema"])[0]), model)
+    return check(path, read_json(path, schema_of(model)), model)
+
+
+def schema_of(model: type) -> str:
+    """The schema that a model names by the Literal of its key `schema`."""
+    return get_args(model.__annotations__["schema"])[0]
 
 
 def check(path: Path, content: Any, model: type[Content], place: str = "") -> Content:
@@ -227,7 +232,7 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
         UsageError: it does not; the message names the file, the first field that is wrong, and what is wrong with it.
     """
     try:
-        _adapter(model).validate_python(content, strict=True)
+        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = place + ".".join(map(str, first["loc"])) or "the file"
@@ -235,4 +240,6 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
     return content
 
 
-_adapter = functools.cache(TypeAdapter)
+@functools.cache
+def _adapter(model: Any) -> TypeAdapter:
+    return TypeAdapter(model)

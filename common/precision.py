@@ -1,6 +1,7 @@
 """Number formats of a run: fp32, or mixed precision by autocast (with loss scaling where the format needs it)."""
 
 from contextlib import AbstractContextManager
+from typing import Literal
 
 from common.errors import UsageError
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+Name = Literal["fp32", "bf16", "fp16"]
+SHORT: dict[torch.dtype, Name] = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Precision:
@@ -25,7 +27,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype == torch.float16)
 
     @property
-    def name(self) -> str:
+    def name(self) -> Name:
         return SHORT[self.dtype]
 
     def autocast(self) -> AbstractContextManager:

@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,12 +112,12 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def python(device: torch.device) -> Check:
+def python() -> Check:
     return Check("python", f"{platform.python_version()}, {platform.platform()}, {sys.executable}")
 
 
-def pytorch(device: torch.device) -> Check:
-    oldest, limit = re.search(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT).groups()
+def pytorch() -> Check:
+    [(oldest, limit)] = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT)
     versions = devices.environment()
     build = next((f"{name} {versions[name]}" for name in ("cuda", "hip") if versions[name]), "CPU build")
     found = f"{torch.__version__} ({build})"
@@ -127,13 +127,13 @@ def pytorch(device: torch.device) -> Check:
     return Check("torch", found, f"the scripts may fail: they are made for {oldest} or newer, below {limit}", mend)
 
 
-def numbers(version: str) -> tuple[int, int]:
-    """ "2.13.0+cpu" -> (2, 13)."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+def numbers(version: str) -> list[int]:
+    """ "2.13.0+cpu" -> [2, 13]."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
-def packages(device: torch.device) -> Check:
-    block = re.search(r"^dependencies = \[(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL).group(1)
+def packages() -> Check:
+    [block] = re.findall(r"^dependencies = \[(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
     names = [name for name in re.findall(r'"([\w-]+)>=', block) if name not in OPTIONAL]
     missing = [name for name in names if not version_of(name)]
     if missing:
@@ -141,7 +141,7 @@ def packages(device: torch.device) -> Check:
     return Check("packages", ", ".join(f"{name} {version_of(name)}" for name in names))
 
 
-def optional(name: str, device: torch.device) -> Check:
+def optional(name: str) -> Check:
     if version := version_of(name):
         return Check(name, version)
     return Check(name, "not installed", OPTIONAL[name], INSTALLED_BY.get(name, "run `make setup`"))
@@ -153,11 +153,10 @@ def training(device: torch.device) -> Check:
     try:
         weight = torch.ones(64, 64, device=device, requires_grad=True)
         (x.to(device) @ weight).sum().backward()
-        right = torch.equal(weight.grad.cpu(), x.T @ x)
+        right = weight.grad is not None and torch.equal(weight.grad.cpu(), x.T @ x)
+        found = f"a product and its gradient on {devices.describe(device)['name']}" + ("" if right else " are wrong")
     except RuntimeError as error:
         found, right = first_line(error), False
-    else:
-        found = f"a product and its gradient on {devices.describe(device)['name']}" + ("" if right else " are wrong")
     if right:
         return Check("training", found)
     mend = "see MACHINES.md for this kind of machine, or take --device cpu"
@@ -168,11 +167,12 @@ def first_line(text: object) -> str:
     return (str(text).strip() or "no message").splitlines()[0]
 
 
-def text(device: torch.device) -> Check:
+def text() -> Check:
     try:
         dataset = data.load("stdlib", ModelConfig().vocab_size, seed=0)
     except UsageError as error:
         return Check("text", str(error), "runs need --data synthetic", "set XDG_CACHE_HOME to a folder that can be written to")
+    assert dataset.tokenizer
     return Check("text", f"{len(dataset.tokens):,} tokens in {dataset.tokenizer.parent}")
 
 
@@ -200,12 +200,8 @@ def triton(device: torch.device) -> Check:
     if done.returncode:
         mend = "reinstall torch with its own triton, and a C compiler beside it; without a GPU also `pip install 'numpy<2.4'`"
         return Check("triton", first_line(done.stderr.strip().rpartition("\n")[2]), without, mend)
-    how = (
-        "compiles and runs a kernel"
-        if devices.is_gpu(device)
-        else "interprets a kernel; it compiles for GPUs, but can't run that here"
-    )
-    return Check("triton", f"{done.stdout.strip()}, {how}")
+    here = "interprets a kernel; it compiles for GPUs, but can't run that here"
+    return Check("triton", f"{done.stdout.strip()}, {'compiles and runs a kernel' if devices.is_gpu(device) else here}")
 
 
 def profiler(device: torch.device) -> Check:
@@ -270,10 +266,9 @@ def tool(maker: str, name: str) -> Check:
         mend = f"install {package} or load its module, and put its folder on PATH"
         return Check(name, "not on PATH", without, mend)
     if name in sample_gpu.TOOLS:
-        gpus = len(sample_gpu.read(name))
-        if not gpus:
-            return Check(name, f"{path} reports no GPU", without, "check that the driver is loaded and matches the tool")
-        return Check(name, f"{path}, reports {gpus} GPU{'s' * (gpus > 1)}")
+        if gpus := len(sample_gpu.read(name)):
+            return Check(name, f"{path}, reports {gpus} GPU{'s' * (gpus > 1)}")
+        return Check(name, f"{path} reports no GPU", without, "check that the driver is loaded and matches the tool")
     return Check(name, path)
 
 
@@ -293,31 +288,29 @@ def permissions(device: torch.device) -> Check:
     if not closed:
         return Check("permissions", f"{', '.join(map(str, nodes))} are open to this user (groups {mine})")
     owners = sorted({groups.get(path.stat().st_gid, str(path.stat().st_gid)) for path in closed})
-    mend = f"sudo usermod -a -G {','.join(owners)} $LOGNAME, then log in again; in a container add " + " ".join(
-        f"--group-add {path.stat().st_gid}" for path in closed[:1]
-    )
+    group = closed[0].stat().st_gid
+    mend = f"sudo usermod -a -G {','.join(owners)} $LOGNAME, then log in again; in a container add --group-add {group}"
     return Check("permissions", f"{closed[0]} is closed to this user (groups {mine})", "ROCm sees no GPU", mend)
 
 
 def counters() -> Check:
     """Of an NVIDIA GPU: whether ncu may read them."""
     parameters = NVIDIA_PARAMETERS.read_text() if NVIDIA_PARAMETERS.exists() else ""
-    capabilities = re.search(r"^CapEff:\s*(\w+)", STATUS.read_text() if STATUS.exists() else "", re.MULTILINE)
-    privileged = bool(capabilities) and bool(int(capabilities.group(1), 16) >> CAP_SYS_ADMIN & 1)
+    capabilities = re.findall(r"^CapEff:\s*(\w+)", STATUS.read_text() if STATUS.exists() else "", re.MULTILINE)
+    privileged = any(int(bits, 16) >> CAP_SYS_ADMIN & 1 for bits in capabilities)
     if "RmProfilingAdminOnly: 1" in parameters and not privileged:
         mend = (
             "the administrator sets `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d and restarts; a "
             "container is started with --cap-add=SYS_ADMIN"
         )
         return Check("counters", "the driver keeps them for administrators", "ncu ends with ERR_NVGPUCTRPERM", mend)
-    open_to = "this user may read them" if parameters else "the driver does not say who may read them"
-    return Check("counters", open_to)
+    return Check("counters", "this user may read them" if parameters else "the driver does not say who may read them")
 
 
-# ----------------------------------------------------------------------------------------------------- the rest of it
+# ------------------------------------------------------------------------------------------------- the machine itself
 
 
-def processes(device: torch.device) -> Check:
+def processes() -> Check:
     """A collective operation of one process: gloo has to find a network address."""
     import torch.distributed as dist
 
@@ -343,7 +336,7 @@ def port(number: int, user: str, flag: str) -> Check:
     return Check(f"port {number}", f"free for {user}")
 
 
-def disk(device: torch.device) -> Check:
+def disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
     if free > LEAST_DISK:
@@ -351,7 +344,7 @@ def disk(device: torch.device) -> Check:
     return Check("disk", found, "traces and checkpoints may not fit", f"make room: {LEAST_DISK // GIB} GiB or more")
 
 
-def memory(device: torch.device) -> Check:
+def memory() -> Check:
     total = devices.describe(torch.device("cpu"))["memory_mib"] * 2**20
     found = f"{total / GIB:.1f} GiB for a process"
     if total > LEAST_MEMORY:
@@ -359,7 +352,7 @@ def memory(device: torch.device) -> Check:
     return Check("memory", found, "only the preset tiny fits", f"take a machine or a job with {LEAST_MEMORY // GIB} GiB or more")
 
 
-def variables(device: torch.device) -> Check:
+def variables() -> Check:
     found = [f"{name}={os.environ[name]}" for name in SLOWING if os.environ.get(name, "0") != "0"]
     if found:
         return Check("variables", ", ".join(found), "no time that is measured counts", "unset them in the shell that measures")
@@ -370,22 +363,23 @@ def variables(device: torch.device) -> Check:
 
 
 def checks(device: torch.device) -> Iterator[Check]:
-    for check in (python, pytorch, packages):
-        yield check(device)
-    for name in OPTIONAL:
-        yield optional(name, device)
+    """Each check as soon as it is made."""
+    yield python()
+    yield pytorch()
+    yield packages()
+    yield from map(optional, OPTIONAL)
     yield gpu(device)
     if devices.is_gpu(device):
         yield gpu_memory(device)
-    for check in (training, text, profiler, triton, compiler):
+    yield training(device)
+    yield text()
+    for check in (profiler, triton, compiler):
         yield check(device)
-    maker = vendor()
-    for name in TOOLS.get(maker, ()):
-        yield tool(maker, name)
-    if maker:
+    if maker := vendor():
+        yield from (tool(maker, name) for name in TOOLS[maker])
         yield permissions(device) if maker == "amd" else counters()
-    for check in (processes, disk, memory, variables):
-        yield check(device)
+    for of_machine in (processes, disk, memory, variables):
+        yield of_machine()
     yield port(TENSORBOARD_PORT, "tensorboard", "--port")
     yield port(TORCHRUN_PORT, "torchrun", "--master-port")
 
@@ -400,25 +394,19 @@ def parts(found: Sequence[Check]) -> dict[str, tuple[str, list[str]]]:
     return result
 
 
-def run(say: Callable[[str], None]) -> tuple[list[Check], dict[str, tuple[str, list[str]]]]:
-    """Makes all checks and says each as soon as it is known."""
-    device, found = devices.select("auto"), []
-    for check in checks(device):
-        found.append(check)
-        say(check.line())
-    states = parts(found)
-    say("\n  part                    state    for want of")
-    for name, (state, lacks) in states.items():
-        say(f"  {name:<23} {state:<8} {', '.join(lacks)}".rstrip())
-    return found, states
-
-
 def main() -> int:
     parser = cli.Parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="also write the checks and the parts as JSON")
     options = parser.parse_args()
     path = writable_file(options.json, "--json") if options.json else None
-    found, states = run(lambda line: print(line, flush=True))
+    found = []
+    for check in checks(devices.select("auto")):
+        found.append(check)
+        print(check.line(), flush=True)
+    states = parts(found)
+    print("\n  part                    state    for want of")
+    for name, (state, lacks) in states.items():
+        print(f"  {name:<23} {state:<8} {', '.join(lacks)}".rstrip())
     if path:
         rows = [asdict(check) | {"ok": check.ok} for check in found]
         table = [{"part": name, "state": state, "for_want_of": lacks} for name, (state, lacks) in states.items()]

@@ -1,9 +1,10 @@
 """Which process of a job this is, as torchrun's environment says. A process that torchrun did not start is rank 0 of 1."""
 
 import os
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-FORMS = ("ddp", "zero1", "fsdp")  # of --parallel
+Form = Literal["ddp", "zero1", "fsdp"]  # of --parallel
+FORMS: tuple[Form, ...] = get_args(Form)
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -150,7 +150,8 @@ def summary(rows: list[Row]) -> list[Row]:
     """GPU, quantity, its smallest, median and largest value, and number of samples, of each quantity that the tool gave."""
     lines = []
     for gpu in dict.fromkeys(row[1] for row in rows):
+        of_gpu = [row for row in rows if row[1] == gpu]
         for column, name in enumerate(MEASURED, start=2):
-            if values := [row[column] for row in rows if row[1] == gpu and row[column] is not None]:
+            if values := [value for row in of_gpu if isinstance(value := row[column], float | int)]:
                 lines.append([gpu, name, min(values), statistics.median(values), max(values), len(values)])
     return lines

@@ -69,13 +69,13 @@ def summarize(milliseconds: list[float]) -> dict[str, float | int]:
     return {"median": float(median), "p20": float(p20), "p80": float(p80), "count": len(milliseconds)}
 
 
-def phase_times(step: Callable[[int], object], device: torch.device) -> dict[str, list[float]]:
+def phase_times(step: Callable[[int], object], device: torch.device, clock_type: type[Clock] = Clock) -> dict[str, list[float]]:
     """Milliseconds of forward (with the loss), backward and optimizer in each of ten further training steps.
 
     The phases are cut where the spans `backward` and `optimizer` begin and end, by marks that nothing waits for.
     """
     times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-    clock, cuts = Clock(device), {}
+    clock, cuts = clock_type(device), {}
 
     def observe(name: str, entering: bool) -> None:
         if name in ("backward", "optimizer"):

@@ -31,12 +31,13 @@ def baseline_state_dict(model: nn.Module) -> dict[str, Tensor]:
     A fused matrix is the parts one below the other, of `sizes` that the module around it holds; then these are views. Or it has
     methods `fused(*parts)` and `parts(weight)`, which say how its rows are ordered; then they may be copies.
     """
-    state = {}
+    state: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
         module, _, leaf = name.removesuffix(".weight").rpartition(".")
         if leaf in FUSED:
             owner = model.get_submodule(f"{module}.{leaf}")
-            parts = owner.parts(weight) if hasattr(owner, "parts") else weight.split(model.get_submodule(module).sizes)
+            ordered = getattr(owner, "parts", None)
+            parts = ordered(weight) if ordered else weight.split(model.get_submodule(module).sizes)
             state |= {f"{module}.{part}.weight": piece for part, piece in zip(FUSED[leaf], parts, strict=True)}
         else:
             state[name] = weight
@@ -49,5 +50,5 @@ def fuse_on_load(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *
         for name in [name for name in state_dict if name.endswith(f"{parts[0]}.weight")]:
             module = name.removesuffix(f"{parts[0]}.weight")
             pieces = [state_dict.pop(f"{module}{part}.weight") for part in parts]
-            owner = model.get_submodule(f"{module}{fused}".removeprefix(prefix))
-            state_dict[f"{module}{fused}.weight"] = owner.fused(*pieces) if hasattr(owner, "fused") else torch.cat(pieces)
+            ordered = getattr(model.get_submodule(f"{module}{fused}".removeprefix(prefix)), "fused", None)
+            state_dict[f"{module}{fused}.weight"] = ordered(*pieces) if ordered else torch.cat(pieces)

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from common import data, progress
+from common.options import RunOptions
 
 import numpy
 import pytest
@@ -144,27 +146,35 @@ def known_ceilings(monkeypatch) -> None:
     monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS)
 
 
+def run_options(version: ModuleType, *flags: object) -> RunOptions:
+    """The options of a version's run from these flags."""
+    from common.training import version_files
+
+    return version_files.run_options(version, version_files.run_parser(version, None).parse_args([str(flag) for flag in flags]))
+
+
 @pytest.fixture
 def at_step(monkeypatch) -> Callable[[int, Callable], None]:
-    """at_step(number, action): a run of Version 1 calls action() in this training step; the warm-up's steps do not count."""
-    from common import cli
-    from version1_pytorch_baseline import tiny_llama_v1
+    """at_step(number, action): the first run that reaches this training step calls action() in it."""
+    from common.training.run import Run
 
-    real, warmup = tiny_llama_v1.make_step, cli.parser(None).get_default("warmup_steps")
+    real = Run.prepare
 
     def interpose(number: int, action: Callable[[], None]) -> None:
-        def make_step(*arguments):
-            step, calls = real(*arguments), []
+        actions = [action]
+
+        def prepare(run: Run, made):
+            step, calls = real(run, made), []
 
             def watched(batch):
                 calls.append(batch)
-                if len(calls) == warmup + number:
-                    action()
+                if len(calls) == number and actions:
+                    actions.pop()()
                 return step(batch)
 
             return watched
 
-        monkeypatch.setattr(tiny_llama_v1, "make_step", make_step)
+        monkeypatch.setattr(Run, "prepare", prepare)
 
     return interpose
 

@@ -15,10 +15,13 @@ import pytest
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 
-def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
-    """Exit code of `pytest test_exercises.py` in the exercises' folder, and the test cases of its JUnit file."""
-    command = [sys.executable, "-m", "pytest", "test_exercises.py", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-    environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "KERNEL_EXERCISES": which}
+def run_tests(
+    folder: Path, which: str, results: Path, tests: str = "test_exercises.py"
+) -> tuple[int, list[xml.etree.ElementTree.Element]]:
+    """Exit code of `pytest TESTS` in the exercises' folder, and the test cases of its JUnit file."""
+    command = [sys.executable, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+    chosen = {"KERNEL_EXERCISES": which, "PROFILING_LAB": which}
+    environment = os.environ | chosen | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--tb=line"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     print(done.stdout)
     return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))

@@ -59,10 +59,12 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
     count = STEPS if version in (tiny_llama_v1, UNTIED) and amp is None else 10
     size = B * ranks.here().world_size // world_size
     batches = data.Batches(TEXT, size, S, count, 0, CPU, rank, world_size)
-    options = Namespace(model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, parallel=form)
-    
+    switches = getattr(version, "SWITCHES", {})
+    options = Namespace(
+        model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False
+    )
     precision = Precision(CPU, amp)
-    prepared = step.prepare(version, options, precision, batches[0], 2)
+    prepared = step.prepare(version, options, precision, batches[0], 2, form)
     with step.without_update(prepared.optimizer, precision):
         step.run(prepared.step, prepared.optimizer, batches[0], 1)
         held = distributed.whole_states(prepared.optimizer)
@@ -98,7 +100,7 @@ UNTIED = untied(tiny_llama_v1)
 VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3, "v4": tiny_llama_v4}
 
 if __name__ == "__main__":
-    distributed.start(Namespace(parallel="ddp", distributed_timeout=60, batch_size=B, capture_step=False), CPU)
+    distributed.start("ddp", CPU, 60)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
         ("v2", "fsdp"),
@@ -111,4 +113,4 @@ if __name__ == "__main__":
     everyone = distributed.gathered(results)
     if ranks.here().main_process:
         Path(sys.argv[1]).write_text(json.dumps(everyone))
-    torch.distributed.destroy_process_group()
+    distributed.end()

@@ -1,8 +1,10 @@
 """Run records and profiles written by hand."""
 
 import copy
+from pathlib import Path
 
 from common.config import ModelConfig
+from common.files import write_json
 
 
 def record(**changes) -> dict:
@@ -113,3 +115,11 @@ def scaling(**changes) -> dict:
             cell("fsdp", 2, 4, status="out of memory", reason="CUDA"),
         ],
     } | changes  # fmt: skip
+
+
+def save_profile(folder: Path, run: dict, stamp: object = 1, kernels: list[dict] | None = None, **changes) -> Path:
+    """A profile of the run, with one operator, in `folder`, which is made and returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    operator = {"name": "aten::mm", "input_shapes": "[[2, 2], [2, 2]]", "input_types": '["float", "float"]'}
+    write_json(folder / f"profile_{stamp}.json", profile(run, [operator], kernels, **changes))
+    return folder

@@ -43,15 +43,9 @@ def record_cpu_trace(path: Path) -> None:
 
 
 def event(
-    category: str,
-    name: str,
-    start: float,
-    end: float,
-    thread: int = 1,
-    number: int | None = None,
-    shapes: list | None = None,
+    category: str, name: str, start: float, end: float, thread: int = 1, number: int | None = None, shapes: list | None = None,
     **arguments,
-) -> dict:
+) -> dict:  # fmt: skip
     """A complete event as traces write it; `number` is its "Sequence number", `shapes` those of its inputs."""
     if number is not None:
         arguments["Sequence number"] = number

@@ -8,16 +8,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from common import config
-from common.analysis.comparisons import (
-    batch_scaling,
-    kernel_reduction,
-    performance_study,
-    regression,
-    sequence_memory,
-    versions,
-)  # fmt: skip
+from common.analysis.comparisons import ablation_effects, compare, growth, performance_study
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, communication, step_profile
+from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
     bandwidth,
     bottlenecks,
@@ -30,9 +23,11 @@ from common.analysis.reports import (
     roofline,
     triton_kernels,
 )  # fmt: skip
-from common.documents import compiled_kernels, lab_dashboard, measured, version4
+from common.documents import compiled_kernels, lab_dashboard, result_tables
+from common.documents.sections import section
 from common.files import read, read_json, write_json
-from common.studies import ablation, batch_size, gemm_operations
+from common.records import kernel_benchmark_file, lab_file, memory_files, step_profile
+from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 from tests import records
@@ -84,7 +79,7 @@ def use_run(path: Path) -> None:
     other = path.with_name("metrics_bf16.json")
     write_run(other)
     shutil.copy(path, path.with_name("metrics_fp32.json"))
-    verdict = regression.compare(other, path, 0.9, 1.0)
+    verdict = compare.regression(other, path, 0.9, 1.0)
     published(verdict.report, path)
     published(performance_study.analyze(path.parent), path)
 
@@ -98,7 +93,7 @@ def use_run_of_a_version(path: Path) -> None:
         write_json(folder / "metrics.json", record(version=name))
         folders.append(folder)
     shutil.copy(path, folders[0] / "metrics_1.json")
-    print(versions.analyze(*folders, path.parent / "versions.md"))
+    print(compare.versions(*folders, path.parent / "versions.md"))
 
 
 OPERATORS = [
@@ -123,7 +118,7 @@ def use_profile(path: Path) -> None:
     published(
         triton_kernels.report(path, content, {("gemm", "forward"): SimpleNamespace(operation="mm", bytes=100, flops=100)}), path
     )
-    published(kernel_reduction.analyze(path, other, 5), path)
+    published(compare.kernel_reduction(path, other, 5), path)
     bandwidth.analyze(path, path.parent / "report", False)
     launches.analyze(path, 5, path.parent / "launches.csv")
     step = bottlenecks.read_step(path)
@@ -141,7 +136,7 @@ def use_profiles_of_sizes(path: Path) -> None:
     first = path.parent / "run1"
     first.mkdir(exist_ok=True)
     shutil.copy(path, first / "profile_1.json")
-    published(batch_scaling.analyze([first, *folders]), path)
+    published(growth.batch_scaling([first, *folders]), path)
 
 
 def use_profiles_of_lengths(path: Path) -> None:
@@ -156,7 +151,7 @@ def use_profiles_of_lengths(path: Path) -> None:
     first = path.parent / "length128"
     first.mkdir(exist_ok=True)
     shutil.copy(path, first / "profile_1.json")
-    published(sequence_memory.analyze([first, *folders]), path)
+    published(growth.sequence_memory([first, *folders]), path)
 
 
 def write_flops(path: Path) -> None:
@@ -193,7 +188,7 @@ def use_kernels(path: Path) -> None:
     other = path.with_name(f"other{path.suffix}")
     if not other.exists():
         shutil.copy(path, other)
-    published(kernel_reduction.analyze(path, other, 5), path)
+    published(compare.kernel_reduction(path, other, 5), path)
 
 
 def write_pmc(path: Path) -> None:
@@ -237,7 +232,7 @@ def write_batch_search(path: Path) -> None:
     trial = {"batch_size": 1, "status": "ok", "step_ms": times, "tokens_per_second": 9.0, "peak_mib": 9.0}
     out = {"batch_size": 2, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None}
     write_json(path, {key: run[key] for key in keys} | {
-        "schema": batch_size.SCHEMA, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "schema": memory_files.BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
         "trials": [trial, out], "ended": "memory ran out", "batch_size": 1, "reason": "the largest",
     })  # fmt: skip
 
@@ -265,14 +260,13 @@ def tabulated(table: Callable[[Path], str], path: Path) -> None:
 
 
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.page(read(path, lab_dashboard.Lab)), path)
+    published(lab_dashboard.page(read(path, lab_file.Lab)), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
 
 
 def use_compiled(path: Path) -> None:
     compiled_kernels.summary([path])
-    compiled_kernels.compiled(path.parent)
 
 
 def write_kernel_benchmark(path: Path) -> None:
@@ -283,20 +277,18 @@ def write_kernel_benchmark(path: Path) -> None:
 
 
 def use_kernel_benchmark(path: Path) -> None:
-    published(kernel_benchmark.report(kernel_benchmark.read(path)), path)
-    kernel_benchmark.documented(path)
+    published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
+    section("rates", path)
 
 
 def use_benchmark(path: Path) -> None:
     published(benchmark_report.analyze(path), path)
-    for part in ("throughput", "memory"):
-        measured.suite(part, path)
+    section("throughput", path)
 
 
 def use_scaling(path: Path) -> None:
     published(scaling_report.analyze(path), path)
-    shutil.copy(path, path.with_name("scaling_tiny_fp32.json"))
-    measured.scaling_over_gpus(path.parent)
+    section("weak", path)
 
 
 def use_traces_of_ranks(path: Path) -> None:
@@ -357,23 +349,27 @@ VALID = [
     Valid("a_kernel_stats.csv", write_stats, use_kernels),
     Valid("a_results.db", write_launches, use_kernels),
     Valid("pmc_perf.csv", write_pmc, use_pmc),
+    Valid("pmc_perf_long.csv", copied(FIXTURES / "pmc_perf_long.csv"), use_kernels),
     Valid("roofline.csv", write_ceilings, use_ceilings),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
     Valid("batch_search.json", write_batch_search, lambda path: published(batch_size.analyze(path), path)),
     Valid("gemm_analysis.json", write_gemms, use_gemms),
     Valid(
-        "fusion_ablation.json", shortened("h100/v2_ablation_tiny_fp32.json"), lambda path: published(ablation.analyze(path), path)
+        "fusion_ablation.json",
+        shortened("h100/v2_ablation_tiny_fp32.json"),
+        lambda path: published(ablation_effects.analyze(path), path),
     ),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
     Valid("scaling.json", lambda path: write_json(path, records.scaling()), use_scaling),
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
     Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
     Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
-    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(measured.lengths, path)),
+    Valid(
+        "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
+    ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
-    Valid("levers.json", shortened("h200/levers.json"), lambda path: tabulated(version4.levers, path)),
-    Valid("block_fusion.json", shortened("h200/block_fusion.json"), lambda path: tabulated(version4.block_fusion, path)),
+    Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
     Valid("stage0_metrics.json", write_stages, use_stages),
     Valid("stage1_metrics.json", write_stages, use_stages),
     Valid("stage1_profile.csv", write_stages, use_stages),

@@ -12,7 +12,7 @@ Writes batch_scaling.csv, .md and .png into --output-dir.
 from pathlib import Path
 
 from common import cli
-from common.analysis.comparisons import batch_scaling
+from common.analysis.comparisons import growth
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("batch_scaling"), metavar="DIR",
                         help="default: batch_scaling")  # fmt: skip
     options = parser.parse_args()
-    print(batch_scaling.analyze(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
+    print(growth.batch_scaling(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
 
 
 if __name__ == "__main__":

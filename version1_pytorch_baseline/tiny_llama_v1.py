@@ -10,18 +10,20 @@ precision is fp32 (TF32 off). Parameter names and results are those of transform
 """
 
 import math
-import sys
 
-from common import weights
+from common import cli, weights
 from common.config import ModelConfig
-from common.operations import linear_cross_entropy, swiglu
+from common.options import Options, RunOptions
+from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
-from common.training import run
+from common.training.capture import Batch, Step
+from common.training.run import Run
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
@@ -39,6 +41,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)  # [S, S]
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
+    return F.silu(gate) * up
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    """
+    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -140,18 +156,18 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def make_model(options) -> nn.Module:
+def make_model(options: Options) -> TinyLlama:
     return TinyLlama(options.model)
 
 
-def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
 
-    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(batch: Batch) -> Tensor:
         with precision.autocast():
             loss = model.loss(*batch)
         with span("backward"):
@@ -164,5 +180,22 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     return step
 
 
+def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
+    """A whole training run. An exercise or a test may replace how its model or its step is made."""
+    with Run(options, "v1") as run:
+        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        optimizer = run.adapt(make_optimizer(model, options))
+        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
+        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+    return run
+
+
+def main() -> int:
+    parser = cli.parser(__doc__)
+    options = cli.parse(parser.parse_args())
+    return train(options).exit_code
+
+
 if __name__ == "__main__":
-    run.main(sys.modules[__name__])
+    cli.command(main)

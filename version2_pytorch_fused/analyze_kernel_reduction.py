@@ -11,7 +11,7 @@ Counts and times by kind of work, by span and phase, and by name, before and aft
 from pathlib import Path
 
 from common import cli
-from common.analysis.comparisons import kernel_reduction
+from common.analysis.comparisons import compare
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
                         help="default: kernel_reduction")  # fmt: skip
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="names in each table (default: 15)")
     options = parser.parse_args()
-    report = kernel_reduction.analyze(options.baseline, options.fused, options.top)
+    report = compare.kernel_reduction(options.baseline, options.fused, options.top)
     print(report.publish(options.output_dir, "kernel_reduction"))
 
 

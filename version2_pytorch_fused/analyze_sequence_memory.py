@@ -15,7 +15,7 @@ into --output-dir.
 from pathlib import Path
 
 from common import cli
-from common.analysis.comparisons import sequence_memory
+from common.analysis.comparisons import growth
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("sequence_memory"), metavar="DIR",
                         help="default: sequence_memory")  # fmt: skip
     options = parser.parse_args()
-    print(sequence_memory.analyze(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
+    print(growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ if `--fastest` names a model that is not the fastest at every shape.
 """
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 from common import cli
 from common.errors import UsageError
 from common.files import writable_folder
+from common.records import benchmark_file
 from common.studies import job_runner, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_report, benchmark_results
+from common.studies.benchmark import benchmark_cells, benchmark_report, benchmark_results
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = known_models.find()
-    preset = version_files.resolve(Namespace(**vars(options)))
+    preset = version_files.resolve(options)
     options.batch_sizes = options.batch_sizes or [preset.batch_size]
     options.seq_lengths = options.seq_lengths or [preset.seq_len]
     if options.models == [AVAILABLE]:

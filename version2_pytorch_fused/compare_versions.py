@@ -7,7 +7,7 @@ python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output ver
 from pathlib import Path
 
 from common import cli
-from common.analysis.comparisons import versions
+from common.analysis.comparisons import compare
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--v2", type=Path, required=True, metavar="DIR", help="folder of the other version")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = parser.parse_args()
-    print(versions.analyze(options.v1, options.v2, options.output))
+    print(compare.versions(options.v1, options.v2, options.output))
 
 
 if __name__ == "__main__":

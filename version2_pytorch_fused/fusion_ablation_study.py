@@ -11,6 +11,7 @@ after the round that is running.
 from pathlib import Path
 
 from common import cli
+from common.analysis.comparisons import ablation_effects
 from common.files import writable_folder
 from common.studies import ablation
 from common.training import version_files
@@ -24,10 +25,11 @@ def main() -> int:
     parser.add_argument(
         "--output-dir", type=Path, default=Path("fusion_ablation"), metavar="DIR", help="default: fusion_ablation"
     )
-    options = version_files.resolve(parser.parse_args())
-    path = writable_folder(options.output_dir, "--output-dir") / "fusion_ablation.json"
-    code = ablation.measure(tiny_llama_v2, options, options.all_combinations, options.rounds, path)
-    print(f"\n{ablation.analyze(path).publish(options.output_dir, path.stem)}")
+    arguments = parser.parse_args()
+    options = version_files.resolve(arguments)
+    path = writable_folder(arguments.output_dir, "--output-dir") / "fusion_ablation.json"
+    code = ablation.measure(tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path)
+    print(f"\n{ablation_effects.analyze(path).publish(path.parent, path.stem)}")
     return code
 
 

@@ -10,17 +10,19 @@ What is not named is taken from where the other commands write it. Only the two 
 from pathlib import Path
 
 from common import cli
-from common.documents import fusion_report
+from common.analysis.comparisons import compare
 
-BASELINE = Path("../version1_pytorch_baseline/pytorch_profiles")
+BASELINE = [Path("../version1_pytorch_baseline", name) for name in ("pytorch_profiles", "complete_analysis")]
+FUSED = [Path("fusion_analysis"), Path("complete_analysis")]
 
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument(
-        "--baseline", type=Path, default=BASELINE, metavar="DIR", help=f"profiles of Version 1 (default: {BASELINE})"
-    )
-    parser.add_argument("--fused", type=Path, default=Path("fusion_analysis"), metavar="DIR", help="default: fusion_analysis")
+    newest = "the newest profiles that can be compared are taken"
+    parser.add_argument("--baseline", type=Path, nargs="+", default=BASELINE, metavar="DIR",
+                        help=f"profiles of Version 1; {newest} (default: {' '.join(map(str, BASELINE))})")  # fmt: skip
+    parser.add_argument("--fused", type=Path, nargs="+", default=FUSED, metavar="DIR",
+                        help=f"profiles of the fused version (default: {' '.join(map(str, FUSED))})")  # fmt: skip
     parser.add_argument(
         "--ablation", type=Path, metavar="FILE", help="default: fusion_ablation/fusion_ablation.json if it is there"
     )
@@ -32,13 +34,8 @@ def main() -> None:
     output.add_argument("--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html")
     output.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")
     options = parser.parse_args()
-    inputs = fusion_report.Inputs(
-        options.baseline,
-        options.fused,
-        options.ablation or next(Path().glob("fusion_ablation/fusion_ablation.json"), None),
-        options.sequence_dirs or sorted(Path().glob("*_attention_seq*")),
-    )
-    print(fusion_report.write(inputs, options.output or options.output_dir / "fusion_report.md"))
+    inputs = compare.Inputs(options.baseline, options.fused, options.ablation, options.sequence_dirs)
+    print(compare.fusion_report(inputs, options.output or options.output_dir / "fusion_report.md"))
 
 
 if __name__ == "__main__":

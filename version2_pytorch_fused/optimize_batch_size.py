@@ -42,10 +42,10 @@ def main() -> int:
         "--output-dir", type=Path, default=Path("batch_size_search"), metavar="DIR", help="default: batch_size_search"
     )
     arguments, own_flags = parser.parse_known_args()
-    options = version_files.resolve(arguments)
-    path = writable_folder(options.output_dir, "--output-dir") / "batch_search.json"
+    options = cli.resolve(batch_size.SearchOptions, arguments)
+    path = writable_folder(arguments.output_dir, "--output-dir") / "batch_search.json"
     code = batch_size.measure(tiny_llama_v2, options, own_flags, path)
-    print(f"\n{batch_size.analyze(path).publish(options.output_dir, path.stem)}")
+    print(f"\n{batch_size.analyze(path).publish(path.parent, path.stem)}")
     return code
 
 

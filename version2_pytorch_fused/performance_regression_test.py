@@ -11,7 +11,7 @@ Runs on different devices, shapes, number formats or versions of PyTorch, and ru
 from pathlib import Path
 
 from common import cli
-from common.analysis.comparisons import regression
+from common.analysis.comparisons import compare
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
         "--loss-tolerance", type=cli.amount, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
     )
     options = parser.parse_args()
-    verdict = regression.compare(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
+    verdict = compare.regression(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
     print(verdict.report.terminal())
     return 1 if verdict.failures else 0
 

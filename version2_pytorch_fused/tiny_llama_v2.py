@@ -11,16 +11,18 @@ Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); withou
 """
 
 import math
-import sys
 
 from common import cli, weights
 from common import device as devices
+from common.attention import attention
 from common.config import ModelConfig
-from common.operations import linear_cross_entropy, swiglu
+from common.options import Options, RunOptions, Switches
+from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
-from common.training import run
+from common.training.capture import Batch, Step
+from common.training.run import Run
 
 import torch
 import torch.nn as nn
@@ -46,20 +48,25 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(dim=-1) @ v
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same by a fused kernel: softmax(q k^T) v in tiles (Dao et al. 2022, arXiv:2205.14135); shapes as above."""
-    grouped = q.shape[1] != k.shape[1]
-    if grouped and q.is_cuda and q.dtype == torch.float32:  # the fp32 kernel knows no groups: PyTorch would take the plain path
-        groups, grouped = q.shape[1] // k.shape[1], False
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-
-
 def project(x: Tensor, weight: Tensor, sizes: tuple[int, ...], fused: bool) -> tuple[Tensor, ...]:
     """The parts of x @ weight.T, of the given sizes: by one matrix product, or by one for each part of the weight."""
     if fused:
         return F.linear(x, weight).split(sizes, dim=-1)
     return tuple(F.linear(x, part) for part in weight.split(sizes))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
+    return F.silu(gate) * up
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    """
+    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -74,14 +81,14 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         self.sizes = (config.hidden_size, kv_size, kv_size)  # of Q, K and V
         self.qkv_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.fused = switches["qkv-fusion"]
+        self.fused = bool(switches["qkv-fusion"])
         self.attention = attention if switches["flash-attention"] else eager_attention
 
     @span("attention")
@@ -97,12 +104,12 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches) -> None:
         super().__init__()
         self.sizes = (config.intermediate_size, config.intermediate_size)  # of gate and up
         self.gate_up_proj = nn.Linear(config.hidden_size, sum(self.sizes), bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.fused = switches["swiglu-fusion"]
+        self.fused = bool(switches["swiglu-fusion"])
 
     @span("mlp")
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
@@ -115,7 +122,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, switches: dict[str, bool]) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, switches)
@@ -130,7 +137,7 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
-    def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -165,19 +172,19 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def make_model(options) -> nn.Module:
-    return TinyLlama(options.model, cli.switches(options, SWITCHES))
+def make_model(options: Options) -> TinyLlama:
+    return TinyLlama(options.model, options.switches)
 
 
-def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     loss_of = devices.compiled(model.loss, precision.device, model.switches["torch-compile"])
 
-    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(batch: Batch) -> Tensor:
         with precision.autocast():
             loss = loss_of(*batch)
         with span("backward"):
@@ -190,5 +197,22 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     return step
 
 
+def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
+    """A whole training run. An exercise or a test may replace how its model or its step is made."""
+    with Run(options, "v2") as run:
+        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        optimizer = run.adapt(make_optimizer(model, options))
+        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
+        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+    return run
+
+
+def main() -> int:
+    parser = cli.parser(__doc__, SWITCHES)
+    options = cli.parse(parser.parse_args(), SWITCHES)
+    return train(options).exit_code
+
+
 if __name__ == "__main__":
-    run.main(sys.modules[__name__])
+    cli.command(main)

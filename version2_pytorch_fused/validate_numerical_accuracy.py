@@ -24,8 +24,8 @@ def main() -> int:
     parser.add_argument("--tolerance", type=cli.amount, default=1e-4, help="largest error that passes (default: 1e-4)")
     arguments, own_flags = parser.parse_known_args()
     options = version_files.resolve(arguments)
-    comparison = accuracy.compare(version_files.load(options.baseline), version_files.load(options.optimized), options, own_flags)
-    report, passed = accuracy.report(comparison, options.tolerance)
+    baseline, optimized = version_files.load(arguments.baseline), version_files.load(arguments.optimized)
+    report, passed = accuracy.report(accuracy.compare(baseline, optimized, options, own_flags), arguments.tolerance)
     print(report.terminal())
     return 0 if passed else 1
 

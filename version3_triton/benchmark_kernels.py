@@ -43,22 +43,23 @@ A sweep of sizes also draws the share of the ceiling over the sequence length, i
 import importlib.util
 import math
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from common import cli
+from common import cli, ranks
 from common import device as devices
 from common.analysis.output import plots
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, SCHEMA, figure, report
+from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, figure, report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
+from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import progress
+from common.records.kernel_benchmark_file import SCHEMA
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files
@@ -73,6 +74,12 @@ DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 10
 REPLAY_MS, MOST_PASSES = 1.0, 100
 Shape = tuple[ModelConfig, int, int]  # model, B, S
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(Options):
+    metrics_out: Path | None
+    allow_tf32: bool = False  # a flag of training alone
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     def by_head(part: Tensor) -> Tensor:  # [B, S, heads Dh] -> [B, heads, S, Dh]
         return part.detach().unflatten(-1, (-1, head_dim)).transpose(1, 2).requires_grad_()
 
+    inputs: tuple[Tensor, ...]
     if operation == "rms_norm":
         inputs = tensor(batch, length, hidden), tensor(hidden)
         return Case(operation, inputs, (config.rms_norm_eps,), BYTES, 5 * tokens * hidden * size)
@@ -206,18 +214,16 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
 
 
 def measure(
-    options: Namespace, shapes: list[Shape], operations: Sequence[str], peers: bool,
+    options: BenchmarkOptions | RunOptions, shapes: list[Shape], operations: Sequence[str], peers: bool,
     keep: Callable[[dict[str, Any]], None] = lambda measured: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Times all operations at all shapes; the content of the JSON file.
 
     Args:
-        options: device, seed, use_amp and amp_dtype as `common.cli` parses them.
         keep: called with that content after each operation at each shape; its rows are those so far.
     """
     device = devices.select(options.device)
-    allow_tf32 = vars(options).get("allow_tf32", False)  # a flag of training alone
-    devices.prepare(device, options.seed, allow_tf32)
+    devices.prepare(device, options.seed, options.allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
     precision = Precision(device, cli.amp_dtype(options))
     if reason := kernels.missing(device):
@@ -225,7 +231,7 @@ def measure(
     elif kernels.INTERPRETED:
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
-    measured = record.header(SCHEMA, device, precision.name, allow_tf32) | {
+    measured = record.header(SCHEMA, device, precision.name, options.allow_tf32) | {
         "ceilings": ceilings.measure(device, precision),
         "rows": [],
     }
@@ -264,12 +270,12 @@ def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
 
 
 def run(
-    options: Namespace, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS, peers: bool = False
-) -> None:
+    options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS,
+    peers: bool = False,
+) -> None:  # fmt: skip
     """Measures, writes the JSON file and for a sweep the figure, and prints the table.
 
     Args:
-        options: parsed, with model, batch_size, seq_len and metrics_out.
         sizes: hidden size and sequence length of each shape; empty for the model's own.
     """
     path = options.metrics_out or DEFAULT_OUT
@@ -291,10 +297,12 @@ def run(
         print(f"  figure       {path.with_suffix('.png')}")
 
 
-def of_version(version: ModuleType, options: Namespace) -> None:
-    """`--mode benchmark` of tiny_llama_v3.py: what is not switched off."""
-    on = cli.switches(options, version.SWITCHES)
-    run(options, operations=[operation for switch, names in kernels.SWITCHES.items() if on[switch] for operation in names])
+def of_version(options: RunOptions) -> int:
+    """`--mode benchmark` of tiny_llama_v3.py: the operations that are not switched off. Returns the exit code."""
+    if ranks.here().world_size > 1:
+        raise UsageError("--mode benchmark measures one process: start it without torchrun")
+    run(options, operations=[name for switch, names in kernels.SWITCHES.items() if options.switches[switch] for name in names])
+    return 0
 
 
 def main() -> None:
@@ -303,8 +311,8 @@ def main() -> None:
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
-    options = parser.parse_args()
-    run(version_files.resolve(options), options.sizes, options.operations, options.peers)
+    arguments = parser.parse_args()
+    run(cli.resolve(BenchmarkOptions, arguments), arguments.sizes, arguments.operations, arguments.peers)
 
 
 if __name__ == "__main__":

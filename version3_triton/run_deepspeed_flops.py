@@ -5,8 +5,9 @@ python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-inten
 python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
 """
 
+from common import cli
 from common.training import commands
 from version3_triton import tiny_llama_v3
 
 if __name__ == "__main__":
-    commands.count_flops(tiny_llama_v3, __doc__)
+    cli.command(lambda: commands.count_flops(tiny_llama_v3, __doc__))

@@ -4,15 +4,14 @@ python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     #
 python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
-from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from common import cli
 from common.analysis.formulas import operators
-from common.analysis.profiles import step_profile
 from common.analysis.reports import triton_kernels
 from common.config import ModelConfig
-from common.training import run
+from common.records import step_profile
 from version3_triton import tiny_llama_v3
 from version3_triton.kernels import costs
 
@@ -24,21 +23,18 @@ def show(path: Path, sort_by: str | None) -> None:
     print(triton_kernels.report(path, profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by).terminal())
 
 
-def profile_and_show(options: Namespace) -> int:
-    options.enable_pytorch_profiler = True
-    result = run.train(tiny_llama_v3, cli.parse(options))
-    if result.profiles:  # a run that was stopped may not have reached the steps that are profiled
-        show(result.profiles[0], options.sort_by)
-    return result.exit_code
-
-
 def main() -> int:
-    parser = run.parser(tiny_llama_v3, __doc__)
+    parser = cli.parser(__doc__, tiny_llama_v3.SWITCHES)
     parser.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profile_*.json to show; runs nothing")
-    options = parser.parse_args()
-    for path in options.analyze_existing or ():
-        show(path, options.sort_by)
-    return 0 if options.analyze_existing else profile_and_show(options)
+    arguments = parser.parse_args()
+    paths, code = arguments.analyze_existing, 0
+    if not paths:
+        options = cli.parse(arguments, tiny_llama_v3.SWITCHES)
+        run = tiny_llama_v3.train(replace(options, enable_pytorch_profiler=True))
+        paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
+    for path in paths:
+        show(path, arguments.sort_by)
+    return code
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
     python tiny_llama_v3.py --use-amp --mode benchmark             # times each kernel instead
 """
 
-import sys
-
 from common import cli, weights
 from common.config import ModelConfig
+from common.options import Options, RunOptions, Switches
+from common.precision import Precision
 from common.rope import rope_tables
 from common.spans import span
-from common.training import run
+from common.training.capture import Batch, Step
+from common.training.run import Run
 from version3_triton import benchmark_kernels, kernels
 from version3_triton.kernels import add_rms_norm, apply_rope, attention, costs, linear_cross_entropy, rms_norm, swiglu
 
@@ -27,7 +28,6 @@ import torch.nn as nn
 from torch import Tensor
 
 SWITCHES = {"triton-norm": True, "triton-rope": True, "triton-attention": True, "triton-swiglu": True, "triton-loss": True}
-MODES = {"benchmark": benchmark_kernels.of_version}  # --mode
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
@@ -104,7 +104,7 @@ class TinyLlama(nn.Module):
 
     kernel_flops = costs.kernel_flops
 
-    def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -141,18 +141,18 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def make_model(options) -> nn.Module:
-    return TinyLlama(options.model, kernels.available(options, cli.switches(options, SWITCHES)))
+def make_model(options: Options) -> TinyLlama:
+    return TinyLlama(options.model, kernels.available(options))
 
 
-def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
 
-    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(batch: Batch) -> Tensor:
         with precision.autocast():
             loss = model.loss(*batch)
         with span("backward"):
@@ -165,5 +165,26 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     return step
 
 
+def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
+    """A whole training run. An exercise or a test may replace how its model or its step is made."""
+    with Run(options, "v3") as run:
+        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        optimizer = run.adapt(make_optimizer(model, options))
+        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
+        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+    return run
+
+
+def main() -> int:
+    parser = cli.parser(__doc__, SWITCHES)
+    parser.add_argument("--mode", choices=("train", "benchmark"), default="train", help="default: train")
+    arguments = parser.parse_args()
+    options = cli.parse(arguments, SWITCHES)
+    if arguments.mode == "benchmark":
+        return benchmark_kernels.of_version(options)
+    return train(options).exit_code
+
+
 if __name__ == "__main__":
-    run.main(sys.modules[__name__])
+    cli.command(main)

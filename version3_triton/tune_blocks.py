@@ -3,11 +3,11 @@
     python tune_blocks.py
     python tune_blocks.py --kernels keys --head-dims 128 --seq-len 8192 --output tiles.json
 
-Each kernel is compiled with every candidate, in several processes at once, and timed as it stands in a profile: the median over
-runs of the time on the GPU, summed over forward and backward where one choice serves both. A candidate that needs more shared
-memory than there is gets no time. Attention's tiles are chosen for each head dimension, all others for all sizes together, by the
-mean of time / fastest time. Printed are the three best of each, and the one in the table now. Some of attention's spill registers
-and are fast all the same; none that does may stand in the table (`compile_kernels.py`).
+Each kernel is compiled with every candidate, in several processes at once. Its time is the median over runs of the time on the
+GPU, summed over forward and backward where one choice serves both. A candidate that needs more shared memory than there is gets
+no time. Attention's tiles are chosen for each head dimension, all others for all sizes together, by the mean of time / fastest
+time. Printed are the three best of each, and the one in the table now. Some of the fast ones of attention spill registers; none
+that does may stand in the table (`compile_kernels.py`).
 
 The JSON file, schema "tiny-llama-tiles/1":
 
@@ -21,10 +21,11 @@ import itertools
 import multiprocessing
 import operator
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import cli
 from common.progress import progress
@@ -47,31 +48,28 @@ from torch.profiler import ProfilerActivity, profile
 from triton.runtime.errors import OutOfResources
 
 SCHEMA = "tiny-llama-tiles/1"
-FUNCTIONS = {  # what a kernel's choice decides, by its name in a profile
-    "forward": ("_flash_attention_forward",),
-    "queries": ("_flash_attention_backward_queries",),
-    "keys": ("_flash_attention_backward_keys",),
-    "norm_forward": ("_rms_norm_forward",),
-    "norm_backward": ("_rms_norm_backward", "_rms_norm_dweight"),
-    "swiglu": ("_swiglu_forward", "_swiglu_backward"),
-    "rope": ("_rope_forward",),
-    "cross_entropy": ("_linear_cross_entropy_loss_and_gradient",),
-}
-OPERATIONS = {  # what they are part of
-    "forward": "attention", "queries": "attention", "keys": "attention",
-    "norm_forward": "add_rms_norm", "norm_backward": "add_rms_norm", "swiglu": "swiglu", "rope": "apply_rope",
-    "cross_entropy": "linear_cross_entropy",
-}  # fmt: skip
-SIZES = {  # numbers of a row: hidden sizes; 2.75 x 512, 4 x 1024, 2.75 x 2048, 4 x 4096; half a head; a vocabulary
-    "norm_forward": (512, 1024, 2048, 4096),
-    "norm_backward": (512, 1024, 2048, 4096),
-    "swiglu": (1408, 4096, 5632, 16384),
-    "rope": (32, 64),
-    "cross_entropy": (1000, 32000),
-}
 RUNS = 5
+
+
+class Subject(NamedTuple):
+    """What a choice of `kernels/launch_sizes.py` decides: functions of an operation, at these lengths of a row."""
+
+    operation: str
+    functions: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+
+
+SUBJECTS = {
+    "forward": Subject("attention", ("_flash_attention_forward",)),
+    "queries": Subject("attention", ("_flash_attention_backward_queries",)),
+    "keys": Subject("attention", ("_flash_attention_backward_keys",)),
+    "norm_forward": Subject("add_rms_norm", ("_rms_norm_forward",), (512, 1024, 2048, 4096)),
+    "norm_backward": Subject("add_rms_norm", ("_rms_norm_backward", "_rms_norm_dweight"), (512, 1024, 2048, 4096)),
+    "swiglu": Subject("swiglu", ("_swiglu_forward", "_swiglu_backward"), (1408, 4096, 5632, 16384)),  # 2.75 or 4 times D
+    "rope": Subject("apply_rope", ("_rope_forward",), (32, 64)),  # half a head
+    "cross_entropy": Subject("linear_cross_entropy", ("_linear_cross_entropy_loss_and_gradient",), (1000, 32000)),
+}
 Candidate = TileConfig | LaunchConfig
-Case = tuple[str, int, torch.dtype, Candidate, int]  # kernel, size, ..., heads of attention
 
 
 def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
@@ -91,84 +89,85 @@ def table_of(kernel: str, size: int, dtype: torch.dtype) -> tuple[dict[str, Any]
     return launch_sizes.ATTENTION[launch_sizes.family(), dtype.itemsize][64 if size <= 64 else 128], kernel
 
 
+@contextmanager
+def in_table(kernel: str, size: int, dtype: torch.dtype, candidate: Candidate) -> Iterator[None]:
+    """Inside it the candidate stands in the table of the kernels' sizes."""
+    table, key = table_of(kernel, size, dtype)
+    now, table[key] = table[key], candidate
+    try:
+        yield
+    finally:
+        table[key] = now
+
+
 def step_of(kernel: str, size: int, dtype: torch.dtype, batch: int, heads: int, length: int) -> Callable[[], object]:
     """Forward and backward of the kernel's operation, as `benchmark_kernels.py` times it."""
-    head_dim = 2 * size if kernel == "rope" else size
+    operation, head_dim = SUBJECTS[kernel].operation, 2 * size if kernel == "rope" else size
     sizes = {
         "add_rms_norm": {"hidden_size": size},
         "swiglu": {"intermediate_size": size},
         "linear_cross_entropy": {"vocab_size": size, "hidden_size": 16},
-    }.get(OPERATIONS[kernel], {"hidden_size": heads * head_dim, "num_attention_heads": heads})
+    }.get(operation, {"hidden_size": heads * head_dim, "num_attention_heads": heads})
     precision = Precision(devices.select("auto"), None if dtype == torch.float32 else dtype)
-    work = benchmark_kernels.case(OPERATIONS[kernel], (ModelConfig(**sizes), batch, length), precision)
-    return work.step(kernels.KERNELS[OPERATIONS[kernel]])
+    work = benchmark_kernels.case(operation, (ModelConfig(**sizes), batch, length), precision)
+    return work.step(kernels.KERNELS[operation])
 
 
-def compile_one(case: Case) -> bool:
+def compile_one(kernel: str, size: int, dtype: torch.dtype, candidate: Candidate, heads: int) -> bool:
     """Fills Triton's cache on disk; False if the tile does not fit."""
-    kernel, size, dtype, candidate, heads = case
-    table, key = table_of(kernel, size, dtype)
-    now, table[key] = table[key], candidate
-    try:
-        step_of(kernel, size, dtype, 1, heads, 256)()
-    except OutOfResources:
-        return False
-    finally:
-        table[key] = now
+    with in_table(kernel, size, dtype, candidate):
+        try:
+            step_of(kernel, size, dtype, 1, heads, 256)()
+        except OutOfResources:
+            return False
     return True
 
 
-def gpu_time(case: Case, step: Callable[[], object]) -> float:
-    """Median microseconds of the kernel's functions on the GPU, in a forward and backward pass."""
-    kernel, size, dtype, candidate, _ = case
-    table, key = table_of(kernel, size, dtype)
-    now, table[key] = table[key], candidate
+def gpu_time(functions: Sequence[str], step: Callable[[], object]) -> float:
+    """Microseconds of these functions on the GPU in a forward and backward pass, by the median of each."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         for _ in range(RUNS):
             step()
         torch.cuda.synchronize()
-    table[key] = now
-    times: dict[str, list[float]] = {name: [] for name in FUNCTIONS[kernel]}
-    for event in recorded.events():
-        if event.name in times:
-            times[event.name].append(event.device_time)
-    return sum(statistics.median(values) for values in times.values())
+    events = recorded.events()
+    return sum(statistics.median(event.device_time for event in events if event.name == name) for name in functions)
 
 
-def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None] = lambda measured: None) -> dict[str, Any]:
+def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The content of the JSON file.
 
     Args:
         keep: called with that content after each kernel and size; nothing is chosen before all are timed.
     """
     dtype = getattr(torch, options.dtype)
-    shape = options.batch_size, options.heads, options.seq_len
-    rows, chosen = [], []
-    subjects = [(kernel, size) for kernel in options.kernels for size in SIZES.get(kernel, options.head_dims)]
-    cases = [
-        (kernel, size, dtype, one, options.heads)
-        for kernel, size in subjects
-        for one in dict.fromkeys([*candidates(kernel, dtype), operator.getitem(*table_of(kernel, size, dtype))])
-    ]
+    rows: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     measured = record.header(SCHEMA, torch.device("cuda")) | {
         "dtype": options.dtype,
         "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
         "rows": rows, "chosen": chosen,
     }  # fmt: skip
+    cases = [
+        (kernel, size, dtype, candidate)
+        for kernel in options.kernels
+        for size in SUBJECTS[kernel].sizes or options.head_dims
+        for candidate in dict.fromkeys([*candidates(kernel, dtype), operator.getitem(*table_of(kernel, size, dtype))])
+    ]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        fits = dict(zip(cases, pool.map(compile_one, cases, chunksize=4), strict=True))
-    for kernel, size in subjects:
-        step = step_of(kernel, size, dtype, *shape)
-        for case in (case for case in cases if case[:2] == (kernel, size)):
-            us = gpu_time(case, step) if fits[case] else None
+        fits = pool.starmap(compile_one, [(*case, options.heads) for case in cases], chunksize=4)
+    for (kernel, size), of_size in itertools.groupby(zip(cases, fits, strict=True), key=lambda pair: pair[0][:2]):
+        step = step_of(kernel, size, dtype, options.batch_size, options.heads, options.seq_len)
+        for case, fit in of_size:
+            with in_table(*case):
+                us = gpu_time(SUBJECTS[kernel].functions, step) if fit else None
             rows.append({"kernel": kernel, "size": size, "candidate": list(astuple(case[3])), "us": us})
         keep(measured)
     for kernel in options.kernels:
-        for sizes in [SIZES[kernel]] if kernel in SIZES else [(size,) for size in options.head_dims]:
-            table, key = table_of(kernel, sizes[0], dtype)
-            chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], list(astuple(table[key])))
+        for sizes in [SUBJECTS[kernel].sizes] if SUBJECTS[kernel].sizes else [(size,) for size in options.head_dims]:
+            now = list(astuple(operator.getitem(*table_of(kernel, sizes[0], dtype))))
+            chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], now)
     keep(measured)
     return measured
 
@@ -191,7 +190,7 @@ def ranked(rows: list[dict[str, Any]], in_table: list[int]) -> list[dict[str, An
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument("--kernels", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS), metavar="NAME", help="default: all")
+    parser.add_argument("--kernels", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), metavar="NAME", help="default: all")
     parser.add_argument("--head-dims", type=cli.positive, nargs="+", default=[64, 128], help="of attention (default: 64 128)")
     parser.add_argument("--batch-size", type=cli.positive, default=4, help="default: 4")
     parser.add_argument("--heads", type=cli.positive, default=16, help="default: 16")

@@ -20,10 +20,11 @@ from typing import Any
 from common import cli
 from common import config as configs
 from common import device as devices
-from common.analysis.output import tables
+from common.analysis.reports.levers import report
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.progress import progress
+from common.records import kernel_files
 from common.timing import benchmark, summarize
 from common.training import record
 
@@ -35,7 +36,6 @@ from version4_ultra_fused.kernels.attention import CausalAttention
 
 import torch
 
-SCHEMA = "tiny-llama-levers/1"
 PASSES, REPLAYS = 10, 7
 Lever = tuple[str, dict[str, Callable[[], object]]]
 
@@ -119,13 +119,6 @@ def measure(presets: list[str], device: torch.device) -> Iterator[dict[str, Any]
                 yield {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        [row["preset"], row["lever"], row["way"], *(f"{row['us'][key]:.1f}" for key in ("median", "p20", "p80"))] for row in rows
-    ]
-    return tables.text(["preset", "lever", "way", "us", "p20", "p80"], lines)
-
-
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--presets", nargs="+", choices=configs.PRESETS, default=["tiny"], help="default: tiny")
@@ -139,13 +132,13 @@ def main() -> None:
     if options.metrics_out:
         writable_file(options.metrics_out, "--metrics-out")
     torch.manual_seed(options.seed or 0)
-    head, rows = record.header(SCHEMA, device, "bf16"), []
+    head, rows = record.header(kernel_files.LEVERS, device, "bf16"), []
     with progress("timing the levers"):
         for row in measure(options.presets, device):
             rows.append(row)
             if options.metrics_out:  # after each row: whatever ends the measurement, they are kept
                 write_measurement(options.metrics_out, head | {"rows": rows}, "--metrics-out")
-    print(table(rows))
+    print(report(rows).terminal())
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ python run_pytorch_profiler.py --batch-size 8 --generate-report           # the 
 python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
+from common import cli
 from common.training import commands
 from version4_ultra_fused import tiny_llama_v4
 
 if __name__ == "__main__":
-    commands.profile(tiny_llama_v4, __doc__)
+    cli.command(lambda: commands.profile(tiny_llama_v4, __doc__))

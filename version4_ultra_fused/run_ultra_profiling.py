@@ -12,17 +12,18 @@ python run_ultra_profiling.py --analyze-existing profiles/*
 """
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import critical_paths
 from common.analysis.formulas import operators
 from common.analysis.output.report import Report
-from common.analysis.profiles import step_profile
 from common.analysis.reports import critical_path
 from common.config import ModelConfig
 from common.files import writable_folder
-from common.training import record, run
+from common.records import step_profile
+from common.training import record
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels import costs
 
@@ -38,34 +39,29 @@ def of_one(path: Path, sort_by: str | None) -> Report:
     return critical_path.report(path, profile, known, sort_by)
 
 
-def show(paths: list[Path], options: Namespace) -> None:
+def show(paths: list[Path], arguments: Namespace) -> None:
     """The critical path of one profile, or a table of several."""
-    report = of_one(paths[0], options.sort_by) if len(paths) == 1 else critical_paths.compare(paths)
+    report = of_one(paths[0], arguments.sort_by) if len(paths) == 1 else critical_paths.compare(paths)
     stem = critical_path.STEM if len(paths) == 1 else "critical_paths"
-    print(report.publish(options.output_dir, stem) if options.output_dir else report.terminal())
-
-
-def profile_and_show(options: Namespace) -> int:
-    options.enable_pytorch_profiler = True
-    result = run.train(tiny_llama_v4, cli.parse(options))
-    if result.profiles:  # a run that was stopped may not have reached the steps that are profiled
-        show(result.profiles[:1], options)
-    return result.exit_code
+    print(report.publish(arguments.output_dir, stem) if arguments.output_dir else report.terminal())
 
 
 def main() -> int:
-    parser = run.parser(tiny_llama_v4, __doc__)
+    parser = cli.parser(__doc__, tiny_llama_v4.SWITCHES)
     parser.add_argument(
         "--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profiles, or folders of some, to show; runs nothing"
     )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
-    options = parser.parse_args()
-    if options.output_dir:
-        writable_folder(options.output_dir, "--output-dir")
-    if not options.analyze_existing:
-        return profile_and_show(options)
-    show([step_profile.find(path) for path in options.analyze_existing], options)
-    return 0
+    arguments = parser.parse_args()
+    if arguments.output_dir:
+        writable_folder(arguments.output_dir, "--output-dir")
+    if arguments.analyze_existing:
+        show([step_profile.find(path) for path in arguments.analyze_existing], arguments)
+        return 0
+    run = tiny_llama_v4.train(replace(cli.parse(arguments, tiny_llama_v4.SWITCHES), enable_pytorch_profiler=True))
+    if run.profiles:  # a run that was stopped may not have reached the steps that are profiled
+        show(run.profiles[:1], arguments)
+    return run.exit_code
 
 
 if __name__ == "__main__":

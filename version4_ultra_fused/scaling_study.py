@@ -13,6 +13,7 @@ Writes scaling.json (measured), and from it scaling.csv, .html, .md and .png, in
 The exit code is 1 if a job failed for another reason than memory, and the other cells are measured all the same.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from common import cli
@@ -21,6 +22,7 @@ from common.errors import UsageError
 from common.files import writable_folder
 from common.studies import known_models
 from common.studies.scaling import scaling_cells, scaling_report
+from common.studies.scaling.torchrun import ScalingOptions
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")
@@ -55,11 +57,12 @@ def main() -> int:
     parser.add_argument("--link-us", type=cli.amount, metavar="US", help="latency of a link (default: measured)")
     parser.add_argument("--keep-traces", action="store_true", help="keep the profiles of all cells in traces/ of --output-dir")
     parser.add_argument("--output-dir", type=Path, default=Path("scaling_study"), metavar="DIR", help="default: scaling_study")
-    options = version_files.resolve(parser.parse_args())
+    arguments = parser.parse_args()
+    arguments.processes = arguments.processes or scaling_cells.default_processes(devices.select(arguments.device))
+    options = cli.resolve(ScalingOptions, arguments)
     if options.link_gbs == 0:
         raise UsageError("--link-gbs: 0 GB/s would take for ever: give a number above 0")
-    options.processes = options.processes or scaling_cells.default_processes(devices.select(options.device))
-    options.global_batch_size = options.global_batch_size or options.batch_size
+    options = replace(options, global_batch_size=options.global_batch_size or options.batch_size)
     known = known_models.find()
     cells, left_out = scaling_cells.plan(options, known)
     path = writable_folder(options.output_dir, "--output-dir") / "scaling.json"

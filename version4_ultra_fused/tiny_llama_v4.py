@@ -12,14 +12,15 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
     python tiny_llama_v4.py --use-amp
 """
 
-import sys
-
 from common import cli, weights
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.options import Options, RunOptions, Switches
+from common.precision import Precision
 from common.rope import rope_tables
 from common.spans import span
-from common.training import run
+from common.training.capture import Batch, Step
+from common.training.run import Run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import costs
@@ -132,7 +133,7 @@ class TinyLlama(nn.Module):
 
     kernel_flops = costs.kernel_flops
 
-    def __init__(self, config: ModelConfig, switches: dict[str, bool] = SWITCHES) -> None:
+    def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -176,33 +177,35 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def make_model(options) -> nn.Module:
-    switches = available(options, cli.switches(options, SWITCHES))
+def make_model(options: Options) -> TinyLlama:
+    switches = available(options) | {"memory-plan": options.switches["memory-plan"]}  # the plan needs no kernel
     if not switches["memory-plan"]:
         switches |= {"side-stream": False, "early-update": False}
     return TinyLlama(options.model, switches)
 
 
-def make_optimizer(model: nn.Module, options) -> torch.optim.Optimizer:
+def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     if model.switches["memory-plan"]:
         return MasterAdamW(model, lr=options.learning_rate)
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def use_side_stream(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> bool:
+def use_side_stream(model: TinyLlama, optimizer: torch.optim.Optimizer, ids: Tensor) -> bool:
     """Where small products leave multiprocessors idle, or collectives wait for other processes."""
-    return model.switches["side-stream"] and ids.is_cuda and (ids.numel() <= SIDE_STREAM_TOKENS or optimizer.form is not None)
+    waits = isinstance(optimizer, MasterAdamW) and optimizer.form is not None
+    return bool(model.switches["side-stream"]) and ids.is_cuda and (ids.numel() <= SIDE_STREAM_TOKENS or waits)
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
+def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     if precision.dtype == torch.float16:
         raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
-    if model.switches["memory-plan"]:
+    update_block = None
+    if isinstance(optimizer, MasterAdamW):
         optimizer.plan_memory(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
-    update_block = optimizer.update_block if model.switches["early-update"] else None
+        update_block = optimizer.update_block if model.switches["early-update"] else None
 
-    def step(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(batch: Batch) -> Tensor:
         with model.plan.step(use_side_stream(model, optimizer, batch[0]), update_block):
             with precision.autocast():
                 loss = model.loss(*batch)
@@ -216,5 +219,22 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision):
     return step
 
 
+def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
+    """A whole training run. An exercise or a test may replace how its model or its step is made."""
+    with Run(options, "v4", captured=CAPTURED, forms=PARALLEL) as run:
+        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        optimizer = run.adapt(make_optimizer(model, options))
+        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
+        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+    return run
+
+
+def main() -> int:
+    parser = cli.parser(__doc__, SWITCHES)
+    options = cli.parse(parser.parse_args(), SWITCHES)
+    return train(options).exit_code
+
+
 if __name__ == "__main__":
-    run.main(sys.modules[__name__])
+    cli.command(main)

@@ -7,15 +7,17 @@ In comments t = B S tokens, n = B S D, m = B S K Dh and f = B S F are elements, 
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.analysis.formulas import footprint
 from common.analysis.formulas.footprint import FLOAT, HALF
 from common.analysis.output import tables
-from common.analysis.profiles import load_kernels, step_profile
+from common.analysis.profiles import load_kernels
 from common.config import PRESETS, ModelConfig
 from common.documents.architecture import preset
 from common.documents.result_tables import baseline_runs, case, compared, label, table
+from common.records import step_profile
+from common.records.run_record import TimedRun
 
 MB, MIB = 1e6, 2**20
 OUTER, INNER = 128, 64  # rows of the tiles of `tiled_attention`
@@ -153,10 +155,10 @@ def intensities() -> str:
             "output": (hidden, hidden), "gate, up, each": (hidden, ffn), "gate, up in one": (hidden, 2 * ffn),
             "down": (ffn, hidden), "head": (hidden, config.vocab_size),
         }  # fmt: skip
-        for product, (inner, columns) in sizes.items():
+        for product, (inner, outputs) in sizes.items():
             wide = tokens * inner * (product not in ("output", "down"))  # their input has 16 bits already
-            casts = (FLOAT + HALF) * (wide + inner * columns)
-            found = [product_intensity(tokens, inner, columns), product_intensity(tokens, inner, columns, HALF, casts)]
+            casts = (FLOAT + HALF) * (wide + inner * outputs)
+            found = [product_intensity(tokens, inner, outputs), product_intensity(tokens, inner, outputs, HALF, casts)]
             rows.setdefault(product, [product]).extend(found)
     columns = ["Product", *(f"`{name}`, {kind}" for name in names for kind in ("fp32", "bf16 with casts"))]
     return tables.markdown(columns, rows.values())
@@ -201,7 +203,7 @@ def memory_saved(folder: Path) -> str:
     return table(["preset", "precision", *columns, "saved, derived"], rows, *(run for pair in pairs for run in pair))
 
 
-def _by_preset(folder: Path, columns: list[str], row: Callable[[dict[str, Any], Path], list[object]]) -> str:
+def _by_preset(folder: Path, columns: list[str], row: Callable[[TimedRun, Path], list[object]]) -> str:
     """A table with a row per preset, made by `row` from the record of a run and the path of its profile."""
     runs = list(baseline_runs(folder))
     rows = [[run["training"]["preset"], *row(run, path)] for run, path in runs]
@@ -211,9 +213,10 @@ def _by_preset(folder: Path, columns: list[str], row: Callable[[dict[str, Any], 
 def launches(folder: Path) -> str:
     """A row per preset: the launches of a step, and the time of the work and of the step for each of them."""
 
-    def row(run: dict[str, Any], path: Path) -> list[object]:
+    def row(run: TimedRun, path: Path) -> list[object]:
         found = load_kernels.load(path)
         kernels, steps = found.table, found.steps
+        assert steps, path  # a profile of Version 1 says how many
         is_kernel, split = kernels.category == "kernel", kernels.name.str.contains("splitK")
         per_step = [float(kernels.calls[which].sum()) / steps for which in (is_kernel, is_kernel & split, ~is_kernel)]
         calls, busy = float(kernels.calls.sum()) / steps, float(kernels.duration_ns.sum()) / steps / 1e3
@@ -226,7 +229,7 @@ def launches(folder: Path) -> str:
 def amdahl(folder: Path) -> str:
     """A row per preset: shares of a step, and the speed-up if nothing but kernels, or linear layers' products, took time."""
 
-    def row(run: dict[str, Any], path: Path) -> list[object]:
+    def row(run: TimedRun, path: Path) -> list[object]:
         profile = step_profile.read(path)
         step_us = 1e3 * run["step_ms"]["median"] * profile["profiled_steps"]
         linear, batched = (
@@ -244,11 +247,12 @@ def amdahl(folder: Path) -> str:
 def optimizer(folder: Path) -> str:
     """A row per preset: bytes of AdamW's step as PyTorch runs it and in one kernel, and both at the measured copy rate."""
 
-    def row(run: dict[str, Any], path: Path) -> list[object]:
+    def row(run: TimedRun, path: Path) -> list[object]:
         profile = step_profile.read(path)
         taken = sum(kernel["device_us"] for kernel in profile["kernels"] if kernel["span"] == "optimizer")
         least = footprint.optimizer_bytes(ModelConfig(**run["model"]))
         moved = FLOAT * sum(FOREACH_ADAMW.values()) * run["parameters"]
+        assert run["ceilings"], path
         rate = run["ceilings"]["bytes_per_second"] / 1e3  # bytes per ms
         return [moved / MB, moved / rate, taken / profile["profiled_steps"] / 1e3, least / MB, least / rate]
 

@@ -156,11 +156,17 @@ def intensity() -> str:
     return markdown(["Group", "Kernels (`tiny`)", *columns], rows)
 
 
+def _peaks(device: str) -> dict[str, float]:
+    peaks = datasheet(device)
+    assert peaks, device
+    return peaks
+
+
 def balance() -> str:
     """A row per device: its data-sheet peaks, and the FLOPs per byte at which they meet."""
     formats, rows = ("fp32", "tf32", "bf16"), []
     for name in DEVICES:
-        peaks = datasheet(name)
+        peaks = _peaks(name)
         rates = [peaks.get(key) for key in formats]
         ridges = [rate and rate / peaks["bandwidth"] for rate in rates]
         rows.append([name.removeprefix("NVIDIA "), peaks["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
@@ -175,7 +181,7 @@ def limits() -> str:
         operations = footprint.operations(*preset(name))
         kernels = sum(operation.calls for operation in operations)
         for device in ("H100 SXM", "MI300X"):
-            peaks = datasheet(device)
+            peaks = _peaks(device)
             times = [(o.calls, o.flops / peaks["fp32"] * MICRO, o.bytes / peaks["bandwidth"] * MICRO) for o in operations]
             compute = sum(calls * compute for calls, compute, _ in times)
             memory = sum(calls * memory for calls, _, memory in times)
@@ -187,7 +193,8 @@ def limits() -> str:
 
 def fusion() -> str:
     """A row per part: bytes of a forward pass, and of one kernel in its place, at tiny and at medium; the quotient is a bound."""
-    rows, columns = [[name] for name in footprint.ONE_KERNEL], ["Part"]
+    rows: list[list[object]] = [[name] for name in footprint.ONE_KERNEL]
+    columns = ["Part"]
     for name in ("tiny", "medium"):
         eager = footprint.totals(footprint.operations(*preset(name)), "group")
         least = footprint.one_kernel_bytes(*preset(name))

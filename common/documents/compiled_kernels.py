@@ -5,66 +5,21 @@ holds a summary for each Triton that was tried: a row for each target, and the k
 """
 
 from pathlib import Path
-from typing import Any, Literal
 
 from common.analysis.output import tables
 from common.files import read
-
-from typing_extensions import TypedDict
-
-SCHEMA, SUMMARY_SCHEMA = "tiny-llama-compiled/1", "tiny-llama-compiled-summary/1"
+from common.records.kernel_files import Compiled, CompiledSummary, SpillingKernel, Spills, Target
 
 
-class CompiledKernel(TypedDict):
-    """A compiled kernel; kernels.json has its dtype, size, blocks, warps and stages too."""
-
-    target: str
-    file: str
-    kernel: str
-    registers: int
-    spills: int
-    shared_bytes: int
-
-
-class Compiled(TypedDict):
-    """kernels.json."""
-
-    schema: Literal[SCHEMA]
-    triton: str
-    command: str
-    rows: list[CompiledKernel]
-
-
-class Target(TypedDict):
-    """The kernels of one Triton for one target."""
-
-    triton: str
-    target: str
-    compiled: int
-    spilling: int
-    largest_spill: int
-    least_registers: int
-    largest_shared_bytes: int
-
-
-class Summary(TypedDict):
-    """tritons.json."""
-
-    schema: Literal[SUMMARY_SCHEMA]
-    command: str
-    targets: list[Target]
-    spilling: list[CompiledKernel]  # with the key triton
-
-
-def summary(paths: list[Path]) -> dict[str, list[Any]]:
-    """`targets` and `spilling` of a Summary, in the order of these files with rows.
+def summary(paths: list[Path]) -> Spills:
+    """What a CompiledSummary says, in the order of these files with rows.
 
     Raises:
         UsageError: a file is not of schema tiny-llama-compiled/1.
     """
     files = [read(path, Compiled) for path in paths]
-    rows = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
-    targets = []
+    rows: list[SpillingKernel] = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
+    targets: list[Target] = []
     for triton, target in dict.fromkeys((row["triton"], row["target"]) for row in rows):
         own = [row for row in rows if (row["triton"], row["target"]) == (triton, target)]
         spills = [row["spills"] for row in own if row["spills"]]
@@ -76,27 +31,10 @@ def summary(paths: list[Path]) -> dict[str, list[Any]]:
     return {"targets": targets, "spilling": [row for row in rows if row["spills"]]}
 
 
-def compiled(folder: Path) -> str:
-    """A row per kernel, a column per target: the most registers, spills and KiB of shared memory that it needs."""
-    content = read(folder / "kernels.json", Compiled)
-    rows = content["rows"]
-    targets, files = (list(dict.fromkeys(row[key] for row in rows)) for key in ("target", "file"))
-    body = []
-    for file, kernel in sorted(dict.fromkeys((row["file"], row["kernel"]) for row in rows), key=lambda key: files.index(key[0])):
-        own = [row for row in rows if (row["file"], row["kernel"]) == (file, kernel)]
-        body.append([file, kernel, *(_most([row for row in own if row["target"] == target]) for target in targets)])
-    return f"{tables.markdown(['file', 'kernel', *targets], body)}\nCompiled with Triton {content['triton']}.\n"
-
-
-def _most(rows: list[CompiledKernel]) -> str:
-    registers, spills, shared = (max(row[key] for row in rows) for key in ("registers", "spills", "shared_bytes"))
-    return f"{registers}, {spills}, {tables.format_number(shared / 1024)}"
-
-
 def tritons(folder: Path) -> str:
     """A row per Triton, a column per target: how many kernels spill, of how many, and the largest spill."""
     cells: dict[str, dict[str, str]] = {}
-    for row in read(folder / "tritons.json", Summary)["targets"]:
+    for row in read(folder / "tritons.json", CompiledSummary)["targets"]:
         largest = f", at most {row['largest_spill']}" if row["spilling"] else ""
         cells.setdefault(row["triton"], {})[row["target"]] = f"{row['spilling']} of {row['compiled']}{largest}"
     targets = sorted({target for row in cells.values() for target in row})

@@ -4,21 +4,21 @@ The pictures are a roofline, the timelines of a step that waits and of one that 
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from common.analysis.formulas import flops, operators
 from common.analysis.formulas.peaks import datasheet
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles.json_elements import elements
 from common.config import ModelConfig
 from common.documents.architecture import preset
-from common.documents.pictures import Picture, colour, gpu_trace
-from common.documents.result_tables import find
+from common.documents.pictures import Picture, colour, gpu_trace, shape, steps
 from common.errors import UsageError
-from common.studies.benchmark import benchmark_file
 
+import numpy as np
 import pandas
 
 if TYPE_CHECKING:
@@ -50,27 +50,27 @@ def intensities(config: ModelConfig, batch_size: int, sequence_length: int) -> d
     tokens, hidden, ffn = batch_size * sequence_length, config.hidden_size, config.intermediate_size
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     wide, half = "float", "c10::BFloat16"
-    calls = {
+    keys, queries = [batch_size * heads, head_dim, sequence_length], [batch_size * heads, sequence_length, head_dim]
+    calls: dict[str, tuple[str, list[Any], list[str]]] = {
         "residual addition": ("add", [[tokens, hidden]] * 2, [wide, half]),
         "AdamW": ("_fused_adamw_", [[[flops.parameters(config)["total"]]]], ["TensorList"]),
         "softmax": ("_softmax", [[batch_size, heads, sequence_length, sequence_length]], [wide]),
         "silu": ("silu", [[tokens, ffn]], [half]),
-        "scores q k^T": (
-            "bmm",
-            [[batch_size * heads, sequence_length, head_dim], [batch_size * heads, head_dim, sequence_length]],
-            [half] * 2,
-        ),
+        "scores q k^T": ("bmm", [queries, keys], [half] * 2),
         "flash attention": (
             "_flash_attention_forward",
-            [[batch_size, sequence_length, count, head_dim] for count in (heads, kv_heads, kv_heads)],
-            [half] * 3,
+            [[batch_size, sequence_length, count, head_dim] for count in (heads, kv_heads, kv_heads)], [half] * 3,
         ),
         "K, V projections": ("mm", [[tokens, hidden], [hidden, kv_heads * head_dim]], [half] * 2),
         "Q, output projections": ("mm", [[tokens, hidden], [hidden, hidden]], [half] * 2),
         "feed-forward projections": ("mm", [[tokens, hidden], [hidden, ffn]], [half] * 2),
-    }
-    costs = {name: operators.cost(f"aten::{operator}", shapes, types) for name, (operator, shapes, types) in calls.items()}
-    return {name: work / moved for name, (work, moved) in costs.items()}
+    }  # fmt: skip
+    found = {}
+    for name, (operator, shapes, types) in calls.items():
+        cost = operators.cost(f"aten::{operator}", shapes, types)
+        assert cost, name  # every operator above has a formula
+        found[name] = cost[0] / cost[1]
+    return found
 
 
 def roofline(folder: Path) -> Picture:
@@ -79,39 +79,35 @@ def roofline(folder: Path) -> Picture:
     Raises:
         UsageError: the data sheet of the device is not in `peaks`.
     """
-    rates: dict[str, dict[str, float]] = {}
-    for name, _, path in find(folder, "peers_{preset}_bf16.json"):
-        study = benchmark_file.read(path)
-        shape = study["batch_sizes"][0], study["sequence_lengths"][0]
-        step = flops.training_step(ModelConfig(**study["model"]), *shape)["total"]
-        cells = [cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])]
-        times = {cell["model"]: median(run["step_ms"]["median"] for run in cell["runs"]) for cell in cells}
-        rates[name] = {model: step / time / 1e9 for model, time in times.items()}  # TFLOP/s
-    device = study["device"]["name"]
+    rates = {}
+    for name, study, times in steps(folder):
+        work = flops.training_step(ModelConfig.model_validate(study["model"]), *shape(study))["total"]
+        rates[name] = {model: work / ms / 1e9 for model, ms in times.items() if VERSION.fullmatch(model)}  # TFLOP/s
+    device = run_facts.device(study)
     peaks = datasheet(device)
     if not peaks:
         raise UsageError(f"{folder}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
     peak, bandwidth = peaks["bf16"] / 1e12, peaks["bandwidth"] / 1e12
-    work = intensities(*preset(SHOWN))
-    sides = {
-        side: [name for name in work if (work[name] < peak / bandwidth) == (side == "memory")] for side in ("memory", "compute")
+    intensity = intensities(*preset(SHOWN))
+    memory, compute = ([name for name in intensity if (intensity[name] < peak / bandwidth) == side] for side in (True, False))
+    edges = {
+        name: [tables.format_number(100 * edge(each.values()) / peak) for edge in (min, max)] for name, each in rates.items()
     }
-    shares = {name: [100 * rate / peak for rate in each.values()] for name, each in rates.items()}
-    reached = [f"{name} {' to '.join(tables.format_number(edge(each)) for edge in (min, max))}%" for name, each in shares.items()]
     description = (
-        f"Roofline of one {device} in bf16 with the operations of a layer; memory-bound: {', '.join(sides['memory'])}; "
-        f"compute-bound: {', '.join(sides['compute'])}. Of the peak, whole steps of the versions reach: {', '.join(reached)}"
+        f"Roofline of one {device} in bf16 with the operations of a layer; memory-bound: {', '.join(memory)}; compute-bound: "
+        f"{', '.join(compute)}. Of the peak, whole steps of the versions reach: "
+        f"{', '.join(f'{name} {low} to {high}%' for name, (low, high) in edges.items())}"
     )
 
     def draw() -> "Figure":
         figure = plots.new(11, 5)
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.3, 1])
-        _roof(left, peak, bandwidth, work)
+        _roof(left, peak, bandwidth, intensity)
         _steps(right, peak, rates)
-        figure.suptitle(f"What the data sheet of one {device} allows in bf16, and what training steps reach", fontsize=11)
+        figure.suptitle(f"What the data sheet of one {device} allows in bf16, and what training steps reach")
         return figure
 
-    return Picture(f"roofline-{folder.name}", [peak, bandwidth, work, rates], description, draw)
+    return Picture(f"roofline-{folder.name}", [peak, bandwidth, intensity, rates], description, draw)
 
 
 def _roof(axes: "Axes", peak: float, bandwidth: float, work: dict[str, float]) -> None:
@@ -120,27 +116,23 @@ def _roof(axes: "Axes", peak: float, bandwidth: float, work: dict[str, float]) -
     axes.fill_between([ridge, high], 1e-3, 4 * peak, color=plots.ORANGE, alpha=0.12, linewidth=0)
     axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color=plots.BLACK)
     numbers = [tables.format_number(number) for number in (bandwidth, peak, ridge)]
-    axes.text(low * 1.3, 2 * peak, f"memory-bound\nroof: intensity x {numbers[0]} TB/s", fontsize=9, va="center")
-    axes.text(high / 1.2, 2 * peak, f"compute-bound\nroof: {numbers[1]} TFLOP/s", fontsize=9, va="center", ha="right")
-    axes.annotate(
-        f"ridge point\n{numbers[2]} FLOP/byte", (ridge, 0.45), (-4, 0), textcoords="offset points", fontsize=8, ha="right"
-    )
+    axes.text(low * 1.3, 2 * peak, f"memory-bound\nroof: intensity x {numbers[0]} TB/s", va="center")
+    axes.text(high / 1.2, 2 * peak, f"compute-bound\nroof: {numbers[1]} TFLOP/s", va="center", ha="right")
+    axes.annotate(f"ridge point\n{numbers[2]} FLOP/byte", (ridge, 0.45), (-4, 0), textcoords="offset points", ha="right")
     axes.axvline(ridge, color="0.5", linestyle=":", linewidth=1)
     under_flat, before = 3.0 ** sum(intensity >= ridge for intensity in work.values()), 0.0
     for name, intensity in sorted(work.items(), key=lambda item: item[1]):
-        roof, near = min(peak, intensity * bandwidth), intensity < 1.8 * before
-        axes.plot(intensity, roof, "o", color=plots.VERMILION)
+        height, near = min(peak, intensity * bandwidth), intensity < 1.8 * before
+        axes.plot(intensity, height, "o", color=plots.VERMILION)
+        place, side = ((8, -8), "left") if near else ((-8, 2), "right")
         if intensity >= ridge:  # labels in steps, so that none is on the line of another
             axes.vlines(intensity, peak / under_flat, peak, color=plots.VERMILION, linewidth=0.7)
-            axes.annotate(name, (intensity, peak / under_flat), (3, 0), textcoords="offset points", fontsize=8)
+            height, place, side = peak / under_flat, (3, 0), "left"
             under_flat /= 3
-        else:
-            place, side = ((8, -8), "left") if near else ((-8, 2), "right")
-            axes.annotate(name, (intensity, roof), place, textcoords="offset points", fontsize=8, ha=side)
+        axes.annotate(name, (intensity, height), place, textcoords="offset points", ha=side)
         before = intensity
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3, 4 * peak), ylabel="TFLOP/s")
-    axes.set_xlabel("arithmetic intensity, FLOP/byte")
-    axes.set_title(f"Operations at {SHOWN}: highest rate by formula", fontsize=10)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3, 4 * peak))
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s", title=f"Operations at {SHOWN}: highest rate by formula")
 
 
 def _steps(axes: "Axes", peak: float, rates: dict[str, dict[str, float]]) -> None:
@@ -149,14 +141,14 @@ def _steps(axes: "Axes", peak: float, rates: dict[str, dict[str, float]]) -> Non
             place = column + 0.18 * (number - (len(each) - 1) / 2)
             axes.plot(place, rate, "s", color=colour(name), markersize=7, label=None if column else name)
     axes.axhline(peak, color=plots.BLACK)
-    axes.set_xticks(range(len(rates)), rates)
+    axes.set_xticks(range(len(rates)), list(rates))
     axes.set_xlim(-0.6, len(rates) - 0.4)
     axes.grid(True, axis="y", color="0.9")
-    shares = axes.secondary_yaxis("right", functions=(lambda rate: 100 * rate / peak, lambda share: share * peak / 100))
+    shares = axes.secondary_yaxis("right", functions=(partial(np.multiply, 100 / peak), partial(np.multiply, peak / 100)))
     shares.set_ylabel("MFU, %")
     shares.yaxis.set_major_formatter("{x:g}")
-    axes.legend(fontsize=8, loc="lower right")
-    axes.set_title("Whole steps: measured rate", fontsize=10)
+    axes.legend(loc="lower right")
+    axes.set_title("Whole steps: measured rate")
 
 
 # ----------------------------------------------------------------------------------------------------------------- timelines
@@ -175,10 +167,9 @@ def _device(path: Path) -> dict[str, Any]:
         UsageError: the trace names none.
     """
     missing = "is not a trace of a GPU (it has no deviceProperties): give a trace_*.json of a GPU"
-    found = next(elements(path, "deviceProperties", missing), None)
-    if found is None:
-        raise UsageError(f"{path} {missing}")
-    return found
+    for found in elements(path, "deviceProperties", missing):
+        return found
+    raise UsageError(f"{path} {missing}")
 
 
 def timeline(*paths: Path) -> Picture:
@@ -194,9 +185,9 @@ def timeline(*paths: Path) -> Picture:
         for axes, (name, panel) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels.items(), strict=True):
             _rows(axes, panel)
             step = f"{panel['kernels']:,} kernels and copies in {tables.format_number(panel['step_ms'])} ms"
-            axes.set_title(f"{name}: a step has {step}; {busy[name]}", fontsize=10)
-        axes.set_xlabel("ms", fontsize=9)
-        figure.suptitle(f"Two profiled steps on one {device}: waiting for the host, and busy", fontsize=11)
+            axes.set_title(f"{name}: a step has {step}; {busy[name]}")
+        axes.set_xlabel("ms")
+        figure.suptitle(f"Two profiled steps on one {device}: waiting for the host, and busy")
         return figure
 
     return Picture(f"timeline-{paths[0].parents[1].name}", panels, description, draw)
@@ -213,7 +204,7 @@ def _window(path: Path) -> dict[str, Any]:
         UsageError: no kernel ran in a profiled step.
     """
     trace, kernels = gpu_trace(path)
-    first = kernels.loc[kernels.start_us.idxmin()]
+    first = kernels.sort_values("start_us").iloc[0]
     launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first.start_us).round(1)))
     return {
         "launches": [launch for launch in launches if 0 <= launch <= WINDOW_US],
@@ -239,18 +230,15 @@ def _covered(starts: pandas.Series, durations: pandas.Series) -> list[list[float
 
 
 def _rows(axes: "Axes", panel: dict[str, Any]) -> None:
-    for row, (intervals, shade) in enumerate(((panel["gpu"], plots.VERMILION), (panel["host"], plots.SKY))):
-        axes.broken_barh(
-            [(start / 1e3, length / 1e3) for start, length in intervals], (row - 0.35, 0.7), color=shade, linewidth=0
-        )
+    for row, (name, shade) in enumerate((("gpu", plots.VERMILION), ("host", plots.SKY))):
+        intervals = [(start / 1e3, length / 1e3) for start, length in panel[name]]
+        axes.broken_barh(intervals, (row - 0.35, 0.7), color=shade, linewidth=0)
     axes.vlines([launch / 1e3 for launch in panel["launches"]], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
     if not panel["launches"]:
         ahead = f"no launch: the host launched these steps before, the first {panel['delay_us'] / 1e3:.1f} ms ahead"
-        axes.text(WINDOW_US / 2e3, 1, ahead, fontsize=9, ha="center", va="center")
-    axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"], fontsize=8)
+        axes.text(WINDOW_US / 2e3, 1, ahead, ha="center", va="center")
+    axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"])
     axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 # ----------------------------------------------------------------------------------------------------------- attention tiles
@@ -258,12 +246,11 @@ def _rows(axes: "Axes", panel: dict[str, Any]) -> None:
 
 def causal_tiles() -> Picture:
     """The scores of causal attention in tiles: those that a flash kernel skips, computes, and computes with a mask."""
-    firsts = range(0, LENGTH, TILE)
-    kinds = [
-        ["skipped" if key > query + TILE - 1 else "masked" if key + TILE - 1 > query else "whole" for key in firsts]
-        for query in firsts
-    ]
-    counts = {kind: sum(row.count(kind) for row in kinds) for kind in ("whole", "masked", "skipped")}
+    first = np.arange(0, LENGTH, TILE)
+    last = first + TILE - 1
+    skipped, masked = first > last[:, None], last > first[:, None]  # [query, key]
+    kinds = np.where(skipped, 2, np.where(masked, 1, 0))
+    counts = dict(zip(("whole", "masked", "skipped"), np.bincount(kinds.flat).tolist(), strict=True))
     description = (
         f"The {LENGTH} x {LENGTH} scores of causal attention in tiles of {TILE} x {TILE}. A flash kernel computes "
         f"{counts['whole']} tiles below the diagonal and {counts['masked']} with a mask on it, and skips {counts['skipped']} "
@@ -271,28 +258,25 @@ def causal_tiles() -> Picture:
     )
 
     def draw() -> "Figure":
-        from matplotlib.patches import Patch, Polygon
+        from matplotlib.colors import ListedColormap
+        from matplotlib.patches import Patch
 
         figure = plots.new(9, 4.7)
         eager, flash = figure.subplots(1, 2)
-        colours = {"whole": plots.GREEN, "masked": plots.ORANGE, "skipped": "white"}
-        eager.broken_barh([(0, LENGTH)], (0, LENGTH), facecolor=colours["whole"])
-        for query, row in zip(firsts, kinds, strict=True):
-            for key, kind in zip(firsts, row, strict=True):
-                flash.broken_barh([(key, TILE)], (query, TILE), facecolor=colours[kind], edgecolor="0.4", linewidth=0.7)
+        colours, edges = [plots.GREEN, plots.ORANGE, "white"], np.arange(0, LENGTH + 1, TILE)
+        hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": "0.2", "hatch": "//"}
+        eager.set_facecolor(plots.GREEN)
+        eager.fill([0, LENGTH, LENGTH], [0, 0, LENGTH], linewidth=0, **hatched)
+        flash.pcolormesh(edges, edges, kinds, cmap=ListedColormap(colours), edgecolor="0.4", linewidth=0.7)
         for axes in (eager, flash):
             axes.set(xlim=(0, LENGTH), ylim=(LENGTH, 0), aspect="equal", xlabel="key position", ylabel="query position")
-            axes.set_xticks(range(0, LENGTH + 1, 2 * TILE))
-            axes.set_yticks(range(0, LENGTH + 1, 2 * TILE))
-        eager.add_patch(
-            Polygon([(0, 0), (LENGTH, 0), (LENGTH, LENGTH)], facecolor="none", edgecolor="0.2", hatch="//", linewidth=0)
-        )
-        eager.set_title("Eager: every score is written to memory", fontsize=10)
-        flash.set_title(f"Flash: {counts['whole'] + counts['masked']} of {len(firsts) ** 2} tiles, kept on chip", fontsize=10)
-        labels = {"whole": "computed", "masked": "computed with a mask", "skipped": "skipped"}
-        handles = [Patch(facecolor=colours[kind], edgecolor="0.4", label=label) for kind, label in labels.items()]
-        handles += [Patch(facecolor="none", edgecolor="0.2", hatch="//", label="computed, then masked out")]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
+            axes.set(xticks=edges[::2], yticks=edges[::2])
+        eager.set_title("Eager: every score is written to memory")
+        flash.set_title(f"Flash: {counts['whole'] + counts['masked']} of {kinds.size} tiles, kept on chip")
+        labels = ("computed", "computed with a mask", "skipped")
+        handles = [Patch(facecolor=shade, edgecolor="0.4", label=label) for shade, label in zip(colours, labels, strict=True)]
+        handles.append(Patch(label="computed, then masked out", **hatched))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
         return figure
 
     return Picture("causal-tiles", [LENGTH, TILE, counts], description, draw)

@@ -6,98 +6,23 @@ PARTS describes each part of the file once. TABLES makes the tables of documents
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
-from common.documents import result_tables
 from common.errors import UsageError
-from common.files import Number, PositiveAmount, read
+from common.files import read
+from common.records.lab_file import Lab
 
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
+import pandas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-profiling-lab/1"
 FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
-
-
-class Component(TypedDict):
-    name: str
-    time_ms: PositiveAmount
-    memory_mb: Number
-    flops: PositiveAmount
-    bytes_moved: PositiveAmount
-    bound: str
-
-
-class Times(TypedDict):
-    """The ms of each way at one sequence length; None where it cannot run."""
-
-    seq_len: PositiveInt
-    ms: dict[str, PositiveAmount | None]
-
-
-class Added(TypedDict):
-    """The MiB that each way adds at one sequence length."""
-
-    seq_len: PositiveInt
-    baseline: NotRequired[Number | None]
-    chunked: NotRequired[Number | None]
-    sdpa: NotRequired[Number | None]
-
-
-class Way(TypedDict):
-    bottleneck: str
-    way: str
-    ms: PositiveAmount
-
-
-class Fix(TypedDict):
-    fix: str
-    step_ms: run_record.Summary
-    peak_mib: PositiveAmount
-    kind: str
-    loss: Number
-
-
-class Layer(TypedDict):
-    ms: PositiveAmount
-    profiled_ms: PositiveAmount
-    on_gpu: bool
-    spans: dict[str, dict[str, Number]]  # ms by span and phase
-
-
-class Sizes(TypedDict):
-    batch_size: PositiveInt
-    seq_len: PositiveInt
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    preset: str
-
-
-class Lab(run_record.Header):
-    """profiling_lab.json; a part that was not measured is None."""
-
-    schema: Literal[SCHEMA]
-    jax: str | None  # its version
-    precision: str
-    sizes: Sizes
-    ceilings: run_record.Ceilings
-    components: dict[Literal[tuple(NAMES)], list[Component] | None] | None
-    optimizations: list[Times] | None
-    frameworks: list[Times] | None
-    memory: list[Added] | None
-    bottlenecks: list[Way] | None
-    fixes: Annotated[list[Fix], Field(min_length=1)] | None
-    layer: Layer | None
-
 
 Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
 
@@ -159,15 +84,12 @@ def layer(results: dict[str, Any]) -> Rows:
 
 def component_figure(rows: Rows) -> "Figure":
     """Horizontal bars, in one colour for each framework."""
-    names = list(dict.fromkeys(row[1] for row in rows[1]))
-    groups = list(dict.fromkeys(row[0] for row in rows[1]))
-    result, height = plots.new(5, 1 + 0.45 * len(names)), 0.8 / len(groups)
-    axes = result.subplots()
-    for i, group in enumerate(groups):
-        bars = [row[2] for row in rows[1] if row[0] == group]
-        axes.barh([place + i * height for place in range(len(names))], bars, height, color=COLOURS[i], label=group)
-    axes.set_yticks([place + height * (len(groups) - 1) / 2 for place in range(len(names))], names)
-    axes.set(xlabel="ms")
+    frame = pandas.DataFrame(rows[1], columns=rows[0])
+    times = frame.pivot(index="component", columns="framework", values="ms")
+    times = times.loc[frame.component.unique(), frame.framework.unique()]  # in the order of the rows
+    result = plots.new(5, 1 + 0.45 * len(times))
+    axes = times.plot.barh(ax=result.subplots(), color=list(COLOURS), width=0.8, legend=False)
+    axes.set(xlabel="ms", ylabel="")
     axes.invert_yaxis()
     result.legend(loc="outside upper center", ncols=2)
     return result
@@ -176,14 +98,13 @@ def component_figure(rows: Rows) -> "Figure":
 def line_figure(rows: Rows) -> "Figure":
     """A line for each column of `over_lengths`, on logarithmic axes; columns without values are left out."""
     header, body = rows
-    result, unit = plots.new(5, 3.4), header[-1].split()[-1]
-    axes = result.subplots()
-    for i, name in enumerate(header[1:]):
-        points = [(row[0], row[i + 1]) for row in body if row[i + 1]]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[i], label=name.removesuffix(f" {unit}"))
-    axes.set(xscale="log", yscale="log", xlabel="sequence length S", ylabel=unit)
-    axes.set_xticks([row[0] for row in body], [str(row[0]) for row in body])
+    unit = header[-1].split()[-1]
+    frame = pandas.DataFrame(body, columns=header).set_index("S").astype(float)
+    frame = frame.where(frame > 0).dropna(axis="columns", how="all").rename(columns=lambda name: name.removesuffix(f" {unit}"))
+    result = plots.new(5, 3.4)
+    axes = frame.plot(ax=result.subplots(), loglog=True, marker="o", color=list(COLOURS), legend=False)
+    axes.set(xlabel="sequence length S", ylabel=unit)
+    axes.set_xticks(list(frame.index), list(map(str, frame.index)))
     axes.xaxis.minorticks_off()
     axes.grid(True, which="both", color="0.9")
     result.legend(loc="outside upper center", ncols=2)
@@ -233,16 +154,17 @@ PARTS = {
 
 
 def _documented(part: str, *folders: Path) -> str:
-    """A part as a Markdown table, with the devices one below the other."""
-    header, body = [], []
+    """A part as a Markdown table, with the devices one below the other, each named in the first of its rows."""
+    header: list[str] = []
+    body: list[list[object]] = []
     for folder in folders:
         if not (folder / FILE).exists():
             raise UsageError(f"no {FILE} in {folder}: measure with run_lab.py --output {folder / FILE}")
-        result = read(folder / FILE, Lab)
+        result: dict[str, Any] = dict(read(folder / FILE, Lab))
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
-        body += [[result_tables.device(result), *row] for row in rows]
+        body += [["" if i else run_facts.device(result), *row] for i, row in enumerate(rows)]
     return tables.markdown(["device", *header], body)
 
 
@@ -253,11 +175,7 @@ TABLES: dict[str, Callable[..., str]] = {f"lab-{part}": functools.partial(_docum
 
 
 def page(result: dict[str, Any]) -> Report:
-    """A section for each part that was measured.
-
-    Args:
-        result: content of a profiling_lab.json.
-    """
+    """A section for each part that the content of a profiling_lab.json holds."""
     sizes, ceilings = result["sizes"], result["ceilings"]
     versions = ", ".join(f"{name} {version}" for name, version in result["environment"].items() if version)
     small = tables.format_number(1e6 * ceilings["operation_seconds"])
@@ -270,7 +188,7 @@ def page(result: dict[str, Any]) -> Report:
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
     report.text(
-        f"{result_tables.device(result)}; {versions}; {result['date']}.",
+        f"{run_facts.device(result)}; {versions}; {result['date']}.",
         f"Measured ceilings: {described}; one small operation {small} us.",
     )
     report.commands([f"python {result['command']}"])
@@ -284,7 +202,7 @@ def page(result: dict[str, Any]) -> Report:
         if name == "components":
             report.text(*longest(rows))
         if name == "fixes":
-            report.text(*run_record.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
+            report.text(*run_facts.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
         if part.draw:
             report.figure(functools.partial(part.draw, rows), name, part.description)
         report.table(*rows)
@@ -318,7 +236,7 @@ def add_roofline(report: Report, result: dict[str, Any]) -> None:
     report.section("Roofline")
     report.text("How near each component is to its bound. Above 100 % the data came from a cache, or the ceiling is too low.")
     if all(result["components"].values()):
-        report.text(f"Filled points are {', open points '.join(map(NAMES.get, result['components']))}.")
+        report.text(f"Filled points are {', open points '.join(NAMES[name] for name in result['components'])}.")
     report.figure(lambda: figure, "roofline", "FLOP/s of each component under the roofline")
     report.table(*roofline.table(points, result["ceilings"]))
 
@@ -342,8 +260,11 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
     both = (first, second)
     report = Report("Profiling lab: two devices")
     report.section("Conditions")
-    report.facts([(f"{n}", f"{result_tables.device(result)}, {result['precision']}, torch {result['environment']['torch']}, "
-                           f"{result['date']}") for n, result in enumerate(both, 1)])  # fmt: skip
+    conditions = [
+        [run_facts.device(result), result["precision"], f"torch {result['environment']['torch']}", result["date"]]
+        for result in both
+    ]
+    report.facts([(str(number), ", ".join(said)) for number, said in enumerate(conditions, 1)])
     ceilings = {
         "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),
         "one small operation, us": ("operation_seconds", 1e6),
@@ -371,6 +292,6 @@ def side_by_side(labels: list[str], first: dict[tuple[Any, ...], Any], second: d
     rows = []
     for key in dict.fromkeys([*first, *second]):
         one, other = first.get(key), second.get(key)
-        numbers = isinstance(one, int | float) and isinstance(other, int | float) and other
-        rows.append([*key, one, other, one / other if numbers else None])
+        ratio = one / other if isinstance(one, int | float) and isinstance(other, int | float) and other else None
+        rows.append([*key, one, other, ratio])
     return [*labels, "1", "2", "1 / 2"], rows

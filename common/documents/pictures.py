@@ -7,31 +7,36 @@ out of date when these numbers have changed.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.analysis.comparisons import ablation_effects
 from common.analysis.formulas import flops, footprint
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.result_tables import IDLE, find, span_shares
 from common.errors import UsageError
-from common.studies import ablation
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file, kernel_benchmark_file, scaling_file
+from common.studies.scaling import scaling_results
 
 import pandas
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
 SHOWN = ("medium", "large")  # the presets whose memory is shown
 GIB = 2**30
+STYLE: dict[Any, Any] = {  # matplotlib's parameters
+    "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "normal", "axes.labelsize": 9, "xtick.labelsize": 8,
+    "ytick.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
 HELD = {  # what holds memory in a step
     "weights": plots.BLUE, "AdamW's moments": plots.SKY, "scores [B, H, S, S]": plots.ORANGE, "other activations": plots.GREEN,
     "gradients": plots.VERMILION,
@@ -59,52 +64,67 @@ class Picture(NamedTuple):
 
     def drawn(self) -> str:
         """The content of the SVG file."""
-        drawing = plots.svg(self.draw(), self.name, self.description)
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            drawing = plots.svg(self.draw(), self.name, self.description)
         return drawing.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" data-digest="{self.digest()}" ', 1) + "\n"
 
     def is_current(self, path: Path) -> bool:
         return path.is_file() and f'data-digest="{self.digest()}"' in path.read_text(encoding="utf-8")[:2000]
 
 
+def steps(folder: Path, precision: str = "bf16") -> Iterator[tuple[str, benchmark_file.Benchmark, dict[str, float]]]:
+    """Preset, content, and median ms of a step by model, of each file peers_<preset>_<precision>.json."""
+    for preset, _, path in find(folder, f"peers_{{preset}}_{precision}.json"):
+        study = benchmark_file.read(path)
+        cells = [cell for cell in study["cells"] if cell["status"] == "ok"]
+        yield preset, study, {c["model"]: median(run["step_ms"]["median"] for run in c["runs"]) for c in cells}
+
+
+def shape(study: benchmark_file.Benchmark) -> tuple[int, int]:
+    """B and S."""
+    return study["batch_sizes"][0], study["sequence_lengths"][0]
+
+
+def described(parts: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
+    """The numbers of each part as text: "a: x 1%, y 2%; b: ..."."""
+
+    def numbers(row: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {tables.format_number(value)}{unit}" for name, value in row.items())
+
+    return "; ".join(f"{part}: {numbers(row)}" for part, row in parts.items())
+
+
 def ladder(folder: Path) -> Picture:
     """The step time of every version and peer in bf16, a panel for each preset, from peers_<preset>_bf16.json."""
     panels = {}
-    for preset, precision, path in find(folder, "peers_{preset}_{precision}.json"):
-        if precision == "bf16":
-            study = benchmark_file.read(path)
-            times = {c["model"]: [run["step_ms"]["median"] for run in c["runs"]] for c in study["cells"] if c["status"] == "ok"}
-            panels[f"{preset}, {study['batch_sizes'][0]} x {study['sequence_lengths'][0]} tokens"] = {
-                model: median(runs) for model, runs in times.items()
-            }
+    for preset, study, times in steps(folder):
+        panels[f"{preset}, {' x '.join(map(str, shape(study)))} tokens"] = times
     best = [f"{title.split(',')[0]} {tables.format_number(min(times.values()))} ms" for title, times in panels.items()]
-    device = study["device"]["name"]
+    device = run_facts.device(study)
     description = f"Step time of all versions and peers on one {device} in bf16; the fastest of each preset: {', '.join(best)}"
 
     def draw() -> "Figure":
-        figure = plots.new(11, 1.0 + 0.3 * max(map(len, panels.values())) * -(-len(panels) // 2))
-        figure.suptitle(f"One training step, ms (logarithmic), bf16, one {device}", fontsize=11)
-        grid = figure.subplots(-(-len(panels) // 2), 2, squeeze=False).flat
-        for axes, (title, times) in zip(grid, panels.items(), strict=False):
-            names = sorted(times, key=times.get, reverse=True)
-            colours = [colour(name) for name in names]
-            bars = axes.barh(names, [times[name] for name in names], color=colours)
-            axes.bar_label(bars, [tables.format_number(times[name]) for name in names], padding=3, fontsize=8)
-            axes.set_xscale("log")
+        rows = -(-len(panels) // 2)
+        figure = plots.new(11, 1.0 + 0.3 * max(map(len, panels.values())) * rows)
+        figure.suptitle(f"One training step, ms (logarithmic), bf16, one {device}")
+        for axes, (title, times) in zip(figure.subplots(rows, 2, squeeze=False).flat, panels.items(), strict=False):
+            names, values = zip(*sorted(times.items(), key=lambda item: -item[1]), strict=True)
+            bars = axes.barh(names, values, color=[colour(name) for name in names])
+            axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3)
+            axes.set(xscale="log", xlim=(values[-1] / 2, 2.2 * values[0]), title=title)
             axes.xaxis.set_minor_formatter("")
             axes.xaxis.set_major_formatter("{x:g}")
-            axes.set_xlim(min(times.values()) / 2, 2.2 * max(times.values()))
-            axes.set_title(title, fontsize=10)
-            axes.tick_params(labelsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
         return figure
 
     return Picture(f"ladder-{folder.name}", panels, description, draw)
 
 
 def colour(model: str) -> str:
-    """One colour for each version, with and without torch.compile, and grey for the peers."""
+    """One colour for each version, with and without torch.compile, and grey for the peers; after seven versions they repeat."""
     version = re.fullmatch(r"v(\d+)(-.*)?", model)
-    return (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN)[int(version[1]) - 1] if version else "0.7"
+    return COLOURS[(int(version[1]) - 1) % len(COLOURS)] if version else "0.7"
 
 
 # ------------------------------------------------------------------------------------------------------------------- memory
@@ -135,50 +155,40 @@ def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str
 
 def memory(folder: Path) -> Picture:
     """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
-    panels, said = {}, []
-    for name, _, path in find(folder, "peers_{preset}_bf16.json"):
-        if name in SHOWN:
-            study = benchmark_file.read(path)
-            config, shape = ModelConfig(**study["model"]), (study["batch_sizes"][0], study["sequence_lengths"][0])
-            first = next(cell for cell in study["cells"] if cell["status"] == "ok")
-            peak = median(run["peak_mib"] for run in first["runs"]) / 2**10
-            areas = held(config, *shape)
-            panels[name] = {"shape": shape, "peak": peak, "model": first["model"], "areas": areas}
-            kept = footprint.activations(config, *shape, "cuda")
-            stays = {"weights": areas["weights"][0], "AdamW's moments": areas["AdamW's moments"][0]}
-            stays |= {"gradients": max(areas["gradients"]), "activations": kept["total"]}
-            sizes = ", ".join(f"{part} {tables.format_number(size / GIB)} GiB" for part, size in stays.items())
-            share = tables.format_number(100 * kept["scores"] / kept["total"])
-            said.append(f"{name}: {sizes} (of them scores {share}%), measured peak {tables.format_number(peak)} GiB")
-    device = study["device"]["name"]
-    description = f"Memory over one training step of {first['model']} in bf16, by formula. {'; '.join(said)} on one {device}"
+    said: list[str] = []
+    panels: dict[str, dict[str, Any]] = {}
+    for preset, study, _ in (found for found in steps(folder) if found[0] in SHOWN):
+        config = ModelConfig.model_validate(study["model"])
+        first = next(cell for cell in study["cells"] if cell["status"] == "ok")
+        peak = median(run["peak_mib"] for run in first["runs"]) / 2**10
+        areas, kept = held(config, *shape(study)), footprint.activations(config, *shape(study), "cuda")
+        panels[preset] = {"shape": shape(study), "peak": peak, "model": first["model"], "areas": areas}
+        stays = {name: max(areas[name]) for name in ("weights", "AdamW's moments", "gradients")} | {"activations": kept["total"]}
+        sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
+        share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
+        said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
+    device, model = run_facts.device(study), first["model"]
+    description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
 
     def draw() -> "Figure":
         figure = plots.new(11, 3.8)
-        for axes, (name, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-            _areas(axes, panel)
-            axes.set_title(f"{name}, {' x '.join(map(str, panel['shape']))} tokens", fontsize=10)
+        for axes, (preset, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            moments = range(len(panel["areas"]["weights"]))
+            areas = [[size / GIB for size in panel["areas"][name]] for name in HELD]
+            axes.stackplot(moments, areas, labels=list(HELD), colors=list(HELD.values()), linewidth=0)
+            axes.axhline(panel["peak"], color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
+            turn = len(moments) / 2 - 1
+            axes.axvline(turn, color="0.3", linestyle=":", linewidth=0.8)
+            parts = ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"]
+            axes.set_xticks([turn / 2, 1.5 * turn, moments[-1]], parts)
+            axes.set(xlim=(0, moments[-1]), ylim=(0, 1.1 * panel["peak"]), ylabel="GiB")
+            axes.set_title(f"{preset}, {' x '.join(map(str, panel['shape']))} tokens")
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize=8)
-        title = f"Memory over one step of {first['model']} in bf16: areas by formula, the line measured on one {device}"
-        figure.suptitle(title, fontsize=11)
+        figure.legend(handles[::-1], labels[::-1], loc="outside right center")
+        figure.suptitle(f"Memory over one step of {model} in bf16: areas by formula, the line measured on one {device}")
         return figure
 
     return Picture(f"memory-{folder.name}", panels, description, draw)
-
-
-def _areas(axes: "Axes", panel: dict[str, Any]) -> None:
-    moments = range(len(panel["areas"]["weights"]))
-    areas = [[size / GIB for size in panel["areas"][name]] for name in HELD]
-    axes.stackplot(moments, areas, labels=list(HELD), colors=list(HELD.values()), linewidth=0)
-    axes.axhline(panel["peak"], color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
-    turn = len(moments) / 2 - 1
-    axes.axvline(turn, color="0.3", linestyle=":", linewidth=0.8)
-    axes.set_xticks([turn / 2, 1.5 * turn, moments[-1]], ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"])
-    axes.tick_params(labelsize=8)
-    axes.set_ylabel("GiB", fontsize=9)
-    axes.set(xlim=(0, moments[-1]), ylim=(0, 1.1 * panel["peak"]))
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 # ------------------------------------------------------------------------------------------------------------------ kernels
@@ -190,32 +200,20 @@ def step_spans(*folders: Path) -> Picture:
     for run, shares in span_shares(*folders).items():
         panels[run] = {span: round(shares[span], 1) for span in SPANS if span in shares and span != "other"}
         panels[run]["other"] = round(sum(shares.values()) - sum(panels[run].values()), 1)
-    said = [
-        f"{run}: {', '.join(f'{span} {tables.format_number(share)}%' for span, share in shares.items())}"
-        for run, shares in panels.items()
-    ]
-    description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {'; '.join(said)}"
+    description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {described(panels, '%')}"
 
     def draw() -> "Figure":
         figure = plots.new(11, 0.9 + 0.42 * len(panels))
         axes = figure.add_subplot()
-        for run, shares in panels.items():
-            begin = 0.0
-            for span in SPANS:
-                share = max(0.0, shares.get(span, 0.0))
-                axes.barh(run, share, left=begin, color=SPANS[span])
-                if share >= 5:
-                    axes.text(begin + share / 2, run, f"{share:.0f}", fontsize=8, ha="center", va="center")
-                begin += share
+        begins = [0.0] * len(panels)
+        for span, shade in SPANS.items():
+            shares = [max(0.0, panel.get(span, 0.0)) for panel in panels.values()]
+            bars = axes.barh(list(panels), shares, left=begins, color=shade, label=span)
+            axes.bar_label(bars, [f"{share:.0f}" if share >= 5 else "" for share in shares], label_type="center")
+            begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
         axes.invert_yaxis()
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of the step", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        from matplotlib.patches import Patch
-
-        handles = [Patch(color=shade, label=span) for span, shade in SPANS.items()]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(SPANS), fontsize=8)
+        axes.set(xlim=(0, 100), xlabel="% of the step")
+        figure.legend(loc="outside upper center", ncols=len(SPANS))
         return figure
 
     return Picture("step-spans", panels, description, draw)
@@ -240,55 +238,48 @@ def layer_kernels(*paths: Path) -> Picture:
     It is the second layer of the first profiled step. From the compiled Version 2 on, a layer's first kernel also adds the result
     of the layer before. The first layer has nothing to add, and torch.compile puts the embedding into its first kernel.
     """
-    panels = {}
+    layers: dict[str, list[tuple[str, float]]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for path in paths:
-        version, size = path.name.split(".")[0].rsplit("_", 1)
+        name, size = path.name.split(".")[0].rsplit("_", 1)
         _, kernels = gpu_trace(path)
         step = kernels[kernels.step == kernels.step.min()].sort_values("start_us")
-        kinds = [kernel_names.kind(name) for name in step.name]
+        kinds = [kernel_names.kind(kernel) for kernel in step.name]
         layer = _second_layer(kinds, architecture.preset(size)[0].num_layers)
-        times = [round(time, 2) for time in step.duration_us[layer]]
-        panels[version.replace("_compile", ", compiled")] = {
-            "layer": list(zip(kinds[layer], times, strict=True)),
-            "step": {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
-        }
-    counts = {version: (len(panel["layer"]), sum(panel["step"].values())) for version, panel in panels.items()}
+        version = name.replace("_compile", ", compiled")
+        layers[version] = [(kind, round(us, 2)) for kind, us in zip(kinds[layer], step.duration_us[layer], strict=True)]
+        counts[version] = {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
+    totals = {version: sum(kinds.values()) for version, kinds in counts.items()}
     said = [
-        f"{version}: {layer} in a layer's forward pass, {step:,} with copies in a step"
-        for version, (layer, step) in counts.items()
+        f"{version}: {len(layer)} in a layer's forward pass, {totals[version]:,} with copies in a step"
+        for version, layer in layers.items()
     ]
-    description = f"Kernels at {size} in bf16. {'; '.join(said)}"
+    panels = {version: {"layer": layer, "step": counts[version]} for version, layer in layers.items()}
 
     def draw() -> "Figure":
         figure = plots.new(11, 1.4 + 0.6 * len(panels))
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
-        for row, (version, panel) in enumerate(reversed(panels.items())):
-            layer, step = counts[version]
-            starts = [0.0, *accumulate(time for _, time in panel["layer"])]
-            spans = list(zip(starts, (time for _, time in panel["layer"]), strict=False))
-            colours = [KINDS[kind] for kind, _ in panel["layer"]]
-            left.broken_barh(spans, (row - 0.3, 0.6), color=colours, edgecolor="white", linewidth=0.8)
-            left.text(starts[-1], row, f" {layer} kernels", fontsize=8, va="center")
-            begin = 0
-            for kind, number in panel["step"].items():
-                right.barh(row, number, 0.6, left=begin, color=KINDS[kind])
-                begin += number
-            right.text(begin, row, f" {step:,}", fontsize=8, va="center")
-        left.set_yticks(range(len(panels)), list(panels)[::-1])
-        left.set_xlim(0, 1.15 * max(sum(time for _, time in panel["layer"]) for panel in panels.values()))
-        right.set_xlim(0, 1.15 * max(step for _, step in counts.values()))
-        left.set_title("One layer, forward: kernels end to end, us, without the gaps", fontsize=10)
-        right.set_title("Kernels and copies in a whole step", fontsize=10)
-        for axes in (left, right):
-            axes.tick_params(labelsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
-        shown = [kind for kind in KINDS if any(kind in panel["step"] for panel in panels.values())]
-        from matplotlib.patches import Patch
-
-        handles = [Patch(color=KINDS[kind], label=kind) for kind in shown]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(shown), fontsize=8)
+        for version, layer in layers.items():
+            end = 0.0
+            for kind, us in layer:
+                left.barh(version, us, 0.6, left=end, color=KINDS[kind], edgecolor="white", linewidth=0.8)
+                end += us
+            left.text(end, version, f" {len(layer)} kernels", va="center")
+            right.text(totals[version], version, f" {totals[version]:,}", va="center")
+        ends = [0] * len(counts)
+        for kind in [kind for kind in KINDS if any(kind in kinds for kinds in counts.values())]:
+            number = [kinds.get(kind, 0) for kinds in counts.values()]
+            right.barh(list(counts), number, 0.6, left=ends, color=KINDS[kind], label=kind)
+            ends = [end + more for end, more in zip(ends, number, strict=True)]
+        left.invert_yaxis()
+        left.set_xlim(0, 1.15 * max(sum(us for _, us in layer) for layer in layers.values()))
+        right.set_xlim(0, 1.15 * max(ends))
+        left.set_title("One layer, forward: kernels end to end, us, without the gaps")
+        right.set_title("Kernels and copies in a whole step")
+        figure.legend(loc="outside lower center", ncols=len(KINDS))
         return figure
 
+    description = f"Kernels at {size} in bf16. {'; '.join(said)}"
     return Picture(f"layer-kernels-{paths[0].parents[1].name}", panels, description, draw)
 
 
@@ -312,15 +303,17 @@ def _second_layer(kinds: list[str], layers: int) -> slice:
 
 def fusions(path: Path) -> Picture:
     """Kernels and time of a step as the fusions of an ablation are switched on one after another."""
-    study = ablation.read(path)
+    study = ablation_effects.read(path)
     found = {tuple(c["fusions"].values()): c for c in study["combinations"]}
-    rows = []
-    for on in range(len(ablation.FUSIONS) + 1):
-        combination = found[tuple(i < on for i in range(len(ablation.FUSIONS)))]
-        name = f"+ {list(ablation.FUSIONS.values())[on - 1]}" if on else "none"
-        rows.append([name, combination["launches_per_step"], combination["step_ms"]["median"]])
-    model = tables.letters(study["model"])
-    device, compute = study["device"]["name"], study["precision"]["compute"]
+    rows: list[tuple[str, float, float]] = []
+    for on in range(len(ablation_effects.FUSIONS) + 1):
+        combination = found[tuple(i < on for i in range(len(ablation_effects.FUSIONS)))]
+        name = f"+ {list(ablation_effects.FUSIONS.values())[on - 1]}" if on else "none"
+        launches = combination["launches_per_step"]
+        assert launches is not None, path
+        rows.append((name, launches, combination["step_ms"]["median"]))
+    model = tables.letters(ModelConfig.model_validate(study["model"]).model_dump())
+    device, compute = run_facts.device(study), study["precision"]["compute"]
     said = [f"{name}: {count:,.0f} kernels, {tables.format_number(ms)} ms" for name, count, ms in rows]
     description = (
         f"Fusions of {study['version']} switched on one after another, {compute}, {model}, one {device}. {'; '.join(said)}"
@@ -328,17 +321,14 @@ def fusions(path: Path) -> Picture:
 
     def draw() -> "Figure":
         figure = plots.new(11, 2.4)
+        names, *columns = zip(*rows, strict=True)
         titles = (f"{study['counted']} in a step", "ms a step")
-        for column, (axes, title) in enumerate(zip(figure.subplots(1, 2, sharey=True), titles, strict=True), 1):
-            values = [row[column] for row in rows]
-            bars = axes.barh([row[0] for row in rows], values, color=[plots.ORANGE, *[plots.SKY] * 3, plots.BLUE])
-            axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3, fontsize=8)
-            axes.set_xlim(0, 1.15 * max(values))
-            axes.set_title(title, fontsize=10)
-            axes.tick_params(labelsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
+        for axes, title, values in zip(figure.subplots(1, 2, sharey=True), titles, columns, strict=True):
+            bars = axes.barh(names, values, color=[plots.ORANGE, *[plots.SKY] * 3, plots.BLUE])
+            axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3)
+            axes.set(xlim=(0, 1.15 * max(values)), title=title)
         axes.invert_yaxis()
-        figure.suptitle(f"{study['version']}, fusions switched on one after another; {compute}, one {device}", fontsize=11)
+        figure.suptitle(f"{study['version']}, fusions switched on one after another; {compute}, one {device}")
         return figure
 
     return Picture(f"fusions-{path.parent.name}", rows, description, draw)
@@ -349,22 +339,17 @@ def kernel_rates(path: Path) -> Picture:
 
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
     rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
     shares: dict[str, dict[str, float]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["contender"] == "kernel"):
         shares.setdefault(row["operation"], {})[row["contender"]] = round(kernel_benchmark.share(row, measured), 1)
-    shares = {name: dict(sorted(each.items(), key=lambda item: item[0] == "kernel")) for name, each in shares.items()}
     shape = f"{rows[0]['batch_size']} x {size[0]} tokens, D = {size[1]:,}"
-    device = measured["device"]["name"]
-    said = [
-        f"{operation}: {', '.join(f'{name} {tables.format_number(share)}%' for name, share in each.items())}"
-        for operation, each in shares.items()
-    ]
+    device = run_facts.device(measured)
     description = (
         f"Bytes that a fused kernel moves, over the time of each contender, in % of the rate of a copy; {shape}, one {device}. "
-        f"{'; '.join(said)}"
+        f"{described(shares, '%')}"
     )
 
     def draw() -> "Figure":
@@ -376,15 +361,47 @@ def kernel_rates(path: Path) -> Picture:
             places = [i + width * (number - (len(contenders) - 1) / 2) for i in range(len(shares))]
             values = [each.get(contender, 0.0) for each in shares.values()]
             bars = axes.bar(places, values, width, label=contender, color=kernel_benchmark.COLOURS[contender])
-            axes.bar_label(bars, [f"{value:.0f}" for value in values], padding=2, fontsize=8)
+            axes.bar_label(bars, fmt="%.0f", padding=2)
         axes.axhline(100, color="0.3", linestyle="--", linewidth=1)
-        axes.set_xticks(range(len(shares)), shares)
-        axes.set_ylabel("% of the rate of a copy", fontsize=9)
-        axes.set_ylim(0, 120)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside right center", fontsize=8)
-        figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}", fontsize=11)
+        axes.set_xticks(range(len(shares)), list(shares))
+        axes.set(ylabel="% of the rate of a copy", ylim=(0, 120))
+        figure.legend(loc="outside right center")
+        figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}")
         return figure
 
     return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
+
+
+def scaling_efficiency(folder: Path) -> Picture:
+    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
+        study = scaling_file.read(path)
+        panel = panels.setdefault(f"{preset}, {precision}", {})
+        for row in scaling_results.results(study):
+            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
+                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
+                line[row["processes"]] = round(100 * row["efficiency"], 1)
+    device = study["device"]["name"] if study["device"] else ""
+    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
+    said = [
+        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
+        for title, panel in panels.items()
+    ]
+    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
+
+    def draw() -> "Figure":
+        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            for number, (name, points) in enumerate(panel.items()):
+                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
+            axes.spines[["top", "right"]].set_visible(False)
+        handles = axes.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right center", fontsize=8)
+        return figure
+
+    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

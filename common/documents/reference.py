@@ -7,21 +7,22 @@ problem is a heading of an exercise page with a line of minutes below it (`MINUT
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common import ROOT
 from common.analysis.formulas import flops, peaks
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import chrome_trace, run_record, step_profile
+from common.analysis.profiles import chrome_trace
 from common.config import PRESETS, ModelConfig
 from common.documents import result_tables
 from common.errors import UsageError
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file, run_record, step_profile
+from common.records.run_record import TimedRun
 
 import pandas
 
@@ -34,6 +35,12 @@ TITLE = re.compile(r"(?:Problem|Part) (?:(\d+|\w)\b)?(?: ?\(([\w ]+)\))?(?:: (.*
 MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optional)\. (After [^*]+|Needs nothing before)\.\*")
 # A model of a benchmark that is a version, or a version with a switch.
 VERSION = re.compile(r"v\d(-compile)?")
+
+
+RUN_ROWS = (
+    "B x S", "ms/step", "p20 to p80", "tokens/s", "peak memory", "loss of a uniform guess", "loss", "last loss", "forward ms",
+    "backward ms", "optimizer ms", "TFLOP/s", "MFU %", "% of measured GEMM",
+)  # fmt: skip
 
 
 class Command(NamedTuple):
@@ -134,13 +141,13 @@ def pages() -> list[Path]:
     return sorted(ROOT.glob("version*_*/exercises/**/*.md"))
 
 
-def headings(page: Path) -> Iterator[tuple[str, str]]:
-    """Each heading of a problem, and the text up to the next heading; what stands in code blocks is no heading."""
+def headings(page: Path) -> Iterator[tuple[re.Match[str], str]]:
+    """Each heading of a problem, as `TITLE` matches it, and the text up to the next heading; code blocks hold no headings."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)[1:]
     for line, below in zip(parts[::2], parts[1::2], strict=True):
-        if (heading := HEADING.match(line)) and TITLE.match(heading[1]):
-            yield heading[1], below.strip()
+        if (heading := HEADING.match(line)) and (title := TITLE.match(heading[1])):
+            yield title, below.strip()
 
 
 def problems() -> list[Problem]:
@@ -151,21 +158,22 @@ def problems() -> list[Problem]:
     """
     found = []
     for page in pages():
-        lines = {heading: MINUTES.match(" ".join(below.split())) for heading, below in headings(page)}
-        for heading, minutes in lines.items() if any(lines.values()) else ():
+        lines = [(heading, MINUTES.match(" ".join(below.split()))) for heading, below in headings(page)]
+        for heading, minutes in lines if any(minutes for _, minutes in lines) else ():
             if not minutes:
-                raise UsageError(f"{page.relative_to(ROOT)}: {heading}: no line such as *10 min on a laptop, 8 min on a GPU. ...")
-            number, name, title = TITLE.match(heading).groups()
+                where = f"{page.relative_to(ROOT)}: {heading.string}"
+                raise UsageError(f"{where}: no line such as *10 min on a laptop, 8 min on a GPU. ...")
+            number, name, title = heading.groups()
             laptop, gpu, kind, after = minutes.groups()
             known = (int(laptop), int(gpu), kind == "Must", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", after))  # links as text
-            found.append(Problem(page, number or "", name or number, title or "", anchor(heading), *known))
+            found.append(Problem(page, number or "", name or number, title or "", anchor(heading.string), *known))
     return found
 
 
 def page_title(page: Path) -> str:
     """The version and the first heading of a page, such as "Version 1, Exercise 1: ..."."""
-    heading = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1]
-    return f"Version {page.relative_to(ROOT).parts[0][len('version')]}, {heading}"
+    heading = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
+    return f"Version {page.relative_to(ROOT).parts[0][len('version')]}, {heading[2:]}"
 
 
 def all_problems() -> str:
@@ -202,37 +210,26 @@ def _first_version(folder: Path) -> str | None:
         return None
     columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in result_tables.baseline_runs(folder)}
     run, _ = next(result_tables.baseline_runs(folder))
-    head = f"Runs of {result_tables.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
+    head = f"Runs of {run_facts.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
     return f"{head}\n\n{_columns(result_tables.label(run), columns)}"
 
 
-def _run_rows(run: dict[str, Any], path: Path) -> dict[str, str]:
-    profile, step, loss, length = step_profile.read(path), run["step_ms"], run["loss"], run["training"]["sequence_length"]
+def _run_rows(run: TimedRun, path: Path) -> dict[str, object]:
+    profile, shown = step_profile.read(path), run_facts.columns(run)
     spans = {name: sum(phases.values()) for name, phases in step_profile.span_milliseconds(profile).items()}
-    kernels, steps = profile["kernels"], profile["profiled_steps"]
-    rows = {
-        "B x S": f"{run['training']['batch_size']} x {length}",
-        "ms/step (p20 to p80)": f"{format_number(step['median'])} ({tables.spread(step)})",
-        "tokens/s": run["tokens_per_second"],
-        "peak MiB": f"{format_number(run['memory']['peak_mib'])} ({run['memory']['kind']})",
-        "loss: uniform guess, first, last": f"{loss['uniform']:.2f}, {loss['all'][0]:.2f}, {loss['all'][-1]:.2f}",
-        "forward, backward, optimizer, ms": ", ".join(
-            format_number(run["phases_ms"][name]["median"]) for name in ("forward", "backward", "optimizer")
-        ),
-        "TFLOP/s": run["flops_per_second"] / 1e12,
-        "MFU, %": run_record.mfu(run),
-        "% of measured GEMM": run_record.of_measured_gemm(run),
-        "launches a step": profile["launch"]["count"] / steps or None,
-        "GPU idle under the profiler, %": 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if kernels else None,
+    rows = {name: shown[name] for name in RUN_ROWS} | {
+        "launches a step": profile["launch"]["count"] / profile["profiled_steps"] or None,
+        "GPU idle under the profiler, %": step_profile.idle_percent(profile),
     }
-    kind = "kernels" if kernels else "operators"
+    kind = "kernels" if profile["kernels"] else "operators"
     rows |= {f"{name}: {kind}, ms": spans[name] for name in ("attention", "mlp", "norm", "loss", "optimizer")}
     return {name: value for name, value in rows.items() if value is not None}
 
 
 def _versions(folder: Path) -> str | None:
     """A row per preset, number format and shape, a column per version: ms per step, and MFU where the peak is listed."""
-    records, cases = [], {}
+    records: list[result_tables.Record] = []
+    cases: dict[tuple[str, str, str], dict[str, str]] = {}
     for record, case, shape, model, ms in _step_times(folder):
         records.append(record)
         compute = record["precision"]["compute"]
@@ -247,7 +244,7 @@ def _versions(folder: Path) -> str | None:
     return result_tables.table(columns, rows, *records) if rows else None
 
 
-def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, int], str, float]]:
+def _step_times(folder: Path) -> Iterator[tuple[result_tables.Record, str, tuple[int, int], str, float]]:
     """Record, preset, (B, S), version and ms per step of each measured version; medians of several processes first."""
     for path in sorted([*folder.glob("peers_*.json"), *folder.glob("benchmark_*.json")]):
         study = benchmark_file.read(path)
@@ -255,7 +252,7 @@ def _step_times(folder: Path) -> Iterator[tuple[dict[str, Any], str, tuple[int, 
             ms = median(run["step_ms"]["median"] for run in cell["runs"])
             yield study, path.stem.split("_")[1], (cell["batch_size"], cell["sequence_length"]), cell["model"], ms
     for path in sorted(folder.glob("compare_*.json")):
-        run = run_record.read(path)
+        run = run_record.read_timed(path)
         training = run["training"]
         name = run["version"] + "-compile" * ("--enable-torch-compile" in run["command"])
         yield run, training["preset"], (training["batch_size"], training["sequence_length"]), name, run["step_ms"]["median"]
@@ -276,7 +273,7 @@ def _traces(folder: Path) -> str | None:
     return _columns("a step in the trace", columns) if columns else None
 
 
-def _columns(title: str, columns: dict[str, dict[str, Any]]) -> str:
+def _columns(title: str, columns: Mapping[str, Mapping[str, object]]) -> str:
     """A column for each dictionary, a row for each key; a key that one does not have is an empty cell."""
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(column.get(name) for column in columns.values())] for name in names]

@@ -1,4 +1,4 @@
-"""Tables of measured runs and studies, from the files in results/<device>/. The scripts in results/ write these files:
+"""Tables that join the files of several runs or studies in results/<device>/. The scripts in results/ write these files:
 
     measure_v1.sh        v1_<preset>.json                           the record of a run (v1: any version)
                          v1_<preset>_profile.json.gz                a profile of the same configuration
@@ -8,33 +8,37 @@
                          captured_<preset>_<precision>.json         the same, of models with and without a captured step
                          peers_<preset>_<precision>.json            the same, of all versions and external baselines
                          sequence_memory.json                       peak memory over the sequence length
-
     measure_scaling.sh   scaling_<preset>_<precision>.json          weak and strong scaling over GPUs, beside a model on paper
 
 These come from training runs with `--metrics-out`: curve_<version>.json, with one `--num-steps` in each version's folder, and
-trial_*.json, the first version with one setting changed (LOG.md has the commands).
+trial_*.json, the first version with one setting changed (LOG.md has the commands). The tables of one file are those of its report
+(`common.documents.sections`).
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common.analysis.comparisons import sequence_memory
-from common.analysis.output import tables
+from common.analysis.comparisons import growth
+from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
-from common.studies import ablation, known_models
-from common.studies.benchmark import benchmark_file, benchmark_results
-from common.studies.scaling import scaling_file, scaling_results
+from common.records import benchmark_file, run_record, scaling_file, step_profile
+from common.records.benchmark_file import Benchmark, Cell
+from common.records.fields import Ceilings
+from common.records.run_record import TimedRun
+from common.studies import known_models
+from common.studies.scaling import scaling_results
+
+import pandas
 
 PRECISIONS = ("fp32", "bf16")
-Record = dict[str, Any]
+Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
 
 
 # -------------------------------------------------------------------------------------------------------- files and records
@@ -58,21 +62,21 @@ def find(folder: Path, pattern: str, script: str = "measure_versions.sh") -> lis
     return found
 
 
-def baseline_runs(*folders: Path) -> Iterator[tuple[Record, Path]]:
+def baseline_runs(*folders: Path) -> Iterator[tuple[TimedRun, Path]]:
     """The record of each run that has a profile of the same configuration, and the path of that profile."""
     for folder in folders:
         for _, _, path in find(folder, "v[0-9]_{preset}.json", "measure_v1.sh"):
-            yield run_record.read(path), path.with_name(f"{path.stem}_profile.json.gz")
+            yield run_record.read_timed(path), path.with_name(f"{path.stem}_profile.json.gz")
 
 
-def compared(folder: Path) -> list[list[Record]]:
+def compared(folder: Path) -> list[list[TimedRun]]:
     """The runs at each preset and precision, at least two; the first is of the same version everywhere, the reference.
 
     Raises:
         UsageError: there are no runs, or the reference is missing somewhere, or has nothing beside it.
     """
     files = find(folder, "compare_{preset}_{precision}_*.json")
-    groups = [[run_record.read(path) for *_, path in group] for _, group in groupby(files, lambda file: file[:2])]
+    groups = [[run_record.read_timed(path) for *_, path in group] for _, group in groupby(files, lambda file: file[:2])]
     reference = min(runs[0]["version"] for runs in groups)
     for first, *others in groups:
         if first["version"] != reference or not others:
@@ -88,21 +92,26 @@ def label(run: Record) -> str:
     return ", ".join([run["version"].replace("v", "Version "), *changes])
 
 
-def device(record: Record) -> str:
-    threads = record["device"].get("threads")
-    return f"{record['device']['name']}, {threads} threads" if threads else record["device"]["name"]
-
-
-def case(run: Record) -> list[str]:
+def case(run: TimedRun) -> list[str]:
     return [run["training"]["preset"], run["precision"]["compute"]]
 
 
-def table(columns: list[str], rows: Iterable[list[object]], *records: Record) -> str:
-    """A Markdown table below a line with devices, packages and dates of the records that it was made from.
+def rows_of(runs: Iterable[TimedRun], columns: Sequence[str]) -> list[list[object]]:
+    """A row per run with these columns of `run_facts.columns`."""
+    return [[run_facts.columns(run)[name] for name in columns] for run in runs]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *records: Record) -> str:
+    """A Markdown table below the conditions of the records that it was made from."""
+    return f"{conditions(*records)}\n\n{tables.markdown(columns, rows)}"
+
+
+def conditions(*records: Record) -> str:
+    """Devices, packages and dates of records in a line.
 
     The line has the model and the number format if all records have the same, and the command if there is one record.
     """
-    facts = [device(record) for record in records]
+    facts = [run_facts.device(record) for record in records]
     for record in records:
         facts += map(" ".join, ({"torch": record["environment"]["torch"]} | record.get("packages", {})).items())
     models = (tables.letters(record["model"]) if "model" in record else "" for record in records)
@@ -112,43 +121,23 @@ def table(columns: list[str], rows: Iterable[list[object]], *records: Record) ->
     facts += [*configurations][: len(configurations) == 1] + [" to ".join(dict.fromkeys([dates[0], dates[-1]]))]
     if len(records) == 1:
         facts.append(f"`{re.sub(' --(output-dir|metrics-out) [^ ]+', '', records[0]['command'])}`")
-    return f"{'; '.join(dict.fromkeys(facts))}\n\n{tables.markdown(columns, rows)}"
+    return "; ".join(dict.fromkeys(facts))
 
 
 # -------------------------------------------------------------------------------------------------------------------- runs
 
 
-def _last_loss(run: Record) -> float:
-    last = run["loss"]["all"][-20:]
-    return sum(last) / len(last)
-
-
 def training(*folders: Path) -> str:
     """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
-    rows = []
-    for run, _ in baseline_runs(*folders):
-        step, memory, loss = run["step_ms"], run["memory"], run["loss"]["all"]
-        rows.append([
-            run["training"]["preset"], device(run), run["precision"]["compute"],
-            f"{run['training']['batch_size']} x {run['training']['sequence_length']}", run["parameters"] / 1e6,
-            step["median"], tables.spread(step), run["tokens_per_second"],
-            f"{format_number(memory['peak_mib'])} ({memory['kind']})", run["flops_per_second"] / 1e12,
-            run_record.mfu(run), run_record.of_measured_gemm(run),
-            f"{loss[0]:.2f} to {_last_loss(run):.2f} in {len(loss)} steps",
-        ])  # fmt: skip
-    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak MiB"]
-    return tables.markdown([*columns, "TFLOP/s", "MFU %", "% of measured GEMM", "loss"], rows)
-
-
-def _named(run: Record) -> str:
-    return f"{run['training']['preset']}, {device(run)}"
+    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak memory",
+               "TFLOP/s", "MFU %", "% of measured GEMM", "loss"]  # fmt: skip
+    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
 
 
 def phases(*folders: Path) -> str:
     """A row per run: its forward pass, backward pass and optimizer in ms, timed apart."""
-    names = ("forward", "backward", "optimizer")
-    rows = [[_named(run), *(run["phases_ms"][name]["median"] for name in names)] for run, _ in baseline_runs(*folders)]
-    return tables.markdown(["run", *(f"{name} ms" for name in names)], rows)
+    columns = ["run", "forward ms", "backward ms", "optimizer ms"]
+    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
 
 
 IDLE = "GPU idle, or outside operators"
@@ -159,11 +148,10 @@ def span_shares(*folders: Path) -> dict[str, dict[str, float]]:
     columns = {}
     for _, path in baseline_runs(*folders):
         profile = step_profile.read(path)
-        step_us = sum(profile["step_us"])
-        wall_ms = step_us / profile["profiled_steps"] / 1e3
+        wall_ms, idle = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3, step_profile.idle_percent(profile)
         shares = {span: 100 * sum(phases.values()) / wall_ms for span, phases in step_profile.span_milliseconds(profile).items()}
-        shares[IDLE] = 100 * (1 - profile["device_busy_us"] / step_us) if profile["kernels"] else 100 - sum(shares.values())
-        columns[_named(profile["run"])] = shares
+        shares[IDLE] = 100 - sum(shares.values()) if idle is None else idle
+        columns[str(run_facts.columns(profile["run"])["run"])] = shares
     return columns
 
 
@@ -177,9 +165,10 @@ def spans(*folders: Path) -> str:
 
 def ceilings(*folders: Path) -> str:
     """A row per device: the highest rates that its first run measured."""
-    found: dict[str, Record] = {}
+    found: dict[str, Ceilings] = {}
     for run, _ in baseline_runs(*folders):
-        found.setdefault(device(run), run["ceilings"])
+        if run["ceilings"]:
+            found.setdefault(run_facts.device(run), run["ceilings"])
     rows = [
         [name, c["precision"], c["flops_per_second"] / 1e12, c["bytes_per_second"] / 1e9, c["operation_seconds"] * 1e6]
         for name, c in found.items()
@@ -193,94 +182,44 @@ def efficiency(*folders: Path) -> str:
     Bytes are the least that the operators have to move. Launches are those of a step, each at the measured cost of one small
     operation; on a CPU nothing is launched. A profiler slows the host, so idle time is an upper bound.
     """
-    rows = []
+    rows: list[list[object]] = []
     for run, path in baseline_runs(*folders):
         profile, limits, seconds = step_profile.read(path), run["ceilings"], run["step_ms"]["median"] / 1e3
-        moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
-        launches = profile["launch"]["count"] / profile["profiled_steps"] or None
-        idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
-        rows.append([
-            _named(run), run_record.mfu(run), run_record.of_measured_gemm(run), 100 * moved,
-            launches, launches and 100 * launches * limits["operation_seconds"] / seconds, idle,
-        ])  # fmt: skip
+        if limits:
+            moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
+            launches = profile["launch"]["count"] / profile["profiled_steps"] or None
+            rows.append([
+                *rows_of([run], ["run", "MFU %", "% of measured GEMM"])[0], 100 * moved,
+                launches, launches and 100 * launches * limits["operation_seconds"] / seconds,
+                step_profile.idle_percent(profile),
+            ])  # fmt: skip
     columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
     return tables.markdown(columns, rows)
 
 
-def comparison(folder: Path) -> str:
-    """A row per run: step time, its ratio to the reference, memory and loss."""
-    groups = compared(folder)
-    pairs = [(runs[0], run) for runs in groups for run in runs]
-    rows = []
-    for first, run in pairs:
-        step, ratio = run["step_ms"], first["step_ms"]["median"] / run["step_ms"]["median"]
-        end = [f"{ratio:.2f}x", run["memory"]["peak_mib"], f"{run['loss']['all'][-1]:.3f}"]
-        rows.append([*case(run), label(run), step["median"], tables.spread(step), *end])
-    against = f"against {label(groups[0][0])}"
-    columns = ["preset", "precision", "run", "ms/step", "p20 to p80", against, "peak MiB", "last loss"]
-    return table(columns, rows, *(run for _, run in pairs))
-
-
-def rates(folder: Path) -> str:
-    """A row per run: throughput and utilisation."""
-    runs = [run for group in compared(folder) for run in group]
-    rows = [
-        [*case(run), label(run), run["tokens_per_second"], run["flops_per_second"] / 1e12, run_record.mfu(run)]
-        for run in runs
-    ]  # fmt: skip
-    return table(["preset", "precision", "run", "tokens/s", "TFLOP/s", "MFU %"], rows, *runs)
-
-
 def trials(folder: Path) -> str:
     """The run at the smallest preset, and runs with another learning rate or initialisation."""
-    runs = [next(baseline_runs(folder))[0], *map(run_record.read, sorted(folder.glob("trial_*.json")))]
-    rows = [
-        [run["training"]["learning_rate"], run["model"]["initializer_range"] or "sqrt(2 / (5 D))", f"{_last_loss(run):.3f}",
-         device(run)]
-        for run in runs
-    ]  # fmt: skip
+    runs = [next(baseline_runs(folder))[0], *map(run_record.read_timed, sorted(folder.glob("trial_*.json")))]
+    rows: list[list[object]] = []
+    for run in runs:
+        spread = run["model"]["initializer_range"] or "sqrt(2 / (5 D))"
+        rows.append([run["training"]["learning_rate"], spread, f"{run_facts.last_loss(run):.3f}", run_facts.device(run)])
     return tables.markdown(["learning rate", "standard deviation of the weights", "loss (last 20 steps)", "device"], rows)
 
 
 def curves(folder: Path) -> str:
     """A column per version after the first: the largest difference of its losses to the first version's so far."""
-    runs = [run_record.read(path) for path in sorted(folder.glob("curve_*.json"))]
+    runs = [run_record.read_timed(path) for path in sorted(folder.glob("curve_*.json"))]
     if len(runs) < 2:
         raise UsageError(f"{folder} needs curve_*.json of two versions: runs with the same --num-steps and --metrics-out FILE")
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
     rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in range(20, len(expected) + 1, 20)]
-    names = [f"{label(run)}, {device(run)}" for run in runs[1:]]
+    names = [f"{label(run)}, {run_facts.device(run)}" for run in runs[1:]]
     return tables.markdown([f"largest difference to {label(runs[0])} up to step", *names], rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------- studies
-
-
-def _ablations(folder: Path) -> list[tuple[str, str, Record]]:
-    files = find(folder, "v[0-9]_ablation_{preset}_{precision}.json")
-    return [(preset, precision, ablation.read(path)) for preset, precision, path in files]
-
-
-def combinations(folder: Path) -> str:
-    """A row per combination of fusions, at the smallest preset."""
-    _, _, study = _ablations(folder)[0]
-    return table(*ablation.combination_table(study), study)
-
-
-def effects(folder: Path) -> str:
-    """A row per fusion, preset and precision: its own effect."""
-    studies, rows = _ablations(folder), []
-    for preset, precision, study in studies:
-        columns, body = ablation.effect_table(study, ablation.effects(study["combinations"]))
-        rows += [[preset, precision, *row] for row in body]
-    return table(["preset", "precision", *columns], rows, *(study for *_, study in studies))
-
-
-def suite(part: str, path: Path) -> str:
-    """A table of a benchmark: throughput, memory or scaling."""
-    study = benchmark_file.read(path)
-    return table(*getattr(benchmark_results, f"{part}_table")(study), study)
 
 
 def captured_steps(folder: Path) -> str:
@@ -288,41 +227,47 @@ def captured_steps(folder: Path) -> str:
 
     A model NAME counts if the benchmark has NAME-captured too. A step that was not measured is replaced by its status.
     """
-    studies, cells = [], {}
-    for preset, precision, path in find(folder, "captured_{preset}_{precision}.json"):
-        studies.append(benchmark_file.read(path))
-        found = {(cell["model"], cell["batch_size"], cell["sequence_length"]): cell for cell in studies[-1]["cells"]}
-        for (model, size, length), eager in found.items():
-            if captured := found.get((model + known_models.CAPTURED, size, length)):
-                column = f"{preset}, {precision}, {size} x {length}"
-                cells.setdefault(model, {})[column] = _eager_to_captured(eager, captured)
-    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in cells.items()], *studies)
+    studies, models, cases = _cases(folder, "captured_{preset}_{precision}.json")
+    rows: dict[str, dict[str, str]] = {}
+    for case, found in cases.items():
+        for model in models:
+            if model in found and model + known_models.CAPTURED in found:
+                pair = found[model], found[model + known_models.CAPTURED]
+                rows.setdefault(model, {})[", ".join(case)] = _eager_to_captured(*pair)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in rows.items()], *studies)
 
 
-def _eager_to_captured(*pair: Record) -> str:
-    ms = list(map(_median_ms, pair))
-    shown = [f"{format_number(time)} ms" if time else cell["status"] for time, cell in zip(ms, pair, strict=True)]
-    return " -> ".join(shown) + (f" ({ms[0] / ms[1]:.2f}x)" if all(ms) else "")
+def _eager_to_captured(eager: Cell, captured: Cell) -> str:
+    before, after = _median_ms(eager), _median_ms(captured)
+    shown = [f"{format_number(ms)} ms" if ms else cell["status"] for ms, cell in ((before, eager), (after, captured))]
+    return " -> ".join(shown) + (f" ({before / after:.2f}x)" if before and after else "")
 
 
-def _peers(folder: Path) -> tuple[list[Record], list[str], dict[tuple[str, ...], dict[str, Record]]]:
-    """The studies of all versions and peers, the models, and the cells by (preset, precision, shape) and model.
+Cases = dict[tuple[str, ...], dict[str, Cell]]
+
+
+def _cases(folder: Path, pattern: str) -> tuple[list[Benchmark], list[str], Cases]:
+    """The benchmarks, their models, and the cells by (preset, precision, shape) and model.
 
     The models stand in the order of the file that has most.
     """
-    found = find(folder, "peers_{preset}_{precision}.json")
+    found = find(folder, pattern)
     studies = [benchmark_file.read(path) for *_, path in found]
     models = dict.fromkeys(name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"])
-    cases: dict[tuple[str, ...], dict[str, Record]] = {}
-    for (*case, _), study in zip(found, studies, strict=True):
+    cases: Cases = {}
+    for (preset, precision, _), study in zip(found, studies, strict=True):
         for cell in study["cells"]:
             shape = f"{cell['batch_size']} x {cell['sequence_length']}"
-            cases.setdefault((*case, shape), {})[cell["model"]] = cell
+            cases.setdefault((preset, precision, shape), {})[cell["model"]] = cell
     return studies, list(models), cases
 
 
-def _median_ms(cell: Record) -> float | None:
+def _peers(folder: Path) -> tuple[list[Benchmark], list[str], Cases]:
+    return _cases(folder, "peers_{preset}_{precision}.json")
+
+
+def _median_ms(cell: Cell) -> float | None:
     return median(run["step_ms"]["median"] for run in cell["runs"]) if cell["status"] == "ok" else None
 
 
@@ -334,16 +279,16 @@ def versions_and_peers(folder: Path) -> str:
     """
     studies, models, cases = _peers(folder)
     columns = {", ".join(case): found for case, found in cases.items() if models[0] in found and _median_ms(found[models[0]])}
-    rows = []
+    rows: list[list[object]] = []
     for model in models:
         row = [_time_and_ratio(model, found, found[models[0]]) if model in found else None for found in columns.values()]
         rows += [[model, *row]] if any(row) else []
     return table(["model", *columns], rows, *studies)
 
 
-def _time_and_ratio(model: str, cells: dict[str, Record], reference: Record) -> str:
+def _time_and_ratio(model: str, cells: dict[str, Cell], reference: Cell) -> str:
     ms, most = _median_ms(cells[model]), _median_ms(reference)
-    if ms is None:
+    if ms is None or most is None:
         return cells[model]["status"]
     shown = f"{format_number(ms)} ms, {format_number(most / ms)}x"
     return f"**{shown}**" if ms == min(filter(None, map(_median_ms, cells.values()))) else shown
@@ -365,45 +310,11 @@ def versions_and_peers_spread(folder: Path) -> str:
     return table(["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"], rows, *studies)
 
 
-def reserved(*paths: Path) -> str:
-    """A row per measured model of benchmarks on a GPU: the peak of its tensors, and what the allocator reserved for them."""
-    studies, rows = [benchmark_file.read(path) for path in paths], []
-    for path, study in zip(paths, studies, strict=True):
-        for cell in study["cells"]:
-            if cell["status"] == "ok":
-                peak, held = (median(run[key] for run in cell["runs"]) for key in ("peak_mib", "reserved_mib"))
-                rows.append([path.stem.partition("_")[2].replace("_", ", "), cell["model"], peak, held, 100 * (held / peak - 1)])
-    return table(["preset", "model", "peak MiB", "reserved MiB", "more, %"], rows, *studies)
-
-
 def lengths(path: Path) -> str:
     """Peak memory over the sequence length, and the parabolas through it."""
-    runs = sequence_memory.load(path)
-    peaks = table(*sequence_memory.table(runs), *(run.record for run in runs))
-    return f"{peaks}\n{tables.markdown(*sequence_memory.fit_table(runs))}"
-
-
-def scaling_over_gpus(folder: Path) -> str:
-    """A row per measured cell of each scaling study: step time, efficiency, communication in ms, and the model's error.
-
-    Below the table stands whether NVLink multicast was off.
-    """
-    studies, rows = [], []
-    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        studies.append(scaling_file.read(path))
-        for row in (row for row in scaling_results.results(studies[-1]) if row["ms"]):
-            paper = (100 * value if value is not None else None for value in (row["model_efficiency"], row["model_error"]))
-            times = [row[name] for name in ("ms", "exposed_ms", "exposed_waiting_ms", "overlapped_ms")]
-            efficiency = None if row["efficiency"] is None else 100 * row["efficiency"]
-            rows.append([
-                preset, precision, row["scaling"], row["model"], row["parallel"], row["processes"], row["batch_size"], times[0],
-                tables.spread(row), row["tokens_per_second"], efficiency, *times[1:], *paper,
-            ])  # fmt: skip
-    columns = ["preset", "precision", "scaling", "version", "form", "GPUs", "B of each", "ms/step", "p20 to p80", "tokens/s"]
-    columns += ["efficiency, %", "exposed communication, ms", "of it waiting, ms", "overlapped, ms"]
-    columns += ["efficiency on paper (a model), %", "error of its step time, %"]
-    notes = dict.fromkeys(note for study in studies for note in scaling_results.multicast(study))
-    return f"{table(columns, rows, *studies)}\n{' '.join(notes)}\n"
+    runs = growth.load(path)
+    peaks = table(*growth.peak_table(runs), *(run.record for run in runs))
+    return f"{peaks}\n{tables.markdown(*growth.fit_table(runs))}"
 
 
 def weak_scaling(folder: Path) -> str:
@@ -423,3 +334,24 @@ def weak_scaling(folder: Path) -> str:
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]
     return table(columns, rows, *studies)
+
+
+def clocks(folder: Path) -> str:
+    """A row for each GPU of each sampled job: step time at the beginning, at the end and in all, and clock and power in training.
+
+    Reads what `sample_gpu.py` wrote while a job trained, JOB.csv, and its record: JOB.json, or JOB_GPU.json of runs side by side.
+    Samples of training are those with over nine tenths of the GPU's highest power.
+    """
+    rows, records = [], []
+    for path in sorted(folder.glob("*.csv")):
+        for gpu, samples in pandas.read_csv(path).groupby("gpu"):
+            own = path.with_name(f"{path.stem}_{gpu}.json")
+            record = run_record.read_timed(own if own.exists() else path.with_suffix(".json"))
+            steps = record["step_ms"]["all"]
+            clock, power = samples[samples.power_w > 0.9 * samples.power_w.max()][["clock_mhz", "power_w"]].median()
+            rows.append([path.stem, gpu, median(steps[:12]), median(steps[-100:]), median(steps), clock, power])
+            records.append(record)
+    if not rows:
+        raise UsageError(f"no .csv file in {folder}: sample a job with sample_gpu.py --output JOB.csv")
+    header = ["job", "GPU", "first 12 steps, ms", "last 100, ms", "all, ms", "clock, MHz", "power, W"]
+    return table(header, rows, *records)

@@ -1,8 +1,10 @@
 """The tables in the documents: generated between markers, from formulas or from the files in results/.
 
-A marker names its table, `<!-- table: NAME -->`, or its table and files or folders of results, `<!-- table: NAME PATH... -->`.
-The table ends at `<!-- /table -->`. A picture's marker is `<!-- picture: NAME PATH... -->`, its end `<!-- /picture -->`, and its
-file is in pictures/. Everything between two markers is overwritten:
+    <!-- section: FILE...#ANCHOR -->      a section of the report on a file; several files (or a pattern, `*.json`) are joined
+    <!-- table: NAME PATH... -->          a table that joins files of several kinds, or comes from formulas
+    <!-- picture: NAME PATH... -->        a picture, whose file is in pictures/
+
+A section ends at `<!-- /section -->`, and so on. Everything between two markers is overwritten:
 
     python -m common.documents            # rewrites every document
     python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
@@ -12,13 +14,11 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import source_diff
-from common.analysis.reports import kernel_benchmark
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, version4
+from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections
 from common.documents import pictures as drawings
 from common.documents import result_tables as results
 from common.documents.pictures import Picture
@@ -26,25 +26,24 @@ from common.errors import RunError, UsageError
 from common.files import write_text
 
 ROOT = Path(__file__).parents[2]
-MARKED = re.compile(r"(<!-- (table|picture): ([\w-]+)((?: [\w./-]+)*) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (section|table|picture): ([\w./*# -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
-    results.spans, results.ceilings, results.efficiency, results.comparison, results.rates, results.trials, results.curves,
-    results.combinations, results.effects, results.captured_steps, results.versions_and_peers,
-    results.versions_and_peers_spread, results.lengths, results.reserved, results.scaling_over_gpus, results.weak_scaling,
-    compiled_kernels.compiled, compiled_kernels.tritons, source_diff.forward_diff, version4.levers, version4.block_fusion,
-    version4.clocks, concepts.chip,
+    results.spans, results.ceilings, results.efficiency, results.trials, results.curves,
+    results.captured_steps, results.versions_and_peers,
+    results.versions_and_peers_spread, results.lengths, results.weak_scaling,
+    compiled_kernels.tritons, source_diff.forward_diff,
+    results.clocks, concepts.chip,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
-TABLES |= {f"suite_{part}": partial(results.suite, part) for part in ("throughput", "memory", "scaling")}
-TABLES |= {"kernel_benchmark": kernel_benchmark.documented, **lab_dashboard.TABLES}
+TABLES |= lab_dashboard.TABLES
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
-    concepts.roofline, concepts.timeline, concepts.causal_tiles, version4.scaling_efficiency,
+    concepts.roofline, concepts.timeline, concepts.causal_tiles, drawings.scaling_efficiency,
 )  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 
@@ -63,11 +62,15 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
     """
 
     def replace(match: re.Match) -> str:
-        opening, kind, name, arguments, closing = match.groups()
+        opening, kind, named, closing = match.groups()
+        if kind == "section":
+            patterns, _, anchor = named.partition("#")
+            return f"{opening}\n{sections.section(anchor, *(ROOT / pattern for pattern in patterns.split()))}\n{closing}"
+        name, *arguments = named.split()
         known = TABLES if kind == "table" else PICTURES
         if name not in known:
             raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
-        paths = tuple(ROOT / argument for argument in arguments.split())
+        paths = tuple(ROOT / argument for argument in arguments)
         if kind == "table":
             content = TABLES[name](*paths)
         else:
@@ -90,8 +93,8 @@ def picture(name: str, paths: tuple[Path, ...]) -> Picture:
 
 def pictures(text: str) -> list[Picture]:
     """The pictures that a document shows."""
-    found = (match.groups() for match in MARKED.finditer(text))
-    return [picture(name, tuple(ROOT / path for path in paths.split())) for _, kind, name, paths, _ in found if kind == "picture"]
+    shown = [named.split() for _, kind, named, _ in (match.groups() for match in MARKED.finditer(text)) if kind == "picture"]
+    return [picture(name, tuple(ROOT / path for path in paths)) for name, *paths in shown]
 
 
 def main() -> None:

@@ -9,38 +9,26 @@ Peak memory (GPU only) is what the allocator holds at most in a combination's se
 combination was built. So idle combinations and the matrix library's workspace, which all share, do not count. On a CPU only the
 peak of the whole process is known, which says nothing about one of sixteen combinations. Kernels are counted in a trace of
 torch.profiler; on a CPU, operator calls that do work are counted.
-
-Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with is taken, of the median step
-time, the peak memory and the launches, so above 1 the fusion helps. The effect of a fusion is the geometric mean over its pairs:
-with all 16 combinations there are 8, one for each setting of the other three. Two ranges stand beside it:
-
-    over the pairs      the least and the largest ratio: how much the effect depends on the other fusions
-    over the rounds     the least and the largest effect from the medians of one round alone: how well it is known. If the range
-                        holds 1, this measurement cannot tell whether the fusion has an effect.
 """
 
 import gc
 import itertools
-import math
 import os
 import tempfile
-import textwrap
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from common import cli, files, signals
 from common import device as devices
-from common.analysis.output import plots, tables
-from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_table, load_kernels, run_record
+from common.analysis.comparisons.ablation_effects import FUSIONS
+from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
-from common.files import PositiveAmount
+from common.options import Options
 from common.precision import Precision
 from common.progress import progress
+from common.records.ablation_file import SCHEMA
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
@@ -49,55 +37,14 @@ from common.training.run import out_of_memory_explained
 from common.training.step import prepare
 
 import torch
-from pydantic import Field, PositiveInt
 from torch import Tensor
-from typing_extensions import NotRequired, TypedDict
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SCHEMA = "tiny-llama-ablation/1"
-FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
 ENDED_EARLY = "the study ended before the losses were read and the launches were counted"
-COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
-PROFILED = dict(
-    num_steps=5, profile_steps=2, profile_memory=False, profile_with_stack=False, profile_with_flops=False
-)  # the last two of five steps
+PROFILED = "--num-steps 5 --profile-steps 2"  # the last two of five steps
 
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
-
-
-class Combination(TypedDict):
-    fusions: TypedDict("Switches", dict.fromkeys(FUSIONS, bool))
-    flags: list[str]  # the version's flags for it
-    step_ms: run_record.Summary
-    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
-    peak_mib: PositiveAmount | None
-    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
-    loss: files.Number | None  # nats; None as the launches
-    steps: PositiveInt  # trained, until that loss where there is one
-
-
-class Ablation(run_record.Header):
-    """The content of fusion_ablation.json; the first combination is the one without fusions."""
-
-    schema: Literal[SCHEMA]
-    version: str
-    model: run_record.Model
-    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
-    training: TypedDict("Training", {"batch_size": PositiveInt, "sequence_length": PositiveInt, "seed": int})
-    precision: run_record.Compute
-    rounds: PositiveInt
-    steps_per_round: PositiveInt
-    left_out: str | None  # why there are no combinations with torch_compile
-    counted: Literal[tuple(COUNTED)]  # by launches_per_step: kernels on a GPU, operators on a CPU
-    notes: list[str]  # what to know about that count, and whether the study was stopped early
-    combinations: Annotated[list[Combination], Field(min_length=2)]
-
-
-# ---------------------------------------------------------------------------------------------------------- measurement
 
 
 def combinations(every: bool, with_compile: bool) -> list[Fusions]:
@@ -113,7 +60,7 @@ def flags_for(fusions: Fusions) -> list[str]:
     return [f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}" for name, on in zip(FUSIONS, fusions, strict=True)]
 
 
-def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, path: Path) -> int:
+def measure(version: ModuleType, options: Options, every: bool, rounds: int, path: Path) -> int:
     """Measures the combinations; after each round it writes fusion_ablation.json (`path`) and prints a line.
 
     The first signal within the rounds ends them after the current one; the result then holds fewer rounds.
@@ -158,7 +105,8 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, p
                 for fusions, peak in zip(wanted, peaks, strict=True)
             ],
         }  # fmt: skip
-        found, times = measured["combinations"], [[] for _ in wanted]  # ms of the timed steps
+        found = measured["combinations"]
+        times: list[list[float]] = [[] for _ in wanted]  # ms of the timed steps
         with signals.deferred() as received:
             for done in range(1, rounds + 1):
                 start = time.perf_counter()
@@ -186,7 +134,7 @@ def measure(version: ModuleType, options: Namespace, every: bool, rounds: int, p
 
 
 def build(
-    version: ModuleType, options: Namespace, fusions: Fusions, precision: Precision, batch: Batch
+    version: ModuleType, options: Options, fusions: Fusions, precision: Precision, batch: Batch
 ) -> tuple[Callable[[], Tensor], float | None]:
     """A combination's training step, which returns the loss, after its first steps from the seed's weights; its peak in MiB."""
     device = precision.device
@@ -213,9 +161,10 @@ def build(
 def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
-        profiler = Profiler(Namespace(profile_dir=Path(folder), **PROFILED), device)
+        options = cli.parse(cli.parser(None).parse_args([*PROFILED.split(), "--profile-dir", folder]))
+        profiler = Profiler(options, device)
         profiler.start()
-        for step in range(PROFILED["num_steps"]):
+        for step in range(options.num_steps):
             train()
             profiler.step(step + 1)
         profiler.stop()
@@ -226,185 +175,5 @@ def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Ker
 def launches_per_step(counted: kernel_table.Kernels) -> float:
     """Kernels per step without copies and fills; on a CPU, operator calls that do work."""
     wanted = counted.table.category.isin(["kernel", "operator"])
+    assert counted.steps, "a trace of ours marks its steps"
     return float(counted.table.calls[wanted].sum()) / counted.steps
-
-
-# -------------------------------------------------------------------------------------------------------------- effects
-
-
-class Ratio(NamedTuple):
-    """Without / with: geometric mean over the pairs, the least and the largest of them."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Effect(NamedTuple):
-    """One fusion's own effect."""
-
-    fusion: str
-    pairs: int
-    time: Ratio
-    rounds: tuple[float, float]  # range of the time's mean over the rounds
-    memory: Ratio | None  # None if none was measured
-    launches: Ratio | None  # None if they were not counted
-
-
-def effects(combinations: list[Combination]) -> list[Effect]:
-    """The effect of each fusion that is on in some combination."""
-    result = []
-    for fusion in FUSIONS:
-        pairs = [(a, b) for a, b in itertools.permutations(combinations, 2) if a["fusions"] | {fusion: True} == b["fusions"]]
-
-        def ratio(value: Callable[[Combination], float], pairs: list = pairs) -> Ratio:
-            ratios = [value(without) / value(with_) for without, with_ in pairs]
-            return Ratio(math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios), max(ratios))
-
-        if pairs:
-            rounds = [ratio(lambda c, i=i: c["round_ms"][i]).mean for i in range(len(combinations[0]["round_ms"]))]
-            time = ratio(lambda c: c["step_ms"]["median"])
-            memory = ratio(lambda c: c["peak_mib"]) if combinations[0]["peak_mib"] else None
-            launches = ratio(lambda c: c["launches_per_step"]) if combinations[0]["launches_per_step"] else None
-            result.append(Effect(fusion, len(pairs), time, (min(rounds), max(rounds)), memory, launches))
-    return result
-
-
-# --------------------------------------------------------------------------------------------------------------- report
-
-
-def read(path: Path) -> Ablation:
-    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
-    """
-    measured = files.read(path, Ablation)
-    first, *others = measured["combinations"]
-    for i, other in enumerate(others, 1):
-        if len(other["round_ms"]) != len(first["round_ms"]):
-            raise UsageError(f"{path}: combinations.{i}.round_ms: not as many rounds as in the first combination")
-        if (other["peak_mib"] is None) != (first["peak_mib"] is None):
-            raise UsageError(f"{path}: combinations.{i}.peak_mib: given for some combinations and not for others")
-    if not effects(measured["combinations"]):
-        raise UsageError(f"{path}: combinations: no two differ in one fusion")
-    return measured
-
-
-def analyze(path: Path) -> Report:
-    """The tables of a fusion_ablation.json, with a CSV file and a figure.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
-    """
-    measured = read(path)
-    found = effects(measured["combinations"])
-    report = Report("Fusion ablation")
-    report.text(conditions(measured), f"Made by {run_record.origin(measured)}.")
-    picture = "Step time of each combination, and the effect of each fusion"
-    report.figure(lambda: figure(measured, found), "fusion_ablation", picture)
-    report.section("Combinations")
-    report.text("Speed-up: against none.")
-    report.table(*combination_table(measured))
-    times = {"median": "ms", "p20": "p20", "p80": "p80", "count": "steps"}
-    values = {"peak_mib": "peak_mib", "launches_per_step": f"{measured['counted']}_per_step", "loss": "loss"}
-    rows = [
-        [*(int(c["fusions"][name]) for name in FUSIONS), *(c["step_ms"][name] for name in times), *(c[name] for name in values)]
-        for c in measured["combinations"]
-    ]
-    report.csv("fusion_ablation", [*FUSIONS, *times.values(), *values.values()], rows)
-    report.json("fusion_ablation", measured)
-    report.section("Effect of each fusion")
-    report.text(
-        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
-    )
-    report.table(*effect_table(measured, found))
-    report.text(*notes(measured))
-    return report
-
-
-def label(combination: Combination) -> str:
-    """ "QKV + flash", or "none"."""
-    return " + ".join(short for fusion, short in FUSIONS.items() if combination["fusions"][fusion]) or "none"
-
-
-def combination_table(measured: Ablation) -> tuple[list[str], list[list[object]]]:
-    """A row per combination; speed-up against the one with all off."""
-    combinations = measured["combinations"]
-    unit, factor = tables.time_unit(max(c["step_ms"]["median"] for c in combinations))
-    header = ["fusions on", f"{unit}/step", "p20 to p80", "speed-up", "peak MiB", COUNTED[measured["counted"]], "loss"]
-    rows = []
-    for c in combinations:
-        median, p20, p80 = (factor * c["step_ms"][name] for name in ("median", "p20", "p80"))
-        speed_up = combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
-        loss = None if c["loss"] is None else f"{c['loss']:.5f}"
-        rows.append([label(c), median, _range(p20, p80), speed_up, c["peak_mib"], c["launches_per_step"], loss])
-    return tables.filled(header, rows)
-
-
-def effect_table(measured: Ablation, found: list[Effect]) -> tuple[list[str], list[list[object]]]:
-    """A row per fusion."""
-    header = ["fusion", "pairs", "time", "over the pairs", "over the rounds", "memory", COUNTED[measured["counted"]]]
-    rows = []
-    for e in found:
-        ranges, means = (_range(e.time.low, e.time.high), _range(*e.rounds)), (r and r.mean for r in (e.memory, e.launches))
-        rows.append([FUSIONS[e.fusion], e.pairs, e.time.mean, *ranges, *means])
-    return tables.filled(header, rows)
-
-
-def _range(low: float, high: float) -> str:
-    return f"{low:.3g} to {high:.3g}"
-
-
-def conditions(measured: Ablation) -> str:
-    """The measured configuration, in one line."""
-    medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
-    return f"{measured['version']}, {run_record.describe(measured)}. {medians}"
-
-
-def notes(measured: Ablation) -> list[str]:
-    """Notes for a reader of the numbers, a paragraph each."""
-    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
-    apart = [
-        f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
-        f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
-    ] if losses else []  # fmt: skip
-    return [
-        *apart,
-        *["Peak memory is not given: on a CPU it can only be measured for the whole process."] * (first["peak_mib"] is None),
-        *[f"Left out: {measured['left_out']}."] * bool(measured["left_out"]),
-        *(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]),
-    ]
-
-
-def figure(measured: Ablation, found: list[Effect]) -> "Figure":
-    """Above the step time of every combination, below the effect of each fusion on time, memory and launches."""
-    combinations = measured["combinations"]
-    heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
-    result = plots.new(5.8, 1 + sum(heights))
-    above, below = result.subplots(2, 1, height_ratios=heights)
-    title = f"Fusion ablation: {measured['version']}, {run_record.describe(measured)}"
-    result.suptitle(textwrap.fill(title, 72), fontsize=9)
-
-    def bars(axes: Any, places: list, values: list[Sequence[float]], left: float, **style) -> None:
-        """Draws horizontal bars from `left` to the first of each three values, with the other two as their range."""
-        ranges = [[abs(value[end] - value[0]) for value in values] for end in (1, 2)]
-        axes.barh(places, [value[0] - left for value in values], left=left, xerr=ranges, capsize=3, **style)
-        axes.axvline(left or values[0][0], color=plots.BLACK, linestyle="-" if left else "--", linewidth=1)
-
-    times = [[c["step_ms"][name] for name in ("median", "p20", "p80")] for c in combinations]
-    bars(above, list(map(label, combinations)), times, 0, color=plots.SKY)
-    above.set(title="Step time", xlabel="ms per step: median, p20 to p80\n(dashed: none)", xlim=(0, None))
-    above.invert_yaxis()
-    names = {"time": "time", "memory": "peak memory", "launches": COUNTED[measured["counted"]]}
-    shown = [name for name in names if getattr(found[0], name)]
-    for i, name in enumerate(shown):
-        places = [place + (i - (len(shown) - 1) / 2) * 0.8 / len(shown) for place in range(len(found))]
-        style = dict(height=0.72 / len(shown), color=(plots.BLUE, plots.ORANGE, plots.GREEN)[list(names).index(name)])
-        bars(below, places, [getattr(effect, name) for effect in found], 1, label=names[name], **style)
-    below.set_yticks(range(len(found)), [FUSIONS[effect.fusion] for effect in found])
-    below.set(title="Effect, range over the pairs", xlabel="without / with\n(above 1 the fusion helps)")
-    below.invert_yaxis()
-    result.legend(*below.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=9)
-    return result

@@ -10,7 +10,6 @@ The weights of the norms start at 1 in training. Here they are moved away from 1
 otherwise pass.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from common import cli
 from common import device as devices
 from common.analysis.output.report import Report
 from common.errors import RunError
+from common.options import Options
 from common.precision import SHORT, Precision
 from common.progress import progress
 from common.training import step as steps
@@ -30,6 +30,14 @@ import torch
 from torch import Tensor, nn
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
+
+
+class Model(nn.Module):
+    """The part of a version's model that the comparison needs."""
+
+    def baseline_state_dict(self) -> dict[str, Tensor]:
+        """The weights under Version 1's names."""
+        raise NotImplementedError
 
 
 class TensorError(NamedTuple):
@@ -57,7 +65,7 @@ def error(expected: Tensor, got: Tensor) -> float:
     return relative if relative == relative else float("inf")
 
 
-def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, flags: Sequence[str]) -> Comparison:
+def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags: Sequence[str]) -> Comparison:
     """Runs both versions. The baseline runs in fp32 with its own defaults, the optimized one in the precision of the options.
 
     Args:
@@ -78,13 +86,11 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Namespace, fla
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
     ]
-    formats = tuple(SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got))
-    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), formats)
+    formats = [SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got)]
+    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), (formats[0], formats[1]))
 
 
-def errors_against_float64(
-    baseline: ModuleType, version: ModuleType, options: Namespace, flags: Sequence[str]
-) -> dict[str, float]:
+def errors_against_float64(baseline: ModuleType, version: ModuleType, options: Options, flags: Sequence[str]) -> dict[str, float]:
     """The error of each tensor of a version, in the precision of the options, against the baseline in float64.
 
     The arguments are those of `compare`. If memory runs out, the device's own error is raised.
@@ -96,7 +102,7 @@ def errors_against_float64(
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 
-def inputs(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, dict[str, Tensor]]:
+def inputs(baseline: ModuleType, options: Options) -> tuple[Precision, Batch, dict[str, Tensor]]:
     """The precision of the optimized run (it holds the device), the batch, and the weights under Version 1's names."""
     device = devices.select(options.device)
     precision = Precision(device, cli.amp_dtype(options))
@@ -106,7 +112,7 @@ def inputs(baseline: ModuleType, options: Namespace) -> tuple[Precision, Batch, 
 
 
 def run(
-    version: ModuleType, settings: Namespace, state: dict[str, Tensor], batch: Batch, precision: Precision,
+    version: ModuleType, settings: Options, state: dict[str, Tensor], batch: Batch, precision: Precision,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:  # fmt: skip
     """`outputs` of a version's model with these weights, held in `dtype`."""
@@ -115,7 +121,7 @@ def run(
     return outputs(version, model.to(precision.device, dtype), settings, batch, precision)
 
 
-def outputs(version: ModuleType, model: nn.Module, settings: Namespace, batch: Batch, precision: Precision) -> dict[str, Tensor]:
+def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
     """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
 
     The gradients replace the model's weights.
@@ -137,16 +143,16 @@ def outputs(version: ModuleType, model: nn.Module, settings: Namespace, batch: B
     return {"logits": logits, "loss": loss} | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def weights(model: Model) -> dict[str, Tensor]:
     """Copies of the model's weights under Version 1's names, with those of the norms moved away from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter += NORM_SPREAD * torch.randn_like(parameter)
+                parameter.add_(NORM_SPREAD * torch.randn_like(parameter))
     return {name: weight.clone() for name, weight in model.baseline_state_dict().items()}
 
 
-def exchange(model: nn.Module, state: dict[str, Tensor]) -> None:
+def exchange(model: Model, state: dict[str, Tensor]) -> None:
     """Loads weights under Version 1's names, and checks that the model gives the same weights back.
 
     Raises:

@@ -8,7 +8,7 @@ where the memory ends (if that ended the doubling) and where the target's condit
     latency      the largest batch whose step takes at most e longer than the fastest: samples that cost no time
     memory       the largest batch that fits
 
-Why doubling may end. Let a step take t(B) = a + b B (see `comparisons.batch_scaling`): throughput B / t(B) then tends to 1 / b.
+Why doubling may end. Let a step take t(B) = a + b B (see `comparisons.growth`): throughput B / t(B) then tends to 1 / b.
 It is flat when two doublings, B -> 4 B, gain less than e: then 4 (a + b B) / (a + 4 b B) < 1.02, so a / (b B) < 0.027, and at
 4 B the throughput is above 1 / (1 + 0.027 / 4) = 99.3 % of what the largest batch could reach. The answer is the smallest batch
 within e, not the fastest, since the last 2 % are bought with ever larger batches and their memory. The search for latency ends
@@ -22,36 +22,29 @@ batch_search.json is written after each trial. A signal ends the search; what wa
 """
 
 import math
-import multiprocessing
-import signal
-from argparse import Namespace
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from common import cli, files, signals
 from common import device as devices
-from common.analysis.output import plots, tables
+from common import files, signals
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError, UsageError
-from common.files import Amount, PositiveAmount
-from common.precision import Precision
+from common.options import Options
 from common.progress import progress
+from common.records.memory_files import BATCH_SEARCH, Answer, BatchSearch, Measured, Trial
+from common.studies.benchmark import benchmark_process
+from common.studies.known_models import Model
 from common.timing import benchmark, summarize
 from common.training import record, version_files
-from common.training.step import prepare
-
-from pydantic import Field, PositiveInt
-from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-batch-search/1"
-FITS, OVER, OUT = "ok", "over target", "out of memory"
 TOLERANCE = 0.02  # of throughput and step time
 RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
 MAXIMUM = 4096
@@ -64,52 +57,19 @@ TARGETS = {  # what the last two doublings have not done when they end the searc
 }
 
 
-class Measured(TypedDict):
-    """A batch size that was trained."""
-
-    batch_size: PositiveInt
-    status: Literal[FITS, OVER]
-    step_ms: run_record.Summary
-    tokens_per_second: PositiveAmount
-    peak_mib: Amount
-
-
-class TooLarge(TypedDict):
-    """A batch size for which memory ran out."""
-
-    batch_size: PositiveInt
-    status: Literal[OUT]
-    step_ms: None
-    tokens_per_second: None
-    peak_mib: None
-
-
-Trial = Annotated[Measured | TooLarge, Field(discriminator="status")]
-
-
-class BatchSearch(run_record.Header):
-    """The content of batch_search.json."""
-
-    schema: Literal[SCHEMA]
-    version: str
-    model: run_record.Model
-    settings: dict[str, Any]  # as in a run record
-    training: TypedDict("Training", {"sequence_length": PositiveInt, "seed": int})
-    precision: run_record.Compute
-    target: Literal[tuple(TARGETS)]
-    target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
-    memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
-    trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
-    ended: str  # why doubling ended
-    batch_size: PositiveInt | None  # the answer; None if the search was interrupted
-    reason: str  # why it is this one
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(Options):
+    optimization_target: str  # of TARGETS
+    target_memory_usage: float
+    max_batch_size: int
+    max_step_seconds: int | None  # None: of LONGEST
 
 
 # ------------------------------------------------------------------------------------------------------------ search
 
 
-def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
-    """Doubles, bisects and answers: `ended`, `batch_size` and `reason` of a BatchSearch.
+def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> Answer:
+    """Doubles, bisects and answers.
 
     Args:
         trial: called once for each batch size that is tried.
@@ -120,22 +80,26 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
     Raises:
         RunError: batch size 1 does not fit.
     """
-    tried: dict[int, Trial] = {}
+    statuses: dict[int, str] = {}
+    tried: dict[int, float] = {}
+    fitting: dict[int, Measured] = {}
 
     def speed(size: int) -> float:
         """The value that the target maximises: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
         if size not in tried:
-            tried[size] = trial(size)
-        found = tried[size]
-        if found["status"] != FITS:
-            return 0.0
-        return {"throughput": found["tokens_per_second"], "latency": 1 / found["step_ms"]["median"], "memory": 1.0}[target]
+            found = trial(size)
+            statuses[size], tried[size] = found["status"], 0.0
+            if found["status"] == "ok":
+                fitting[size] = found
+                values = {"throughput": found["tokens_per_second"], "latency": 1 / found["step_ms"]["median"], "memory": 1.0}
+                tried[size] = values[target]
+        return tried[size]
 
     def fits(size: int) -> bool:
         return speed(size) > 0
 
     def holds(size: int) -> bool:
-        return speed(size) * (1 + TOLERANCE) >= max(map(speed, tried))
+        return speed(size) * (1 + TOLERANCE) >= max(tried.values())
 
     def bisect(holds: Callable[[int], bool], end: Callable) -> int:
         """Closes in on where `holds` begins (`end` is min) or ends (max); returns the last size tried for which it does hold."""
@@ -147,60 +111,51 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
             inside, outside = (middle, outside) if holds(middle) else (inside, middle)
         return end(filter(holds, tried))
 
-    ended = double(speed, tried, target, maximum, longest)
+    def double() -> str:
+        """Tries 1, 2, 4, ... and returns why it ended."""
+        gain = 1 + TOLERANCE if target == "throughput" else 1 / (1 + TOLERANCE)
+        size, speeds = 1, []
+        while speed(size):
+            speeds.append(speed(size))
+            if target != "memory" and len(speeds) > 2 and max(speeds[-2:]) < gain * max(speeds[:-2]):
+                return f"the last two doublings, up to {size}, have not {TARGETS[target]}"
+            median = fitting[size]["step_ms"]["median"]
+            if median > 1e3 * longest:
+                taken = tables.format_time(median)
+                return f"a step of batch size {size} takes {taken}, more than {longest:g} s (--max-step-seconds)"
+            if size == maximum:
+                return f"the maximum is reached: {maximum} (--max-batch-size)"
+            size = min(2 * size, maximum)
+        if size == 1:
+            advice = "lower --seq-len, take a smaller --preset, try --use-amp, or raise --target-memory-usage"
+            raise RunError(f"not even batch size 1 fits ({statuses[1]}): {advice}")
+        return f"batch size {size} does not fit: {statuses[size]}"
+
+    ended = double()
     bisect(fits, max)
     size = bisect(holds, min if target == "throughput" else max)
-    return {"ended": ended, "batch_size": size, "reason": reason(tried, target, size, tried[max(tried, key=speed)])}
-
-
-def double(speed: Callable[[int], float], tried: dict[int, Trial], target: str, maximum: int, longest: float) -> str:
-    """Tries 1, 2, 4, ... and returns why it ended.
-
-    Raises:
-        RunError: batch size 1 does not fit.
-    """
-    gain = 1 + TOLERANCE if target == "throughput" else 1 / (1 + TOLERANCE)
-    size, speeds = 1, []
-    while speed(size):
-        speeds.append(speed(size))
-        if target != "memory" and len(speeds) > 2 and max(speeds[-2:]) < gain * max(speeds[:-2]):
-            return f"the last two doublings, up to {size}, have not {TARGETS[target]}"
-        median = tried[size]["step_ms"]["median"]
-        if median > 1e3 * longest:
-            taken = tables.format_time(median)
-            return f"a step of batch size {size} takes {taken}, more than {longest:g} s (--max-step-seconds)"
-        if size == maximum:
-            return f"the maximum is reached: {maximum} (--max-batch-size)"
-        size = min(2 * size, maximum)
-    if size == 1:
-        advice = "lower --seq-len, take a smaller --preset, try --use-amp, or raise --target-memory-usage"
-        raise RunError(f"not even batch size 1 fits ({tried[1]['status']}): {advice}")
-    return f"batch size {size} does not fit: {tried[size]['status']}"
-
-
-def reason(tried: dict[int, Trial], target: str, size: int, best: Trial) -> str:
-    """Why this batch size is the answer."""
+    best = fitting[max(fitting, key=speed)]
+    above = min((other for other in tried if other > size), default=None)
     if target == "throughput":
         highest = f"{best['tokens_per_second']:,.0f} tokens/s at batch size {best['batch_size']}"
-        return f"the smallest batch size tried within 2 % of the best throughput, {highest}"
-    if target == "latency":
+        reason = f"the smallest batch size tried within 2 % of the best throughput, {highest}"
+    elif target == "latency":
         fastest = f"{tables.format_time(best['step_ms']['median'])} at batch size {best['batch_size']}"
-        return f"the largest batch size tried whose step takes at most 2 % longer than the fastest, {fastest}"
-    if size == max(tried):
-        return "the largest batch size tried, and it fits: the memory's limit lies above"
-    above = min(other for other in tried if other > size)
-    return f"the largest batch size tried that fits; the next, {above}, does not: {tried[above]['status']}"
+        reason = f"the largest batch size tried whose step takes at most 2 % longer than the fastest, {fastest}"
+    elif above:
+        reason = f"the largest batch size tried that fits; the next, {above}, does not: {statuses[above]}"
+    else:
+        reason = "the largest batch size tried, and it fits: the memory's limit lies above"
+    return {"ended": ended, "batch_size": size, "reason": reason}
 
 
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-def measure(version: ModuleType, options: Namespace, flags: list[str], path: Path) -> int:
+def measure(version: ModuleType, options: SearchOptions, flags: list[str], path: Path) -> int:
     """Searches with a process for each trial; after each, prints a line and writes batch_search.json (`path`).
 
     Args:
-        options: from `version_files.resolve`, with optimization_target, target_memory_usage, max_batch_size and max_step_seconds
-            (None: of LONGEST).
         flags: of the version's own.
 
     Returns:
@@ -214,19 +169,32 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
         raise UsageError(f"--target-memory-usage: {options.target_memory_usage} is not a share, above 0 and at most 1")
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
     longest = options.max_step_seconds or LONGEST[devices.select(options.device).type]
-    measured = record.header(SCHEMA, None, model=options.model) | {
-        "version": record.name(version),
-        "training": {"sequence_length": options.seq_len, "seed": options.seed},
+    model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
+    measured = record.header(BATCH_SEARCH, None, model=options.model) | {
+        "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
         "target": options.optimization_target, "target_memory_usage": options.target_memory_usage,
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",
     }  # fmt: skip
 
     def trial(batch_size: int) -> Trial:
         with progress(f"batch size {batch_size}"):
-            result, common = in_own_process(
-                Path(version.__file__), Namespace(**vars(options) | {"batch_size": batch_size}), flags
-            )
-        measured.update(common)
+            own = replace(options, batch_size=batch_size)
+            outcome = benchmark_process.run(partial(train, model, own), own.device, None)
+        if outcome["status"] == "failed":
+            kind = UsageError if outcome["reason"].startswith("UsageError: ") else RunError
+            raise kind(f"the trial of batch size {batch_size} failed: {outcome['reason']}")
+        found = outcome.pop("found", None)
+        result: Trial = {
+            "batch_size": batch_size, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None
+        }  # fmt: skip
+        if found:
+            measured.update({key: outcome[key] for key in ("device", "environment")} | found["common"])
+            peak, step_ms = found["peak_mib"], found["step_ms"]
+            allowed = options.target_memory_usage * measured["device"]["memory_mib"]
+            result = {
+                "batch_size": batch_size, "status": "ok" if peak <= allowed else "over target", "step_ms": step_ms,
+                "tokens_per_second": batch_size * options.seq_len / step_ms["median"] * 1e3, "peak_mib": peak,
+            }  # fmt: skip
         measured["trials"].append(result)
         if measured["device"]:  # known since the first trial that came to its end
             files.write_measurement(path, measured, "--output-dir")
@@ -247,78 +215,25 @@ def measure(version: ModuleType, options: Namespace, flags: list[str], path: Pat
 def line(trial: Trial) -> str:
     """A trial for the terminal."""
     start = f"batch size {trial['batch_size']:5d}  "
-    if trial["status"] == OUT:
-        return start + OUT
+    if trial["status"] == "out of memory":
+        return start + trial["status"]
     rate = f"{tables.format_time(trial['step_ms']['median']):>9} a step  {trial['tokens_per_second']:11,.0f} tokens/s"
     return f"{start}{rate}  {trial['peak_mib']:9,.0f} MiB  {trial['status']}"
 
 
-def in_own_process(path: Path, options: Namespace, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
-    """What `train` returns, run in a new process; OUT if memory ran out or the kernel killed the process (SIGKILL).
-
-    Raises:
-        UsageError, RunError: as in the process, and RunError if it ended in any other way.
-    """
-    context = multiprocessing.get_context("spawn")  # a forked process could use neither the GPU nor PyTorch's threads
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_trial, args=(sender, path, options, flags), daemon=True)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in the process too: it would end by Ctrl-C with a traceback
-    process.start()
-    signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError:
-        result = None
-    except KeyboardInterrupt:
-        process.kill()
-        raise
-    process.join()
-    if isinstance(result, UsageError | RunError):
-        raise result
-    if process.exitcode not in (0, -signal.SIGKILL):
-        code = process.exitcode
-        raise RunError(f"the trial of batch size {options.batch_size} failed, exit code {code}: see its message above")
-    nothing = dict.fromkeys(("step_ms", "tokens_per_second", "peak_mib"))
-    return result or ({"batch_size": options.batch_size, "status": OUT} | nothing, {})
-
-
-def _trial(sender: Connection, path: Path, options: Namespace, flags: list[str]) -> None:
-    try:
-        result = train(version_files.load(path), options, flags)
-    except (UsageError, RunError) as error:
-        result = error
-    except (RuntimeError, MemoryError) as error:
-        if not devices.is_out_of_memory(error):
-            raise
-        result = None
-    sender.send(result)
-
-
-def train(version: ModuleType, options: Namespace, flags: list[str]) -> tuple[Trial, dict[str, Any]]:
-    """Trains a few steps, in the process of the trial; also returns the keys of a BatchSearch that all trials have in common."""
+def train(model: Model, options: Options) -> dict[str, Any]:
+    """Trains a few steps, in the process of the trial: step times, peak memory, and what all trials have in `common`."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
-    described = devices.describe(device)
-    devices.limit_memory(device, described["memory_mib"])
-    precision = Precision(device, cli.amp_dtype(options))
-    chosen, batch = version_files.switched(version, options, *flags), version_files.random_batch(options, device)
-    prepared = prepare(version, chosen, precision, batch)
+    devices.limit_memory(device, devices.describe(device)["memory_mib"])
+    prepared, precision = benchmark_process.built(model, options)
+    batch = version_files.random_batch(options, device)
     first = benchmark(lambda: prepared.step(batch), device, warmup=WARMUP, iterations=1)[0]
     count = min(max(int(SECONDS * 1e3 / first), STEPS[0]), STEPS[1])
     step_ms = summarize(benchmark(lambda: prepared.step(batch), device, warmup=0, iterations=count))
     peak = devices.peak_memory(device, prepared.graph_peak_bytes)
-    trial = {
-        "batch_size": options.batch_size,
-        "status": FITS if peak["peak_mib"] <= options.target_memory_usage * described["memory_mib"] else OVER,
-        "step_ms": step_ms,
-        "tokens_per_second": options.batch_size * options.seq_len / step_ms["median"] * 1e3,
-        "peak_mib": peak["peak_mib"],
-    }
-    return trial, {
-        "device": described, "environment": devices.environment(), "precision": {"compute": precision.name},
-        "memory_kind": peak["kind"], "settings": record.settings(prepared.model, chosen),
-    }  # fmt: skip
+    settings = record.settings(prepared.model, options)
+    common = {"precision": {"compute": precision.name}, "memory_kind": peak["kind"], "settings": settings}
+    return {"step_ms": step_ms, "peak_mib": peak["peak_mib"], "common": common}
 
 
 # ------------------------------------------------------------------------------------------------------------- report
@@ -331,7 +246,7 @@ def analyze(path: Path) -> Report:
         UsageError: the file is missing, damaged, or not of schema tiny-llama-batch-search/1.
     """
     measured = files.read(path, BatchSearch)
-    if all(trial["status"] == OUT for trial in measured["trials"]):
+    if all(trial["status"] == "out of memory" for trial in measured["trials"]):
         raise UsageError(f"{path}: trials: memory ran out in all of them")
     unit, factor = tables.time_unit(max(row[1] or 0 for row in curve(measured)))
     header = ["B", f"{unit}/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
@@ -341,7 +256,7 @@ def analyze(path: Path) -> Report:
     report = Report("Batch size search")
     report.text(
         f"{conditions(measured)}. Step times are medians. Memory: peak of the {measured['memory_kind']}; {share}.",
-        f"Made by {run_record.origin(measured)}.",
+        f"Made by {run_facts.origin(measured)}.",
     )
     report.figure(lambda: figure(measured), "batch_search", "Throughput, step time and memory over the batch size")
     report.table(header, rows)
@@ -355,16 +270,17 @@ def analyze(path: Path) -> Report:
 
 
 def conditions(measured: BatchSearch) -> str:
-    return f"{measured['version']}, {run_record.describe(measured, 'batch_size')}"
+    return f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}"
 
 
 def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:
     """A row per trial, smallest batch first: B, median, p20 and p80 (ms x factor), tokens/s, peak MiB, % of memory, status."""
     rows = []
     for trial in sorted(measured["trials"], key=lambda trial: trial["batch_size"]):
-        times = [trial["step_ms"] and factor * trial["step_ms"][name] for name in ("median", "p20", "p80")]
-        percent = trial["peak_mib"] and 100 * trial["peak_mib"] / measured["device"]["memory_mib"]
-        rows.append([trial["batch_size"], *times, trial["tokens_per_second"], trial["peak_mib"], percent, trial["status"]])
+        step, peak = trial["step_ms"], trial["peak_mib"]
+        times = [factor * step["median"], factor * step["p20"], factor * step["p80"]] if step else [None] * 3
+        percent = peak and 100 * peak / measured["device"]["memory_mib"]
+        rows.append([trial["batch_size"], *times, trial["tokens_per_second"], peak, percent, trial["status"]])
     return rows
 
 
@@ -372,7 +288,8 @@ def figure(measured: BatchSearch) -> "Figure":
     """Throughput, step time and share of the memory over the batch size; the answer is marked."""
     result, answer, memory = plots.new(15, 4.8), measured["batch_size"], measured["device"]["memory_mib"]
     result.suptitle(f"Batch size for {measured['target']}: {answer or 'not found'} ({conditions(measured)})")
-    sizes, medians, p20, p80, rates, _, percents, _ = zip(*(row for row in curve(measured) if row[-1] != OUT), strict=True)
+    trained = [row for row in curve(measured) if row[-1] != "out of memory"]
+    sizes, medians, p20, p80, rates, _, percents, _ = zip(*trained, strict=True)
     spread = [[abs(end - median) for end, median in zip(ends, medians, strict=True)] for ends in (p20, p80)]
     powers = [size for size in sizes if size & (size - 1) == 0]
     panels = [

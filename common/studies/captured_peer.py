@@ -10,7 +10,8 @@ matrix product reads a working copy in bf16, which `CompiledAdamW` writes beside
 """
 
 from common import device as devices
-from common import operations, weights
+from common import weights
+from common.attention import attention
 from common.config import ModelConfig
 from common.rope import rope_tables, rotate_half
 
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """As `operations.linear_cross_entropy`; under autocast both compute the loss in fp32."""
+    """Mean cross-entropy in nats of x [B, S, D] against targets [B, S]; under autocast in fp32."""
     if hasattr(F, "linear_cross_entropy"):
         return F.linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten())
-    return operations.linear_cross_entropy(x, weight, targets)
+    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 class Linear(nn.Linear):
@@ -56,7 +58,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = ((t * cos + rotate_half(t) * sin).to(t.dtype) for t in (q, k))  # rounded once
-        return self.o_proj(operations.attention(q, k, v).transpose(1, 2).flatten(2))  # [B, S, D]
+        return self.o_proj(attention(q, k, v).transpose(1, 2).flatten(2))  # [B, S, D]
 
 
 class FeedForward(nn.Module):
@@ -68,7 +70,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         gate, up = self.gate_up_proj(x).split(self.sizes, dim=-1)  # 2 x [B, S, F]
-        return self.down_proj(operations.swiglu(gate, up))
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -87,6 +89,9 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings; Version 1's weights load into it."""
 
+    cos: Tensor  # [S_max, Dh]
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -95,7 +100,7 @@ class TinyLlama(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
+        self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         weights.initialize(self.baseline_state_dict(), config.initializer_std)
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
@@ -161,7 +166,7 @@ class CompiledAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: TinyLlama, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, compiled: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
@@ -185,7 +190,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             copy.copy_(parameter)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a compiled update can call no closure
         (group,) = self.param_groups
         rows = []
         for parameter in group["params"]:

@@ -22,13 +22,14 @@ users do, without the deterministic algorithms that versions ask for. These choi
 """
 
 import importlib.util
-from argparse import Namespace
 from dataclasses import dataclass
+from typing import Any
 
 from common import device as devices
 from common import weights
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.options import Options
 from common.precision import Precision
 from common.spans import span
 from common.studies import captured_peer
@@ -46,13 +47,14 @@ def llama_config(config: ModelConfig, attention: str):
     """The transformers.LlamaConfig of the same architecture; `attention` names its attention function."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(
+    settings: dict[str, Any] = dict(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_layers, num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads, max_position_embeddings=config.max_sequence_length,
         rope_theta=config.rope_theta, rms_norm_eps=config.rms_norm_eps, initializer_range=config.initializer_std,
         tie_word_embeddings=True, use_cache=False, attn_implementation=attention,
     )  # fmt: skip
+    return LlamaConfig(**settings)
 
 
 def causal_attention() -> str:
@@ -98,6 +100,9 @@ def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
+Llama = TinyLlama | captured_peer.TinyLlama
+
+
 @dataclass(frozen=True)
 class Peer:
     """An external baseline; it has what the module of a version has."""
@@ -117,7 +122,7 @@ class Peer:
         if self.liger and not devices.is_gpu(device):
             raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: its kernels do not run on a CPU")
 
-    def make_model(self, options: Namespace) -> nn.Module:
+    def make_model(self, options: Options) -> Llama:
         model = TinyLlama(options.model)
         if self.liger:
             from liger_kernel.transformers import apply_liger_kernel_to_llama
@@ -125,10 +130,10 @@ class Peer:
             apply_liger_kernel_to_llama(model=model.llama)  # fused_linear_cross_entropy is on unless switched off
         return model
 
-    def make_optimizer(self, model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
+    def make_step(self, model: Llama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
         """A function of a batch: one optimizer step as in Version 1, with the loss compiled if `compiled`."""
         loss_of = devices.compiled(model.loss, precision.device, self.compiled)
 
@@ -162,11 +167,11 @@ class HandFused(Peer):
         if problem := devices.compile_problem(device):
             raise UsageError(problem)
 
-    def make_model(self, options: Namespace) -> nn.Module:
+    def make_model(self, options: Options) -> Llama:
         return captured_peer.TinyLlama(options.model)
 
-    def make_optimizer(self, model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
-        if self.working:
+    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
+        if self.working and isinstance(model, captured_peer.TinyLlama):
             return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured
 

@@ -24,38 +24,37 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, cast
 
 from common import device as devices
 from common import files
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
+from common.records.fields import Ceilings, Summary
+from common.records.gemms_file import PHASES, SCHEMA, Layout, Measurement, Product, Timing
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
 
+import numpy
 import pandas
 import torch
-from pydantic import Field, PositiveInt
-from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA = "tiny-llama-gemms/1"
-PHASES = ("forward", "input_grad", "weight_grad")
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
 SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long: many times the clock's resolution
 POINT = ["batch_size", "sequence_length"]  # of the grid
 SHAPE = ["batch", "m", "n", "k", "layout"]
+Shape = tuple[int, int, int, int, Layout]
 KINDS = {  # in the figure: the products of each kind, its colour and its marker
     "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE, "o"),
     "attention products": (("scores", "weighted_sum"), plots.ORANGE, "s"),
@@ -72,63 +71,30 @@ DETAILS = {  # column of the CSV: heading of the table
 }  # fmt: skip
 
 
-class Product(TypedDict):
-    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
-
-    gemm: str
-    phase: Literal[PHASES]
-    batch: PositiveInt
-    m: PositiveInt
-    n: PositiveInt
-    k: PositiveInt
-    layout: Literal["NN", "NT", "TN"]
-    per_step: PositiveInt
-
-
-class Timing(Product):
-    """A product at a point of the grid."""
-
-    batch_size: PositiveInt
-    sequence_length: PositiveInt
-    ms: run_record.Summary  # of one product; a sample is the mean of products back to back
-    calls: PositiveInt  # in all samples
-
-
-class Measurement(run_record.Header):
-    """The content of gemm_analysis.json."""
-
-    schema: Literal[SCHEMA]
-    precision: run_record.Precision
-    element_bytes: PositiveInt
-    model: run_record.Model
-    batch_sizes: list[PositiveInt]
-    sequence_lengths: list[PositiveInt]
-    ceilings: run_record.Ceilings  # the best of all rounds
-    gemms: Annotated[list[Timing], Field(min_length=1)]
-    fused: Annotated[list[Timing], Field(min_length=1)]
-    notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
-
-
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def three(gemm: str, per_step: int, *shapes: tuple[int, int, int, int, str]) -> list[Product]:
-    """A forward product and those of its two gradients, by their SHAPE."""
-    named = (dict(zip(SHAPE, shape, strict=True)) for shape in shapes)
-    return [{"gemm": gemm, "phase": phase, **shape, "per_step": per_step} for phase, shape in zip(PHASES, named, strict=True)]
+def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
+    """A forward product and those of its two gradients."""
+    return [
+        {"gemm": gemm, "phase": phase, "batch": batch, "m": m, "n": n, "k": k, "layout": layout, "per_step": per_step}
+        for phase, (batch, m, n, k, layout) in zip(PHASES, shapes, strict=True)
+    ]
 
 
 def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
     """The products of a linear layer from `inputs` to `outputs` features."""
-    forward, input_grad = (1, tokens, outputs, inputs, "NT"), (1, tokens, inputs, outputs, "NN")
-    return three(gemm, per_step, forward, input_grad, (1, outputs, inputs, tokens, "TN"))
+    forward: Shape = (1, tokens, outputs, inputs, "NT")
+    return three(gemm, per_step, forward, (1, tokens, inputs, outputs, "NN"), (1, outputs, inputs, tokens, "TN"))
 
 
 def attention(config: ModelConfig, batch_size: int, length: int) -> list[Product]:
     """The products of attention: scores = q k^T and out = p v, over all S^2 pairs, and their gradients."""
     batch, head, layers = batch_size * config.num_attention_heads, config.head_dim, config.num_layers
     # torch.matmul folds batch and heads. With H = K it must copy k^T for that, row by row; with K < H it need not.
-    keys, keys_grad = ("NT", "NN") if config.num_key_value_heads < config.num_attention_heads else ("NN", "NT")
+    grouped = config.num_key_value_heads < config.num_attention_heads
+    keys: Layout = "NT" if grouped else "NN"
+    keys_grad: Layout = "NN" if grouped else "NT"
     square, narrow, wide = (batch, length, length, head), (batch, length, head, length), (batch, head, length, length)
     return [
         *three("scores", layers, (*square, keys), (*narrow, keys_grad), (*wide, "TN")),
@@ -161,8 +127,8 @@ def fused_products(config: ModelConfig, batch_size: int, sequence_length: int) -
     return [row for whole, size in fused.items() for row in linear(whole, tokens, hidden, size, layers)]
 
 
-def shape_of(product: Product) -> tuple[int, int, int, int, str]:
-    return tuple(product[name] for name in SHAPE)
+def shape_of(product: Product) -> Shape:
+    return product["batch"], product["m"], product["n"], product["k"], product["layout"]
 
 
 def operand(batch: int, rows: int, columns: int, transposed: bool, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -221,14 +187,16 @@ def measure(
         RunError: the operands of a product do not fit in memory.
     """
     grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
-    makers = {"gemms": products, "fused": fused_products}
-    timings = {
-        point: {name: [dict(zip(POINT, point, strict=True)) | product for product in make(config, *point)]
-                for name, make in makers.items()}
-        for point in grid
-    }  # fmt: skip
-    samples, calls, peaks, complete = defaultdict(list), Counter(), [], []
-    best = {"flops_per_second": max, "bytes_per_second": max, "operation_seconds": min}
+    step = {point: (products(config, *point), fused_products(config, *point)) for point in grid}
+    samples: defaultdict[Shape, list[float]] = defaultdict(list)
+    calls: Counter[Shape] = Counter()
+    peaks: list[Ceilings] = []
+
+    def timing(point: tuple[int, int], product: Product) -> Timing:
+        shape = shape_of(product)
+        ms = cast(Summary, summarize(samples[shape]))
+        return {"batch_size": point[0], "sequence_length": point[1], **product, "ms": ms, "calls": calls[shape]}
+
     measured = record.header(SCHEMA, device, precision.name, allow_tf32, config) | {
         "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
     }  # fmt: skip
@@ -236,27 +204,27 @@ def measure(
         start, timed = time.perf_counter(), set()
         with progress(f"round {number} of {ROUNDS}"):
             peaks.append(ceilings.measure(device, precision))
-            for point, own in timings.items():
-                for product in own["gemms"] + own["fused"]:
+            for i, point in enumerate(grid, 1):
+                for product in itertools.chain(*step[point]):
                     shape = shape_of(product)
                     if shape not in timed:
                         times, count = time_product(product, device, precision.dtype)
                         samples[shape] += times
                         calls[shape] += count
                         timed.add(shape)
-                complete += [point] if number == 1 else []
+                complete = grid[:i] if number == 1 else grid
                 ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
                 measured |= {
-                    name: [
-                        row | {"ms": summarize(samples[shape_of(row)]), "calls": calls[shape_of(row)]}
-                        for done in complete for row in timings[done][name]
-                    ]
-                    for name in makers
-                } | {
+                    "gemms": [timing(done, product) for done in complete for product in step[done][0]],
+                    "fused": [timing(done, product) for done in complete for product in step[done][1]],
                     "notes": [ended] if (number, point) != (ROUNDS, grid[-1]) else [],
-                    "ceilings": {name: choose(peak[name] for peak in peaks) for name, choose in best.items()}
-                    | {"precision": precision.name},
-                }  # fmt: skip
+                    "ceilings": {
+                        "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
+                        "bytes_per_second": max(peak["bytes_per_second"] for peak in peaks),
+                        "operation_seconds": min(peak["operation_seconds"] for peak in peaks),
+                        "precision": precision.name,
+                    },
+                }
                 keep(measured)
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
     return measured
@@ -272,10 +240,13 @@ def read(path: Path) -> Measurement:
         UsageError: the file is missing, damaged or of another schema.
     """
     measured = files.read(path, Measurement)
-    products = {"gemms": [name for gemms, *_ in KINDS.values() for name in gemms], "fused": list(FUSED)}
-    points = {(row["batch_size"], row["sequence_length"]) for part in products for row in measured[part]}
-    for part, names in products.items():
-        found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in measured[part]}
+    parts = {
+        "gemms": (measured["gemms"], [name for gemms, *_ in KINDS.values() for name in gemms]),
+        "fused": (measured["fused"], list(FUSED)),
+    }
+    points = {(row["batch_size"], row["sequence_length"]) for timings, _ in parts.values() for row in timings}
+    for part, (timings, names) in parts.items():
+        found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in timings}
         wanted = {(*point, name, phase) for point in points for name in names for phase in PHASES}
         if wrong := sorted(found ^ wanted):
             problem = "is missing" if wrong[0] in wanted else "is not known"
@@ -293,10 +264,11 @@ def analyze(path: Path, folder: Path) -> str:
         UsageError: the file is missing, damaged or of another schema.
     """
     measured = read(path)
-    rows, conditions = describe(measured), run_record.describe(measured | {"training": {}}, *POINT)
+    rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
     shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
-    beyond, times = (shapes["tflops"] > shapes["bound_tflops"]).sum(), shapes.rename(columns={"ms": "median"})
-    noisy = sum(bool(run_record.noise({"": steps})) for steps in times.to_dict("records"))
+    beyond = (shapes["tflops"] > shapes["bound_tflops"]).sum()
+    spans = 100 * (shapes["p80"] - shapes["p20"]) / shapes["ms"]
+    noisy = (spans.round(6) > run_facts.NOISY).sum()
     report = Report("Matrix products of a training step")
     report.text(
         f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
@@ -309,7 +281,7 @@ def analyze(path: Path, folder: Path) -> str:
         f"measurement: {len(shapes)} were timed for {len(rows)} rows.",
         f"Faster than their roofline bound: {beyond} of {len(shapes)} shapes. Repeated calls find operands in a cache, which the "
         "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature.",
-        f"Noisy, since p20 to p80 spans more than {run_record.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
+        f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
         "shapes mean that something else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline, and share of GEMM time")
@@ -341,14 +313,14 @@ def analyze(path: Path, folder: Path) -> str:
         group = group.assign(**{name: factor * group[name] for name in ("ms", "p20", "p80")})[list(DETAILS)]
         header = [unit if name == "ms" else heading for name, heading in DETAILS.items()]
         report.table(header, cells(group), title=f"B = {batch_size}, S = {length}")
-    report.csv("gemm_analysis", list(rows), cells(rows))
+    report.csv("gemm_analysis", list(rows.columns), cells(rows))
     report.json("gemm_analysis", measured)
     return f"{shown}\n\nwritten: {', '.join(map(str, report.write(folder, 'gemm_analysis')))}"
 
 
-def frame(timings: list[dict[str, Any]]) -> pandas.DataFrame:
+def frame(timings: list[Timing]) -> pandas.DataFrame:
     """A row for each Timing; `ms`, `p20`, `p80` and `samples` are of its summary."""
-    rows = pandas.DataFrame([timing | timing["ms"] | {"ms": timing["ms"]["median"]} for timing in timings])
+    rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
     columns = [*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "samples", "calls"]
     return rows.rename(columns={"count": "samples"})[columns]
 
@@ -358,13 +330,13 @@ def cells(rows: pandas.DataFrame) -> list[list[object]]:
     return rows.astype(object).to_numpy().tolist()
 
 
-def describe(measured: dict[str, Any]) -> pandas.DataFrame:
+def describe(measured: Measurement) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid."""
     rows, best = frame(measured["gemms"]), measured["ceilings"]
     batch, m, n, k = (rows[name].astype(float) for name in SHAPE[:4])  # products of integers could exceed 64 bits
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
-    least = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}  # seconds
-    least = pandas.DataFrame(least | {"launch": best["operation_seconds"]})
+    least = pandas.DataFrame({"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]})  # seconds
+    least = least.assign(launch=best["operation_seconds"])
     step_ms = rows["ms"] * rows["per_step"]
     return rows.assign(
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
@@ -380,7 +352,7 @@ def shares(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.pivot_table(index=POINT, columns="gemm", values="share_percent", aggfunc="sum", sort=False)
 
 
-def grid_table(rows: pandas.DataFrame, ceilings: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
+def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
     """For each point: the time of all products of a step, their rate, and the product that takes most of the time."""
     steps = rows[["ms", "gflop"]].mul(rows["per_step"], axis=0).groupby([rows[name] for name in POINT], sort=False).sum()
     rate, share = steps["gflop"] / steps["ms"], shares(rows)  # TFLOP/s, %
@@ -393,10 +365,10 @@ def grid_table(rows: pandas.DataFrame, ceilings: dict[str, Any]) -> tuple[list[s
     return ["B", "S", *columns], cells(pandas.DataFrame(columns).reset_index())
 
 
-def fusion_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]]]:
+def fusion_table(measured: Measurement) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
-    def by_phase(timings: list[dict[str, Any]], fused: dict[str, str]) -> pandas.DataFrame:
+    def by_phase(timings: list[Timing], fused: dict[str, str]) -> pandas.DataFrame:
         rows = frame(timings)
         rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
         rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
@@ -405,12 +377,12 @@ def fusion_table(measured: dict[str, Any]) -> tuple[list[str], list[list[object]
     apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
     together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
     times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
-    unit, factor = tables.time_unit(times.max(axis=None))
+    unit, factor = tables.time_unit(times.max().max())
     body = (factor * times).assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
     return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
 
 
-def figure(measured: dict[str, Any], rows: pandas.DataFrame, title: str) -> "Figure":
+def figure(measured: Measurement, rows: pandas.DataFrame, title: str) -> "Figure":
     """Left the roofline with a point for each product and phase, right the share of GEMM time over the grid."""
     result = plots.new(14, 6.5)
     result.suptitle(f"Matrix products of a training step: {title}")
@@ -418,7 +390,7 @@ def figure(measured: dict[str, Any], rows: pandas.DataFrame, title: str) -> "Fig
     roofline.draw_roof(left, measured["ceilings"], rows["intensity"])
     left.set_title(f"Roofline (filled: forward, hollow: gradients)\n{roofline.describe(measured['ceilings'])}", fontsize=10)
     share = shares(rows)
-    labels, bottoms = [f"{batch_size} x {length}" for batch_size, length in share.index], 0
+    labels, bottoms = [f"{batch_size} x {length}" for batch_size, length in share.index], numpy.zeros(len(share))
     for name, (gemms, colour, marker) in KINDS.items():
         own = rows[rows["gemm"].isin(gemms)]
         style = dict(marker=marker, edgecolors=colour, linewidths=1.2, zorder=3)

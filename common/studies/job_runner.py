@@ -10,32 +10,24 @@ A cell that has failed keeps its status and its reason, and is not repeated. The
 """
 
 import os
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from common import ROOT, files
 from common.analysis.output.report import Report
 from common.errors import UsageError
 from common.progress import progress
+from common.records.fields import Attempted
 
 import torch
-from typing_extensions import TypedDict
 
 KILLED = "killed by the system (SIGKILL), as it does when memory runs out"
 
 Outcome = dict[str, Any]
-
-
-class Attempted(TypedDict):
-    """The keys of a cell that the runner writes."""
-
-    status: Literal["ok", "out of memory", "timed out", "failed", "not run"]
-    reason: str | None  # one line
 
 
 class Job(NamedTuple):
@@ -46,7 +38,7 @@ class Job(NamedTuple):
         run: takes CUDA_VISIBLE_DEVICES of the job, None to keep the variable as it is, and returns the outcome.
     """
 
-    cell: dict[str, Any]
+    cell: Attempted
     name: str
     run: Callable[[str | None], Outcome]
 
@@ -59,8 +51,8 @@ def run_all(
     measured: dict[str, Any],
     path: Path,
     received: list[int],
-    store: Callable[[dict[str, Any], Outcome], None],
-    line: Callable[[dict[str, Any]], str],
+    store: Callable[[Any, Outcome], None],
+    line: Callable[[Any], str],
 ) -> int:
     """Runs the batches one after the other; after each job it prints a line and writes `measured`, which holds the cells.
 
@@ -86,7 +78,7 @@ def run_all(
                 stopped = received and outcome and outcome["status"] != "ok"  # Ctrl-C reaches the job too
                 if not outcome or stopped or _has_failed(job.cell):
                     continue
-                job.cell.update({key: outcome[key] for key in ("status", "reason")})
+                job.cell["status"], job.cell["reason"] = outcome["status"], outcome["reason"]
                 measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
                 if outcome["status"] == "ok":
                     store(job.cell, outcome)
@@ -98,7 +90,7 @@ def run_all(
     return 128 + received[0] if received else int(failed)
 
 
-def _has_failed(cell: dict[str, Any]) -> bool:
+def _has_failed(cell: Attempted) -> bool:
     return cell["status"] not in ("ok", "not run")
 
 
@@ -138,7 +130,7 @@ def visible_gpus(count: int) -> list[str | None]:
     if count > present:
         raise UsageError(f"--gpus {count}: there are {present} GPUs")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (named.split(",") if named else [str(number) for number in range(present)])[:count]
+    return [*(named.split(",") if named else map(str, range(present)))][:count]
 
 
 def environment(gpus: str | None) -> dict[str, str]:
@@ -147,7 +139,7 @@ def environment(gpus: str | None) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
 
 
-def not_measured(report: Report, measured: dict[str, Any], facts: list[tuple[str, str]]) -> None:
+def not_measured(report: Report, measured: Mapping[str, Any], facts: list[tuple[str, str]]) -> None:
     """The report's section on what a study could not measure, if there is anything."""
     if measured["status"] == "interrupted":
         facts = [("The run was interrupted", "cells are missing, or lack repeats"), *facts]
@@ -156,10 +148,10 @@ def not_measured(report: Report, measured: dict[str, Any], facts: list[tuple[str
         report.facts(facts)
 
 
-def timed_out(options: Namespace) -> Outcome:
-    return {"status": "timed out", "reason": f"not done after {options.timeout} s"}
+def timed_out(seconds: float | None) -> Outcome:
+    return {"status": "timed out", "reason": f"not done after {seconds} s"}
 
 
-def reason(cell: dict[str, Any]) -> str:
+def reason(cell: Attempted) -> str:
     """Why a cell was not measured, in one line."""
     return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]

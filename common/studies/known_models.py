@@ -6,8 +6,7 @@ torch.compile, and `-captured` runs a model's whole step as one graph (GPU only)
 
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import ROOT, cli
 from common import device as devices
@@ -26,7 +25,8 @@ class Model(NamedTuple):
     flags: tuple[str, ...] = ()
     captured: bool = False
 
-    def load(self) -> ModuleType | external_baselines.Peer:
+    def load(self) -> Any:
+        """The version's module, or the baseline, which has the functions of one."""
         return version_files.load(self.path) if self.path else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
 
 

@@ -11,14 +11,14 @@ step whose gradients have overflowed without asking the host.
 """
 
 import math
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Any
 
 from common import device as devices
 from common.errors import RunError, UsageError
 from common.precision import Precision
+from common.training.distributed import Optimizer
 
 import torch
 from torch import Tensor
@@ -30,17 +30,12 @@ PARALLEL_WARMUP = 11  # with DistributedDataParallel, which until then may chang
 TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less
 
 
-def wanted(version: ModuleType, options: Namespace, device: torch.device) -> bool:
-    """Whether the step is to be captured: as the flag says, or else as the version's CAPTURED, where that can be."""
-    given = getattr(options, "capture_step", None)
-    if given is not None:
-        return given
-    if getattr(options, "parallel", None) == "fsdp":
-        return False
-    return getattr(version, "CAPTURED", False) and devices.is_gpu(device) and not getattr(options, "time_phases", False)
+def wanted(given: bool | None, default: bool, device: torch.device) -> bool:
+    """Whether the step is to be captured: as the flag says, or else as the version does by default, where that can be."""
+    return default and devices.is_gpu(device) if given is None else given
 
 
-def check_supported(device: torch.device, compile_mode: str | None = None) -> None:
+def check_supported(device: torch.device, compile_mode: bool | str | None = None) -> None:
     """Raises UsageError, with the reason, where a step cannot be captured."""
     if not devices.is_gpu(device):
         raise UsageError("--capture-step needs a GPU: a CPU has no graphs, and its host launches nothing")
@@ -50,7 +45,7 @@ def check_supported(device: torch.device, compile_mode: str | None = None) -> No
         )
 
 
-def capturable(optimizer: torch.optim.Optimizer, precision: Precision) -> torch.optim.Optimizer:
+def capturable(optimizer: Optimizer, precision: Precision) -> Optimizer:
     """The same optimizer, not stepped yet, as one that a graph can hold.
 
     Raises:
@@ -60,7 +55,7 @@ def capturable(optimizer: torch.optim.Optimizer, precision: Precision) -> torch.
         return optimizer
     if "capturable" not in optimizer.defaults:
         raise UsageError(f"--capture-step: {type(optimizer).__name__} cannot be captured; take AdamW")
-    wanted = {"capturable": True} | ({"fused": True} if precision.scaler.is_enabled() else {})
+    wanted: dict[str, Any] = {"capturable": True} | ({"fused": True} if precision.scaler.is_enabled() else {})
     groups = [{key: value for key, value in group.items() if key not in wanted} for group in optimizer.param_groups]
     return type(optimizer)(groups, **wanted)
 
@@ -80,7 +75,7 @@ class CapturedStep:
             parallel: the step has collectives, whose library has a thread of its own that may ask for events meanwhile.
         """
         self.eager = step  # holds the weights and moments that the graph reads
-        self.batch = tuple(tensor.clone() for tensor in batch)
+        self.batch = (batch[0].clone(), batch[1].clone())
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that was used; the graph gets its own
         torch.cuda.empty_cache()  # so that what the pools hold afterwards is what the step needs

@@ -2,12 +2,13 @@
 
 from common import device as devices
 from common.precision import Precision
+from common.records.fields import Ceilings
 from common.timing import benchmark, summarize
 
 import torch
 
 
-def measure(device: torch.device, precision: Precision) -> dict[str, float | str]:
+def measure(device: torch.device, precision: Precision) -> Ceilings:
     """Times a large square GEMM in the run's precision, a large copy, and an addition of two single numbers.
 
     Returns:

@@ -12,7 +12,6 @@ A folder is written under a hidden name and renamed when it is whole: a process 
 import pickle
 import shutil
 import warnings
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from common.config import ModelConfig
 from common.data import Dataset
 from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
+from common.options import RunOptions
 from common.precision import Precision
 from common.training import distributed
 from common.training.step import Prepared
@@ -82,7 +82,7 @@ class Position(TypedDict):
     scaler: dict[str, Any]  # of float16's loss; empty otherwise
 
 
-def inputs(version: str, options: Namespace, precision: Precision, dataset: Dataset) -> dict[str, Any]:
+def inputs(version: str, options: RunOptions, precision: Precision, dataset: Dataset) -> dict[str, Any]:
     """The inputs beside the checkpoint that fix the next losses, by the names in a message. The learning rate may change."""
     return {
         "version": version,
@@ -98,10 +98,9 @@ def complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def check_folder(options: Namespace) -> None:
+def check_folder(folder: Path, resume: bool) -> None:
     """Raises UsageError where --checkpoint-dir cannot be used: before any work, and in the process that writes there."""
-    folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
-    if (found := complete(folder)) and not options.resume:
+    if (found := complete(writable_folder(folder, "--checkpoint-dir"))) and not resume:
         raise UsageError(f"--checkpoint-dir: {found[-1]} is there: go on from it with --resume, or name another folder")
 
 
@@ -112,24 +111,24 @@ class Checkpoints:
         first: steps that were finished before this run; 0 for a new one.
     """
 
-    def __init__(self, options: Namespace, inputs: dict[str, Any]) -> None:
+    def __init__(self, options: RunOptions, inputs: dict[str, Any]) -> None:
         """Finds the newest checkpoint if --resume is given.
 
         Raises:
             UsageError: it is not one of such a run, or leaves nothing to train.
         """
-        self.folder, self.every, self.inputs = options.checkpoint_dir, options.checkpoint_every, inputs
-        self.source: Path | None = None
-        self.position = None
-        if options.resume:
-            self.source = distributed.gathered((complete(self.folder) or [None])[-1])[0]
+        self.folder, self.every, self.inputs = options.checkpoint_dir or Path(), options.checkpoint_every, inputs
+        self.on = options.checkpoint_dir is not None
+        found = complete(self.folder) if options.resume else []
+        self.source: Path | None = distributed.gathered(found[-1] if found else None)[0]
+        self.position = Position(schema="tiny-llama-checkpoint/1", step=0, inputs={}, scaler={})
         if self.source:
             self.position = files.read(self.source / "position.json", Position)
             self._check(options.num_steps)
             print(f"going on from {self.source}")
         elif options.resume:
             print(f"no checkpoint in {self.folder} yet: starting from the first step")
-        self.first = self.saved = self.position["step"] if self.position else 0
+        self.first = self.saved = self.position["step"]
 
     def _check(self, num_steps: int) -> None:
         saved = self.position["inputs"]
@@ -171,7 +170,8 @@ class Checkpoints:
 
     def due(self, finished: int, last: bool) -> bool:
         """Whether a checkpoint is to be written after this step: every --checkpoint-every steps, and when the run ends."""
-        return self.folder is not None and finished > self.saved and (last or bool(self.every) and finished % self.every == 0)
+        due = last or (self.every is not None and finished % self.every == 0)
+        return self.on and due and finished > self.saved
 
     def save(self, finished: int) -> None:
         """Writes the state after this many steps, and removes all but the KEPT newest checkpoints.

@@ -14,21 +14,19 @@ Without torchrun nothing here starts anything, and every function returns what i
 """
 
 import contextlib
-import functools
 import inspect
 import os
 import sys
 import threading
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from common import device as devices
 from common import ranks, spans
 from common.errors import RunError, UsageError
+from common.options import RunOptions
 from common.precision import Precision
 from common.timing import Clock, summarize
 
@@ -40,37 +38,34 @@ PERIOD = 1.0  # seconds between two meetings, about
 SLOW = 1.1  # times the median of all ranks, from which on a rank is named
 FORWARD_PASSES = 10  # by which ranks are compared
 ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 # ------------------------------------------------------------------------------------------------------ start and end
 
 
-def resolve(version: ModuleType, options: Namespace) -> Namespace:
-    """The options, in which `parallel` is the form that was asked for, or the version's first, or None for one process.
-
-    A version that does not support every form names those that it does in `PARALLEL`.
+def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
+    """The form that was asked for, or the first of those that the version supports, or None for one process.
 
     Raises:
-        UsageError: a form is given without torchrun, or contradicts the version or another flag.
+        UsageError: the form contradicts the version or another flag.
     """
-    here, forms = ranks.here(), getattr(version, "PARALLEL", ranks.FORMS)
-    given, options.parallel = options.parallel, options.parallel or (forms[:1] or (None,))[0]
-    if given and not here.launched:
-        raise UsageError(f"--parallel {given} needs torchrun: torchrun --nproc-per-node 2 SCRIPT --parallel {given} ...")
-    if here.world_size == 1 and not given:
-        options.parallel = None
-        return options
-    if options.parallel not in forms:
+    given, first = options.parallel, forms[0] if forms else None
+    chosen = given or first
+    if ranks.here().world_size == 1 and not given:
+        return None
+    if chosen not in forms:
         supported = f"takes --parallel {' or '.join(forms)}" if forms else "runs in one process: start it without torchrun"
         raise UsageError(f"this script {supported}")
-    if getattr(options, "mode", "train") != "train":
-        raise UsageError(f"--mode {options.mode} measures one process: start it without torchrun")
-    if options.parallel == "fsdp":
-        refused = {"--capture-step": options.capture_step, "--enable-deepspeed-flops": options.enable_deepspeed_flops}
-        refused["--enable-torch-compile"] = getattr(options, "torch_compile", None)
+    if chosen == "fsdp":
+        refused = {
+            "--capture-step": options.capture_step, "--enable-deepspeed-flops": options.enable_deepspeed_flops,
+            "--enable-torch-compile": options.switches.get("torch-compile"),
+        }  # fmt: skip
         if flag := next((flag for flag, given in refused.items() if given), None):
             raise UsageError(f"{flag} does not work with --parallel fsdp, which gathers weights in each step: take ddp or zero1")
-    return options
+    return chosen
 
 
 def active() -> bool:
@@ -78,54 +73,41 @@ def active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def start(options: Namespace, device: torch.device) -> None:
-    """Starts the process group if `options.parallel` says so: NCCL (RCCL) with one GPU a process, or gloo.
+def start(form: str | None, device: torch.device, timeout: float, captured: bool = False) -> None:
+    """Starts the process group if there is a form: NCCL (RCCL) with one GPU a process, or gloo.
+
+    Args:
+        timeout: seconds that a process waits for another.
+        captured: whether the step will be.
 
     Raises:
         UsageError: there are more processes than GPUs.
         RunError: the processes do not find each other.
     """
-    if not options.parallel:
+    if not form:
         return
-    here, place = ranks.here(), {}
+    here = ranks.here()
+    place: dict[str, Any] = {}
     if devices.is_gpu(device):
         devices.take_gpu(here.local_rank, "--nproc-per-node")
         place = {"device_id": torch.device("cuda", here.local_rank)}
-        if options.capture_step:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
+        if captured:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    seconds = timedelta(seconds=options.distributed_timeout)
-    with waiting_explained(options):
-        dist.init_process_group("nccl" if place else "gloo", timeout=seconds, **place)
-    batch, world_size = options.batch_size, here.world_size
-    print(
-        f"{options.parallel} on {world_size} processes ({dist.get_backend()}): "
-        f"batch {world_size} x {batch} = {world_size * batch} sequences a step",
-        flush=True,
-    )
+    with waiting_explained(timeout):
+        dist.init_process_group("nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place)
 
 
-def job(train: Callable) -> Callable:
-    """Makes `train(version, options)` end its process group, and print in the first process alone."""
-
-    @functools.wraps(train)
-    def wrapper(version: ModuleType, options: Namespace):
-        with contextlib.ExitStack() as stack:
-            if not ranks.here().main_process:
-                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            with waiting_explained(options):
-                result = train(version, resolve(version, options))
-                if active():  # after an error others may wait for this process, which torchrun ends
-                    if dist.get_backend() == "gloo":
-                        wait_for_all()  # a thread of gloo may hold tensors until here, and needs Python to give them back
-                    dist.destroy_process_group()
-        return result
-
-    return wrapper
+def end() -> None:
+    """Ends the process group; after an error others may wait for this process, which torchrun ends."""
+    if active():
+        if dist.get_backend() == "gloo":
+            wait_for_all()  # a thread of gloo may hold tensors until here, and needs Python to give them back
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def waiting_explained(options: Namespace) -> Iterator[None]:
-    """Turns the error of a collective into a RunError: another process has ended, or has not answered in time."""
+def waiting_explained(timeout: float) -> Iterator[None]:
+    """Turns the error of a collective into a RunError: another process has ended, or has not answered for `timeout` seconds."""
     try:
         yield
     except RuntimeError as error:
@@ -133,23 +115,38 @@ def waiting_explained(options: Namespace) -> Iterator[None]:
         if alone or isinstance(error, RunError) or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise RunError(
-            f"another process has ended, or has not answered for {options.distributed_timeout} s (--distributed-timeout): "
+            f"another process has ended, or has not answered for {timeout} s (--distributed-timeout): "
             f"{str(error).strip().splitlines()[0]}"
         ) from error
+
+
+@contextlib.contextmanager
+def first_alone_prints() -> Iterator[None]:
+    """Within it, the other processes print nothing."""
+    if ranks.here().main_process:
+        yield
+    else:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
 
 
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-class _Loss(nn.Module):
-    """Makes `model.loss` a forward pass, which is what DistributedDataParallel watches."""
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of a version's model."""
+    return cast(Callable[..., Tensor], model.loss)(*batch)
+
+
+class Loss(nn.Module):
+    """Makes `model.loss` a forward pass, which is what DistributedDataParallel and DeepSpeed watch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(input_ids, targets)
+        return loss_of(self.model, (input_ids, targets))
 
 
 class Replica:
@@ -160,8 +157,9 @@ class Replica:
 
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch before 2.13
+        options: dict[str, Any] = {buffers: False}
         self.model = model
-        self.parallel = DistributedDataParallel(_Loss(model), gradient_as_bucket_view=True, **{buffers: False})
+        self.parallel = DistributedDataParallel(Loss(model), gradient_as_bucket_view=True, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -170,7 +168,7 @@ class Replica:
         return self.parallel(input_ids, targets)
 
 
-def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
+def parallel_model(model: Model, form: str | None) -> Model:
     """The model in the form that a training step calls; fully_shard changes it in place. Called before the optimizer is made.
 
     Args:
@@ -181,18 +179,18 @@ def parallel_model(model: nn.Module, form: str | None) -> nn.Module | Replica:
     if getattr(model, "optimizer_communicates", False):
         return model
     if form in ("ddp", "zero1"):
-        return Replica(model)
+        return cast(Model, Replica(model))
     if form == "fsdp":
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        for block in model.layers:
+        for block in cast(nn.ModuleList, model.layers):
             fully_shard(block)
         fully_shard(model)
         register_fsdp_forward_method(model, "loss")
     return model
 
 
-def parallel_optimizer(optimizer: torch.optim.Optimizer, form: str | None) -> torch.optim.Optimizer:
+def parallel_optimizer(optimizer: Optimizer, form: str | None) -> Optimizer:
     """The optimizer, not stepped yet, in a form that stores its state once in the whole job if `form` is zero1.
 
     An optimizer with a method `communicate` averages gradients over all processes itself.
@@ -206,7 +204,8 @@ def parallel_optimizer(optimizer: torch.optim.Optimizer, form: str | None) -> to
 
     known = inspect.signature(type(optimizer)).parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in known}
-    return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), parameters_as_bucket_view=True, **defaults)
+    shared = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), parameters_as_bucket_view=True, **defaults)
+    return cast(Optimizer, shared)
 
 
 def states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
@@ -300,22 +299,19 @@ class Meetings:
         self.last, self.seconds = (0, time.monotonic()), float("inf")  # step and time of the last meeting, and since then a step
 
     @contextlib.contextmanager
-    def watched(self, options: Namespace) -> Iterator[None]:
+    def watched(self, captured: bool, timeout: float) -> Iterator[None]:
         """Ends this process if a captured step waits for another too long: nothing in NCCL watches the collectives of a graph."""
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(PERIOD):
-                if time.monotonic() - self.last[1] > options.distributed_timeout:
-                    limit = f"{options.distributed_timeout} s (--distributed-timeout)"
-                    print(
-                        f"error: rank {ranks.here().rank}: no answer from another process for {limit}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                if time.monotonic() - self.last[1] > timeout:
+                    limit = f"{timeout} s (--distributed-timeout)"
+                    said = f"error: rank {ranks.here().rank}: no answer from another process for {limit}"
+                    print(said, file=sys.stderr, flush=True)
                     os._exit(1)  # the main thread waits for the GPU, and cannot be interrupted
 
-        if active() and options.capture_step:
+        if active() and captured:
             threading.Thread(target=watch, daemon=True).start()
         try:
             yield
@@ -360,7 +356,7 @@ def forward_ms(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precis
             marks.clear()
             spans.observer = observe
             with precision.autocast():
-                model.loss(*batch)
+                loss_of(model, batch)
             spans.observer = None
             times.append(sum(clock.milliseconds(*pair) for pair in zip(marks[::2], marks[1::2], strict=True)))
     return summarize(times)["median"]

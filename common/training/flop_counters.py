@@ -14,9 +14,11 @@ in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed wa
 import contextlib
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import RunError
+from common.training import distributed
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +40,7 @@ def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str
 
     unseen = _kernel_flops(model, batch)
     with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
-        loss = model.loss(*batch)
+        loss = distributed.loss_of(model, batch)
         forward = counter.get_total_flops()
         loss.backward()
     model.zero_grad()
@@ -59,7 +61,7 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
             raise RunError(f"DeepSpeed is installed, but not {error.name}, which it needs: pip install {error.name}") from error
         return None
     with contextlib.redirect_stdout(sys.stderr):
-        profiler = FlopsProfiler(_Loss(model))
+        profiler = FlopsProfiler(distributed.Loss(model))
         profiler.start_profile()
         model.requires_grad_(False)
         try:
@@ -73,7 +75,8 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
 
 
 def _kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    return model.kernel_flops(batch[0]) if hasattr(model, "kernel_flops") else {"forward": 0, "backward": 0}
+    count: Callable[[Tensor], dict[str, int]] | None = getattr(model, "kernel_flops", None)
+    return count(batch[0]) if count else {"forward": 0, "backward": 0}
 
 
 def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:
@@ -93,14 +96,3 @@ _ATTENTION = {
     for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
     for suffix, formula in (("", _attention), ("_backward", _attention_backward))
 }
-
-
-class _Loss(nn.Module):
-    """Makes `model.loss` a forward pass, which is what DeepSpeed watches."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(input_ids, targets)

@@ -12,7 +12,6 @@ their spans and operators.
 import os
 import shutil
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,11 @@ from typing import Any
 
 from common import device as devices
 from common import ranks, spans
-from common.analysis.profiles import step_profile
 from common.errors import RunError, UsageError
 from common.files import writable_folder, write_json
+from common.options import RunOptions
+from common.records import step_profile
+from common.records.run_record import RunRecord, TimedRun
 from common.training import distributed
 
 import torch
@@ -31,7 +32,7 @@ import torch
 class Profiler:
     """Profiles the last steps of a run: call `step` after each, `stop` after the last, `write` when the record is written."""
 
-    def __init__(self, options: Namespace, device: torch.device) -> None:
+    def __init__(self, options: RunOptions, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
         stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
         self.stamp, self.rank = distributed.gathered(stamp)[0], ranks.here().rank
@@ -106,7 +107,7 @@ class Profiler:
         self.exported.append(path)
         profile.export_chrome_trace(str(path))
 
-    def write(self, record: dict[str, Any]) -> list[Path]:
+    def write(self, record: RunRecord | TimedRun) -> list[Path]:
         """Writes the profile, the event files and, where asked, the memory timeline; returns what was written.
 
         Nothing is written if the run was stopped before the profiled steps, which are its last ones.
@@ -124,7 +125,7 @@ class Profiler:
 
     def _operator_flops(self) -> dict[str, int]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""
-        counted = Counter()
+        counted: Counter[str] = Counter()
         for event in self.profile.events():
             counted[event.name] += event.flops or 0
         return dict(+counted)
@@ -144,7 +145,7 @@ class Profiler:
     def _events(self) -> Path:
         return self.folder / f"run_{self.stamp}"
 
-    def _write(self, record: dict[str, Any]) -> list[Path]:
+    def _write(self, record: RunRecord | TimedRun) -> list[Path]:
         # pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled
         from common.analysis.profiles import chrome_trace, graph_replays
         from common.analysis.reports import memory_timeline, profile_summary, tensorboard

@@ -1,15 +1,4 @@
-"""The training run that every version is handed to: check, warm up, train, record.
-
-A version is a module with
-
-    TinyLlama(config)                            the model
-    make_model(options)                          the model that the flags ask for
-    make_optimizer(model, options)               AdamW
-    make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
-
-and, where it has any, `SWITCHES` ({name: whether it is on by default}), `MODES` ({name of --mode: function(version, options)}),
-`CAPTURED` (whether a step is captured unless the flags say otherwise), `PARALLEL` (the forms of --parallel that it supports, the
-default first; all unless given) and `add_arguments(parser)`.
+"""A training run: the context in which the loop of a version's script stands (`train` in each).
 
 Exit codes are those of `common.cli.command`. Ctrl-C, SIGTERM and SIGHUP end the run after the step in hand. Whatever ends it, the
 record of the finished steps is written before anything else, and printed where it cannot be written.
@@ -17,13 +6,12 @@ record of the finished steps is written before anything else, and printed where 
 
 import math
 import time
-from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import TracebackType
+from typing import Any, cast
 
 from common import cli, data, ranks, signals, weights
 from common import device as devices
@@ -31,142 +19,20 @@ from common.analysis.output import tables
 from common.analysis.reports import flop_counts
 from common.errors import OutOfMemory, RunError
 from common.files import writable_file, writable_folder, write_measurement
+from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import SECONDS, progress
+from common.records.fields import Ceilings
+from common.records.run_record import RunRecord, TimedRun
 from common.timing import Clock, phase_times, summarize
 from common.training import capture, ceilings, checkpoint, distributed, flop_counters, record, setup_check, step
+from common.training.capture import Batch, Step
 from common.training.profiler import Profiler
 
 import torch
-from torch import nn
+from torch import Tensor
 
 MODEL_PROFILE = "model_profile.txt"  # DeepSpeed's report, module by module
-
-
-def main(version: ModuleType, argv: list[str] | None = None) -> None:
-    """Parses the command line, trains, and exits the process."""
-    options, modes = parser(version).parse_args(argv), getattr(version, "MODES", {})
-    action = modes.get(getattr(options, "mode", "train"), lambda version, options: train(version, options).exit_code)
-    cli.command(lambda: action(version, distributed.resolve(version, cli.parse(options))))
-
-
-def parser(version: ModuleType, description: str | None = None) -> cli.Parser:
-    """The shared flags, and those that the version adds. The description is the version's unless given."""
-    result = cli.parser(description or version.__doc__)
-    if hasattr(version, "SWITCHES"):
-        cli.add_switches(result, version.SWITCHES)
-    if hasattr(version, "MODES") and not description:
-        result.add_argument("--mode", choices=("train", *version.MODES), default="train", help="default: train")
-    if hasattr(version, "add_arguments"):
-        version.add_arguments(result)
-    return result
-
-
-@dataclass
-class Result:
-    """The measurements of a run, and the files that it wrote.
-
-    Attributes:
-        record: schema tiny-llama-run/1.
-        metrics: the file that holds it.
-        profiles: what the profiler wrote, the profile first; empty without one.
-        flops: what --enable-deepspeed-flops wrote, flops_profile.json first.
-        exit_code: of a process that ends with this run.
-    """
-
-    record: dict[str, Any]
-    metrics: Path
-    profiles: list[Path]
-    flops: list[Path]
-    exit_code: int
-
-
-@distributed.job
-def train(version: ModuleType, options: Namespace) -> Result:
-    """One training run and everything that was asked to be measured about it; of several processes the first writes it all.
-
-    Raises:
-        UsageError: the options do not fit this machine or data.
-        RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
-    """
-    here, device = ranks.here(), devices.select(options.device)
-    metrics_path = options.metrics_out or Path(f"metrics_{record.name(version)}.json")
-    if here.main_process:
-        writable_file(metrics_path, "--metrics-out")
-        if options.save_model:
-            writable_folder(options.save_model, "--save-model")
-        if options.checkpoint_dir:
-            checkpoint.check_folder(options)
-    options.capture_step = capture.wanted(version, options, device)
-    distributed.start(options, device)  # from here on `cuda` is this process's GPU
-    devices.prepare(device, options.seed, options.allow_tf32)
-    devices.limit_memory(device, devices.describe(device)["memory_mib"])
-    precision = Precision(device, cli.amp_dtype(options))
-    if options.parallel in (None, "ddp"):  # the other forms share out what a process alone would hold
-        setup_check.memory(options, device)
-    with out_of_memory_explained(options):
-        dataset = data.load(options.data, options.model.vocab_size, options.seed)
-        shape = options.batch_size, options.seq_len, options.num_steps
-        batches = data.Batches(dataset, *shape, options.seed, device, here.rank, here.world_size)
-    saves = checkpoint.Checkpoints(options, checkpoint.inputs(record.name(version), options, precision, dataset))
-    remaining = Namespace(**vars(options) | {"num_steps": options.num_steps - saves.first})
-    profiler = Profiler(remaining, device) if options.enable_pytorch_profiler else None
-    if options.validate_setup:
-        setup_check.before(device, dataset)
-    if here.main_process and options.enable_deepspeed_flops:
-        writable_folder(options.flops_dir, "--flops-dir")
-
-    peaks = counted = None
-    try:
-        with out_of_memory_explained(options):
-            peaks = ceilings.measure(device, precision) if here.main_process and (options.measure_peak or profiler) else None
-            with progress("warming up; where kernels are compiled, the first time takes about a minute"):
-                prepared = step.prepare(version, options, precision, batches[0], options.warmup_steps, profiler)
-            counting = here.main_process and options.enable_deepspeed_flops
-            report = options.flops_dir / MODEL_PROFILE
-            counted = flop_counters.count(prepared.model, batches[0], report) if counting else None
-            saves.load(prepared, precision)
-    except OutOfMemory as error:
-        prepared, ended = None, error
-    with signals.postponed():
-        if prepared:
-            model, outcome = prepared.model, loop(prepared, batches, device, options, profiler, saves)
-        else:
-            model, outcome = without_memory(version, options), Outcome(memory=devices.peak_memory(device), error=ended)
-        measured = dataset, outcome, profiler, peaks, saves.first + 1
-        result = record.build(version, options, model, device, precision, *measured)
-        if here.main_process:
-            write_measurement(metrics_path, result, "--metrics-out")
-    if distributed.active() and outcome.status == "completed":
-        result["ranks"] = compared_ranks(prepared.model, batches[0], precision, result)
-        if here.main_process:
-            write_measurement(metrics_path, result, "--metrics-out")
-    print(record.summary(result))
-    print(f"  metrics      {metrics_path}")
-    if outcome.error:
-        raise outcome.error
-    if options.save_model:
-        distributed.gather_weights(prepared.optimizer)
-        state = distributed.whole(weights.baseline_state_dict(prepared.model))
-        if here.main_process:
-            checkpoint.save(options.save_model, state, options.model, dataset)
-        print(f"  checkpoint   {options.save_model}")
-    if options.time_phases and outcome.status == "completed":
-        with out_of_memory_explained(options):
-            times = phase_times(lambda i: prepared.step(batches[i]), device)
-        result["phases_ms"] = {phase: summarize(values) for phase, values in times.items()}
-        print(record.phases(result))
-        if here.main_process:
-            write_measurement(metrics_path, result, "--metrics-out")
-    flops = flop_counts.write(options.flops_dir, counted, result) if counted else []
-    for path in flops:
-        print(f"  flops        {path}")
-    profiles = profiler.write(result) if profiler else []
-    for path in profiles:
-        print(f"  profile      {path}")
-    if here.main_process and options.validate_setup:
-        setup_check.after(result, metrics_path, profiles)
-    return Result(result, metrics_path, profiles, flops, 128 + outcome.signal if outcome.signal else 0)
 
 
 @dataclass
@@ -175,7 +41,7 @@ class Outcome:
 
     losses: list[float] = field(default_factory=list)  # nats per token, from before each finished step
     step_ms: list[float] = field(default_factory=list)  # of each finished step
-    memory: dict = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     signal: int | None = None
     error: BaseException | None = None  # what else ended it
 
@@ -191,106 +57,299 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def compared_ranks(model: nn.Module, batch: tuple, precision: Precision, result: dict[str, Any]) -> dict[str, list[float]]:
-    """Times and memory of every process, by rank. Names the ranks for which the others wait."""
-    mine = distributed.forward_ms(model, batch, precision), result["step_ms"]["median"], result["memory"]["peak_mib"]
-    columns = zip(*distributed.gathered(mine), strict=True)
-    found = {name: list(values) for name, values in zip(("forward_ms", "step_ms", "peak_mib"), columns, strict=True)}
-    for line in distributed.slow_ranks(found["forward_ms"]):
-        print(line)
-    return found
-
-
-def loop(
-    prepared: step.Prepared, batches: data.Batches, device: torch.device, options: Namespace, profiler,
-    saves: checkpoint.Checkpoints,
-) -> Outcome:  # fmt: skip
-    """Trains up to step `options.num_steps`, from the first or from the one after a checkpoint.
+class Run:
+    """One training run and everything that was asked to be measured about it; of several processes the first writes it all.
 
     The host waits for the device only where a line is printed or a checkpoint written, between two steps. Losses are means over
-    all processes. It raises nothing: an error is part of the outcome.
+    all processes.
+
+    Attributes:
+        options: those given, with the form of --parallel and whether the step is captured.
+        device, precision: of the run.
+        record: schema tiny-llama-run/1, at the end of the run.
+        metrics: the file that holds it.
+        profiles: what the profiler wrote, the profile first; empty without one.
+        flops: what --enable-deepspeed-flops wrote, flops_profile.json first.
+
+    Raises:
+        UsageError: the options do not fit this machine or data.
+        RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
     """
-    outcome, finished, spoken = Outcome(), 0, time.monotonic()
-    meetings, number = distributed.Meetings(device), 0
-    tokens = ranks.here().world_size * options.batch_size * options.seq_len
-    first, count = saves.first, options.num_steps - saves.first
-    clock, losses = Clock(device), torch.empty(count, device=device)
-    devices.reset_peak_memory(device)
 
-    def catch_up() -> None:
+    precision: Precision
+    record: RunRecord | TimedRun
+
+    def __init__(self, options: RunOptions, name: str, captured: bool = False, forms: Sequence[str] = ranks.FORMS) -> None:
+        """
+        Args:
+            name: in the record, unless the options have one.
+            captured: whether the step is captured where the flags leave it open.
+            forms: of --parallel that the version supports, the default first.
+        """
+        self.name, self.device, form = options.name or name, devices.select(options.device), distributed.form(options, forms)
+        default = captured and form != "fsdp" and not options.time_phases
+        wanted = capture.wanted(options.capture_step, default, self.device)
+        self.options = replace(options, parallel=form, capture_step=wanted)
+        self.metrics = options.metrics_out or Path(f"metrics_{self.name}.json")
+        self.outcome, self.finished, self.ending, self.started = Outcome(), 0, False, False
+        self.profiles: list[Path] = []
+        self.flops: list[Path] = []
+        self.model: torch.nn.Module | None = None
+        self.prepared: step.Prepared | None = None
+        self.ceilings: Ceilings | None = None
+        self.counted: dict[str, dict[str, int]] | None = None
+        self._loop, self._signals, self._warm_up = ExitStack(), ExitStack(), ExitStack()
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends with this run."""
+        return 128 + self.outcome.signal if self.outcome.signal else 0
+
+    # ------------------------------------------------------------------------------------------------- before the loop
+
+    def __enter__(self) -> "Run":
+        options, here, device = self.options, ranks.here(), self.device
+        self._captured = bool(options.capture_step)
+        with ExitStack() as stack, distributed.waiting_explained(options.distributed_timeout):
+            stack.enter_context(distributed.first_alone_prints())
+            if here.main_process:
+                writable_file(self.metrics, "--metrics-out")
+                if options.save_model:
+                    writable_folder(options.save_model, "--save-model")
+                if options.checkpoint_dir:
+                    checkpoint.check_folder(options.checkpoint_dir, options.resume)
+            if self._captured:
+                capture.check_supported(device, options.switches.get("torch-compile"))
+            distributed.start(options.parallel, device, options.distributed_timeout, self._captured)  # `cuda`: this process's GPU
+            self._announce_form()
+            devices.prepare(device, options.seed, options.allow_tf32)
+            devices.limit_memory(device, devices.describe(device)["memory_mib"])
+            self.precision = Precision(device, cli.amp_dtype(options))
+            if options.parallel in (None, "ddp"):  # the other forms share out what a process alone would hold
+                setup_check.memory(options, device)
+            with out_of_memory_explained(options):
+                self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
+                shape = options.batch_size, options.seq_len, options.num_steps
+                self.data = data.Batches(self.dataset, *shape, options.seed, device, here.rank, here.world_size)
+            inputs = checkpoint.inputs(self.name, options, self.precision, self.dataset)
+            self.saves = checkpoint.Checkpoints(options, inputs)
+            self.count = options.num_steps - self.saves.first  # steps of this run
+            profiled = options.enable_pytorch_profiler
+            self.profiler = Profiler(replace(options, num_steps=self.count), device) if profiled else None
+            if options.validate_setup:
+                setup_check.before(device, self.dataset)
+            if here.main_process and options.enable_deepspeed_flops:
+                writable_folder(options.flops_dir, "--flops-dir")
+            stack.enter_context(self._warm_up)
+            self._warm_up.enter_context(progress("warming up; where kernels are compiled, the first time takes about a minute"))
+            self._everything = stack.pop_all()
+        return self
+
+    def _announce_form(self) -> None:
+        if form := self.options.parallel:
+            batch, world_size = self.options.batch_size, ranks.here().world_size
+            processes = f"{form} on {world_size} processes ({torch.distributed.get_backend()})"
+            print(f"{processes}: batch {world_size} x {batch} = {world_size * batch} sequences a step", flush=True)
+
+    def place(self, model: distributed.Model) -> distributed.Model:
+        """The model on its device and, of several processes, in the form that a step calls; before its optimizer is made."""
+        self.model = model
+        if ranks.here().main_process and (self.options.measure_peak or self.profiler):
+            self.ceilings = ceilings.measure(self.device, self.precision)
+        return step.place(model, self.device, self.options.parallel, self._captured)
+
+    def adapt(self, optimizer: distributed.Optimizer) -> distributed.Optimizer:
+        """The optimizer, not stepped yet, in the form that a captured step or several processes need."""
+        adapted = step.adapt(optimizer, self.precision, self.options.parallel, self._captured)
+        self.optimizer: torch.optim.Optimizer = adapted
+        return adapted
+
+    def prepare(self, made: Step) -> Step:
+        """The step that trains: its gradients are checked, it is warmed up and, where asked for, captured as a graph.
+
+        Weights and states are those of the beginning afterwards, or those of the checkpoint that the run goes on from.
+        """
+        options = self.options
+        assert self.model is not None
+        self.prepared = step.ready(
+            step.Prepared(self.model, self.optimizer, made), self.precision, self.data[0], options.warmup_steps, options.parallel,
+            self._captured, self.profiler, options.check_gradients,
+        )  # fmt: skip
+        if ranks.here().main_process and options.enable_deepspeed_flops:
+            self.counted = flop_counters.count(self.model, self.data[0], options.flops_dir / MODEL_PROFILE)
+        self.saves.load(self.prepared, self.precision)
+        self._warm_up.close()
+        return self.prepared.step
+
+    # --------------------------------------------------------------------------------------------------------- the loop
+
+    def batches(self) -> Iterator[Batch]:
+        """The batch of each step up to --num-steps, until a signal ends the run, or all processes agree to stop."""
+        self._begin()
+        for i in range(self.count):
+            batch = self.data[self.saves.first + i]
+            self.clock.mark()
+            yield batch
+            if self.ending:
+                break
+
+    def _begin(self) -> None:
+        self.clock, self.losses = Clock(self.device), torch.empty(self.count, device=self.device)
+        self.meetings, self.spoken, self.number = distributed.Meetings(self.device), time.monotonic(), 0
+        devices.reset_peak_memory(self.device)
+        self._signals.enter_context(signals.postponed())
+        if self.profiler:
+            self.profiler.start()
+        self.started = True
+        self.received = self._loop.enter_context(signals.deferred())
+        self._loop.enter_context(self.meetings.watched(self._captured, self.options.distributed_timeout))
+        if not distributed.active():
+            self._loop.callback(self._catch_up)  # also what was finished before an error
+        if self.profiler:
+            self._loop.callback(self.profiler.stop)
+        distributed.wait_for_all()
+
+    def did(self, loss: Tensor) -> None:
+        """Ends a step: takes its time and its loss, and prints, saves and meets the other processes where that is due."""
+        self.losses[self.finished] = loss  # copied: a captured step overwrites it
+        self.clock.mark()
+        self.finished += 1
+        finished, options = self.saves.first + self.finished, self.options
+        signal = self.received[0] if self.received else 0
+        self.number, silent = self.meetings.agree(self.finished, signal, time.monotonic() - self.spoken)
+        if self.profiler and self.number:
+            self.profiler.stop()  # before what follows could count as a further step
+        elif self.profiler:
+            self.profiler.step(self.finished)
+        self.ending = self.number > 0 or self.finished == self.count
+        saving = self.saves.due(finished, self.ending)
+        if self.ending or saving or finished % options.log_every == 0 or silent > SECONDS:
+            since, self.spoken = len(self.outcome.losses), time.monotonic()
+            self._catch_up()
+            self._log(since)
+        if saving:
+            self.saves.save(finished)
+
+    def _catch_up(self) -> None:
         """Reads what the device has finished; stops at a loss that is not a number."""
-        outcome.losses += distributed.mean(losses[len(outcome.losses) : finished]).tolist()
-        timed = len(outcome.step_ms)
-        bad = next((i for i in range(timed, finished) if not math.isfinite(outcome.losses[i])), None)
-        outcome.step_ms += [clock.milliseconds(2 * i, 2 * i + 1) for i in range(timed, finished if bad is None else bad)]
+        outcome, timed = self.outcome, len(self.outcome.step_ms)
+        outcome.losses += distributed.mean(self.losses[len(outcome.losses) : self.finished]).tolist()
+        bad = next((i for i in range(timed, self.finished) if not math.isfinite(outcome.losses[i])), None)
+        read = self.finished if bad is None else bad
+        outcome.step_ms += [self.clock.milliseconds(2 * i, 2 * i + 1) for i in range(timed, read)]
         if bad is not None:
-            loss = outcome.losses[bad]
+            loss, number = outcome.losses[bad], self.saves.first + bad + 1
             del outcome.losses[bad:]
-            message = f"the loss is {loss} at step {first + bad + 1}: lower --learning-rate (now {options.learning_rate})"
-            raise RunError(message, shared=True)
+            rate = self.options.learning_rate
+            raise RunError(f"the loss is {loss} at step {number}: lower --learning-rate (now {rate})", shared=True)
 
-    def log(since: int) -> None:
-        median = summarize(outcome.step_ms[since:])["median"]
+    def _log(self, since: int) -> None:
+        median, options = summarize(self.outcome.step_ms[since:])["median"], self.options
+        tokens = ranks.here().world_size * options.batch_size * options.seq_len
         print(
-            f"step {first + finished:5d}/{options.num_steps}  loss {outcome.losses[-1]:7.4f}  "
-            f"{tables.format_time(median):>9} a step  "
-            f"{tokens / median * 1e3:11,.0f} tokens/s",
+            f"step {self.saves.first + self.finished:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
+            f"{tables.format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s",
             flush=True,
         )
 
-    if profiler:
-        profiler.start()
-    with signals.deferred() as received:
+    # --------------------------------------------------------------------------------------------------------- its end
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._everything, distributed.waiting_explained(self.options.distributed_timeout):
+            ended = self._ended(error)
+            if self.started or (isinstance(ended, OutOfMemory) and self.model):
+                with self._signals if self.started else signals.postponed():
+                    self._record(ended)
+                if distributed.active() and self.outcome.status == "completed":
+                    self.amend(ranks=self._compared_ranks())
+                print(record.summary(self.record))
+                print(f"  metrics      {self.metrics}")
+            if ended and ended is not error:
+                raise ended
+            if not error:
+                self._write_the_rest()
+                distributed.end()
+
+    def _ended(self, error: BaseException | None) -> BaseException | None:
+        """The error that ended the run, in the words of a user where it is one of memory, of another process, or of PyTorch."""
         try:
-            with out_of_memory_explained(options), distributed.waiting_explained(options), ExitStack() as at_the_end:
-                at_the_end.enter_context(meetings.watched(options))
-                if not distributed.active():
-                    at_the_end.callback(catch_up)  # also what was finished before an error
-                if profiler:
-                    at_the_end.callback(profiler.stop)
-                distributed.wait_for_all()
-                for i in range(count):
-                    batch = batches[first + i]
-                    clock.mark()
-                    losses[i] = prepared.step(batch)
-                    clock.mark()
-                    finished = i + 1
-                    number, silent = meetings.agree(finished, received[0] if received else 0, time.monotonic() - spoken)
-                    stopping = number > 0
-                    if profiler and stopping:
-                        profiler.stop()  # before what follows could count as a further step
-                    elif profiler:
-                        profiler.step(finished)
-                    ending = stopping or finished == count
-                    due = (first + finished) % options.log_every == 0 or silent > SECONDS
-                    saving = saves.due(first + finished, ending)
-                    if ending or due or saving:
-                        since, spoken = len(outcome.losses), time.monotonic()
-                        catch_up()
-                        log(since)
-                    if saving:
-                        saves.save(first + finished)
-                    if stopping:
-                        break
-        except RunError as error:
-            outcome.error = error
-        except RuntimeError as error:  # PyTorch's: a number out of range, a device that has failed
-            outcome.error = RunError(f"step {first + finished + 1} failed: {first_line(error)}")
-        except BaseException as error:
-            outcome.error = error
-    outcome.signal = number if number and finished < count else None  # or nothing was left to interrupt
-    outcome.memory = devices.peak_memory(device, prepared.graph_peak_bytes)
-    return outcome
+            with (
+                out_of_memory_explained(self.options),
+                distributed.waiting_explained(self.options.distributed_timeout),
+                self._loop,
+            ):
+                if error:
+                    raise error
+        except RunError as found:
+            return found
+        except RuntimeError as found:  # PyTorch's: a number out of range, a device that has failed
+            if not self.started:
+                return found
+            return RunError(f"step {self.saves.first + self.finished + 1} failed: {first_line(found)}")
+        except BaseException as found:
+            return found
+        return None
 
+    def _record(self, ended: BaseException | None) -> None:
+        """Builds the record and writes it, before anything that could fail."""
+        outcome, model = self.outcome, self.model
+        assert model is not None
+        outcome.error = ended
+        if self.started and self.number and self.finished < self.count:  # or nothing was left to interrupt
+            outcome.signal = self.number
+        outcome.memory = devices.peak_memory(self.device, self.prepared.graph_peak_bytes if self.prepared else 0)
+        self.record = record.build(
+            self.name, self.options, model, self.device, self.precision, self.dataset, outcome, self.profiler, self.ceilings,
+            self.saves.first + 1,
+        )  # fmt: skip
+        self.amend()
 
-def without_memory(version: ModuleType, options: Namespace) -> nn.Module:
-    """The version's model without numbers in it: what the record of a run says about a model that did not fit."""
-    with torch.device("meta"):
-        return version.make_model(options)
+    def amend(self, **sections: object) -> None:
+        """Adds sections to the record, and writes it."""
+        self.record = cast(TimedRun, {**self.record, **sections})
+        if ranks.here().main_process:
+            write_measurement(self.metrics, self.record, "--metrics-out")
+
+    def _compared_ranks(self) -> dict[str, list[float]]:
+        """Times and memory of every process, by rank. Names the ranks for which the others wait."""
+        assert self.model is not None
+        forward = distributed.forward_ms(self.model, self.data[0], self.precision)
+        timed = cast(TimedRun, self.record)
+        mine = forward, timed["step_ms"]["median"], timed["memory"]["peak_mib"]
+        columns = zip(*distributed.gathered(mine), strict=True)
+        found = {name: list(values) for name, values in zip(("forward_ms", "step_ms", "peak_mib"), columns, strict=True)}
+        for line in distributed.slow_ranks(found["forward_ms"]):
+            print(line)
+        return found
+
+    def _write_the_rest(self) -> None:
+        """The model, the phases, the counts and the profile, as far as they were asked for."""
+        options, main = self.options, ranks.here().main_process
+        assert self.prepared is not None
+        if options.save_model:
+            distributed.gather_weights(self.prepared.optimizer)
+            state = distributed.whole(weights.baseline_state_dict(self.prepared.model))
+            if main:
+                checkpoint.save(options.save_model, state, options.model, self.dataset)
+            print(f"  checkpoint   {options.save_model}")
+        if options.time_phases and self.outcome.status == "completed":
+            train = self.prepared.step
+            with out_of_memory_explained(options):
+                times = phase_times(lambda i: train(self.data[i]), self.device, options.phase_clock)
+            self.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
+            print(record.phases(self.record))
+        self.flops = flop_counts.write(options.flops_dir, self.counted, cast(TimedRun, self.record)) if self.counted else []
+        for path in self.flops:
+            print(f"  flops        {path}")
+        self.profiles = self.profiler.write(self.record) if self.profiler else []
+        for path in self.profiles:
+            print(f"  profile      {path}")
+        if main and options.validate_setup:
+            setup_check.after(self.record, self.metrics, self.profiles)
 
 
 @contextmanager
-def out_of_memory_explained(options: Namespace) -> Iterator[None]:
+def out_of_memory_explained(options: Options) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:

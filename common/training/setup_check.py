@@ -4,16 +4,17 @@ should be there can be read.
 
 import importlib.metadata
 import importlib.util
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from common import device as devices
 from common.analysis.formulas import footprint
-from common.analysis.profiles import run_record
 from common.config import ModelConfig, TrainingConfig
 from common.data import Dataset
 from common.errors import RunError, UsageError
+from common.options import RunOptions
+from common.records import run_record
+from common.records.run_record import RunRecord, TimedRun
 
 import torch
 
@@ -25,7 +26,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def memory(options: Namespace, device: torch.device) -> None:
+def memory(options: RunOptions, device: torch.device) -> None:
     """Refuses a run whose weights, optimizer state and batch can't fit, by formula, before anything is allocated.
 
     Raises:
@@ -33,11 +34,13 @@ def memory(options: Namespace, device: torch.device) -> None:
     """
     described = devices.describe(device)
     training = dict(batch_size=options.batch_size, sequence_length=options.seq_len, num_steps=options.num_steps)
-    given, tiny = options.model.model_dump() | training, ModelConfig().model_dump() | TrainingConfig().model_dump()
+    given = options.model.model_dump() | training
+    tiny = ModelConfig().model_dump() | TrainingConfig.model_construct().model_dump()
 
     def needed(sizes: dict[str, Any]) -> int:
         model = ModelConfig.model_construct(**{name: sizes[name] for name in ModelConfig.model_fields})
-        return footprint.least_run(model, *(sizes[name] for name in training), half=options.use_amp)
+        batch_size, length, num_steps = (sizes[name] for name in training)
+        return footprint.least_run(model, batch_size, length, num_steps, options.use_amp)
 
     if needed(given) > described["memory_mib"] * 2**20:
         name = min(SIZES, key=lambda name: needed(given | {name: tiny[name]}))
@@ -68,7 +71,7 @@ def _triton() -> str:
     return ", ".join(sorted(set(owners))) + warning
 
 
-def after(record: dict[str, Any], metrics: Path, profiles: list[Path]) -> None:
+def after(record: RunRecord | TimedRun, metrics: Path, profiles: list[Path]) -> None:
     """Reads back what the run wrote, and prints one line a check.
 
     Raises:

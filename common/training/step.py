@@ -1,20 +1,21 @@
 """Builds and checks the training step of a version. The step that is checked is the one that trains and that is timed.
 
-`prepare` builds model, optimizer and step, and runs the step a few times with a learning rate of 0, which changes no weight.
+`ready` runs the step a few times with a learning rate of 0, which changes no weight.
 AdamW's first moments then show the gradients that the optimizer was given: after one such step a moment is (1 - beta1) times the
 gradient. With `--capture-step` the step is then captured as a graph, which must repeat the eager step's loss and gradients.
 """
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.errors import RunError
+from common.options import Options
 from common.precision import Precision
 from common.training import capture, distributed
 from common.training.capture import Batch, CapturedStep, Step
+from common.training.distributed import Optimizer
 from common.training.profiler import Profiler
 
 import torch
@@ -36,57 +37,91 @@ class Prepared(NamedTuple):
         return self.step.peak_bytes if isinstance(self.step, CapturedStep) else 0
 
 
+class Version(Protocol):
+    """What makes a training step: the module of a version, or an object with the same functions."""
+
+    def make_model(self, options: Options) -> nn.Module: ...
+    def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer: ...
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step: ...
+
+
 def prepare(
-    version: ModuleType, options: Namespace, precision: Precision, batch: Batch, passes: int = 1, profiler: Profiler | None = None
+    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, passes: int = 1, form: str | None = None
 ) -> Prepared:
-    """Builds the step and checks that it trains every parameter; all weights are the initial ones afterwards.
+    """A version's training step for a study, made and checked as in a run.
 
     Args:
-        options: with `capture_step`, with `parallel` in a group of processes, and what the version's functions read.
-        passes: steps without an update, at least one.
-        profiler: profiles an eager step before the step is captured.
+        passes: as in `ready`.
+        form: of --parallel, in a group of processes.
 
     Raises:
-        UsageError: the step cannot be captured here.
-        RunError: a parameter's gradient is missing, not finite, or zero everywhere, or the captured step is not the eager one.
+        UsageError, RunError: as `ready`, and UsageError where a step cannot be captured.
     """
-    captured = capture.wanted(version, options, precision.device)
+    captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
-        capture.check_supported(precision.device, getattr(options, "torch_compile_mode", None))
-    form = getattr(options, "parallel", None)
-    model = version.make_model(options).to(precision.device)
+        capture.check_supported(precision.device, options.switches.get("torch-compile"))
+    model = version.make_model(options)
+    placed = place(model, precision.device, form, captured)
+    optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
+    step = version.make_step(placed, optimizer, precision)
+    return ready(Prepared(model, optimizer, step), precision, batch, passes, form, captured)
+
+
+def place(model: distributed.Model, device: torch.device, form: str | None, captured: bool) -> distributed.Model:
+    """The model on the device, in the form that a training step of several processes calls."""
+    model.to(device)
     with capture.side_stream() if captured and form else nullcontext():  # where gradients are added up in every later step
-        parallel = distributed.parallel_model(model, form)
-    optimizer = version.make_optimizer(model, options)
+        return distributed.parallel_model(model, form)
+
+
+def adapt(optimizer: Optimizer, precision: Precision, form: str | None, captured: bool) -> Optimizer:
+    """The optimizer, not stepped yet, as one that a graph can hold, and that shares out its state where the form asks for it."""
     if captured:
         optimizer = capture.capturable(optimizer, precision)
-    optimizer = distributed.parallel_optimizer(optimizer, form)
-    step = version.make_step(parallel, optimizer, precision)
-    warm_up(model, optimizer, step, precision, batch, passes, form)
-    if captured:
-        if profiler:
-            with without_update(optimizer, precision):
-                profiler.record_eager(lambda: step(batch))
-        step = captured_step(model, optimizer, step, precision, batch)
-        torch.cuda.empty_cache()  # of what the self-check used
-    return Prepared(model, optimizer, step)
+    return distributed.parallel_optimizer(optimizer, form)
+
+
+def ready(
+    made: Prepared, precision: Precision, batch: Batch, passes: int, form: str | None, captured: bool,
+    profiler: Profiler | None = None, check: bool = True,
+) -> Prepared:  # fmt: skip
+    """The step after its warm-up, captured if it is to be; all weights are the initial ones afterwards.
+
+    Args:
+        passes: steps without an update, at least one.
+        profiler: profiles an eager step before the step is captured.
+        check: whether every parameter must get a gradient.
+
+    Raises:
+        RunError: a parameter's gradient is missing, not finite, or zero everywhere, or the captured step is not the eager one.
+    """
+    model, optimizer, step = made
+    warm_up(model, optimizer, step, precision, batch, passes, form, check)
+    if not captured:
+        return made
+    if profiler:
+        with without_update(optimizer, precision):
+            profiler.record_eager(lambda: step(batch))
+    graph = captured_step(model, optimizer, step, precision, batch)
+    torch.cuda.empty_cache()  # of what the self-check used
+    return Prepared(model, optimizer, graph)
 
 
 def warm_up(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch, passes: int,
-    form: str | None = None,
+    form: str | None = None, check: bool = True,
 ) -> None:  # fmt: skip
-    """Runs the step `passes` times without an update.
+    """Runs the step `passes` times without an update, and checks the gradients unless told otherwise.
 
     Raises:
         RunError: a parameter gets no usable gradient.
     """
     with without_update(optimizer, precision):
-        run(step, optimizer, batch, 1)
-        check_gradients(model, optimizer, form)  # before DistributedDataParallel stops at a gradient that the first pass lacked
-        if passes > 1:
-            run(step, optimizer, batch, passes - 1)
-            check_gradients(model, optimizer, form)
+        for count in (1, passes - 1):  # checked before DistributedDataParallel stops at a gradient that the first pass lacked
+            if count:
+                run(step, optimizer, batch, count)
+                if check:
+                    check_gradients(model, optimizer, form)
 
 
 def run(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int) -> Tensor:
@@ -156,7 +191,7 @@ def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: st
             f"this model does not train: {len(broken)} of {len(found)} parameters get no usable gradient; first, {broken[0]}",
             shared=True,
         )
-    if form == "ddp" and not distributed.equal(list(found.values())):
+    if form == "ddp" and not distributed.equal([gradient for gradient in found.values() if gradient is not None]):
         raise RunError("each process has gradients of its own: a step must call model.loss to have them averaged", shared=True)
 
 

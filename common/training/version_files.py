@@ -1,4 +1,15 @@
-"""Version files as modules, for scripts that compare several, and the flags that such scripts share.
+"""Version files as modules, for scripts that run or compare them, and the flags that comparisons share.
+
+A version is a module with
+
+    TinyLlama(config)                            the model
+    make_model(options)                          the model that the options ask for
+    make_optimizer(model, options)               AdamW
+    make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
+    train(options, make_model, make_step)        a run, as `common.training.run.Run` records it; other functions may be given
+
+and, where it has any, `SWITCHES` ({name: whether it is on by default}), `CAPTURED` (whether a step is captured unless the flags
+say otherwise) and `PARALLEL` (the forms of --parallel that it supports, the default first; all unless given).
 
 A comparison needs the model, a shape, a device and a number format, but no data set and no training run. So such a
 script has only these flags of `common.cli`, with the same names and meanings, and can pass on those that a version adds.
@@ -6,12 +17,13 @@ script has only these flags of `common.cli`, with the same names and meanings, a
 
 import importlib.util
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from common import cli
-from common import config as configs
 from common.errors import UsageError
+from common.options import Options, RunOptions
 
 import torch
 from torch import Tensor
@@ -28,6 +40,7 @@ def load(path: Path) -> ModuleType:
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -35,8 +48,18 @@ def load(path: Path) -> ModuleType:
         raise UsageError(f"{path} cannot be imported: {error}") from error
     missing = [required for required in REQUIRED if not hasattr(module, required)]
     if missing:
-        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (see common/training/run.py)")
+        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (see common/training/version_files.py)")
     return module
+
+
+def run_parser(version: ModuleType, description: str | None) -> cli.Parser:
+    """The flags of a version's training run; `run_options` turns them into options."""
+    return cli.parser(description, getattr(version, "SWITCHES", None))
+
+
+def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
+    """The options of a version's training run; errors as in `cli.parse`."""
+    return cli.parse(arguments, getattr(version, "SWITCHES", None))
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:
@@ -59,44 +82,30 @@ def parser(description: str | None, *, batch_size: bool = True, sequence_length:
     return result
 
 
-def resolve(arguments: Namespace) -> Namespace:
-    """Fills in what was left out, from preset and file, and adds `model`, a ModelConfig, and `learning_rate`.
-
-    Raises:
-        UsageError: a value is wrong, or contradicts another.
-    """
-    batch_size, length = getattr(arguments, "batch_size", None), getattr(arguments, "seq_len", None)  # `parser` can lack them
-    training = dict(batch_size=batch_size, sequence_length=length, seed=arguments.seed)
-    config = configs.resolve(arguments.preset, arguments.config, model={}, training=training)
-    arguments.model, arguments.learning_rate = config.model, config.training.learning_rate
-    arguments.batch_size, arguments.seq_len = config.training.batch_size, config.training.sequence_length
-    arguments.seed = config.training.seed
-    return arguments
+def resolve(arguments: Namespace) -> Options:
+    """The options of a comparison from the flags of `parser`. One that adds flags calls `cli.resolve` with its own class."""
+    return cli.resolve(Options, arguments)
 
 
-def switched(version: ModuleType, options: Namespace, *flags: str) -> Namespace:
-    """The options with the version's own flags: as given, and otherwise at their defaults.
+def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
+    """The options with the version's switches: as given, and otherwise at their defaults.
 
     Raises:
         UsageError: the version has no such flag, or the flags contradict each other.
     """
-    own = cli.Parser(None)
-    if hasattr(version, "SWITCHES"):
-        cli.add_switches(own, version.SWITCHES)
-    if hasattr(version, "add_arguments"):
-        version.add_arguments(own)
+    own, defaults = cli.Parser(None), getattr(version, "SWITCHES", {})
+    if defaults:
+        cli.add_switches(own, defaults)
     chosen, unknown = own.parse_known_args(flags)
     if unknown:
         raise UsageError(
             f"this script takes no {unknown[0]}: it takes its own flags (--help) and the switches that only "
-            f"{Path(version.__file__).name} has"
+            f"{Path(str(version.__file__)).name} has"
         )
-    result = Namespace(**vars(options) | vars(chosen))
-    cli.switches(result, getattr(version, "SWITCHES", {}))  # refuses what contradicts itself before any work
-    return result
+    return replace(options, switches=cli.switches(chosen, defaults))
 
 
-def random_batch(options: Namespace, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
+def random_batch(options: Options, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
     """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S].
 
     Of several processes, each gets its part of a batch of world_size x B sequences, in the order of the ranks.

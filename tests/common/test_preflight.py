@@ -33,7 +33,7 @@ def machine(tmp_path, monkeypatch) -> Machine:
         monkeypatch.setattr(preflight, name, tmp_path / name)
     monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: None)
     monkeypatch.setattr(preflight, "triton", lambda _: Check("triton", "3.7.1"))
-    monkeypatch.setattr(preflight, "text", lambda _: Check("text", "1,000 tokens"))
+    monkeypatch.setattr(preflight, "text", lambda: Check("text", "1,000 tokens"))
     for name in preflight.SLOWING:
         monkeypatch.delenv(name, raising=False)
     return result
@@ -104,7 +104,7 @@ def test_what_a_part_needs_and_what_limits_it(missing, expected):
 )
 def test_the_version_of_torch(monkeypatch, version, fits):
     monkeypatch.setattr(torch, "__version__", version)
-    check = preflight.pytorch(CPU)
+    check = preflight.pytorch()
     assert check.ok == fits and version in check.found
 
 
@@ -238,38 +238,38 @@ def test_room_on_disk_and_in_memory(monkeypatch):
     for gib, enough in ((0.5, False), (50, True)):
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, gib=gib: usage(0, 0, gib * 2**30))
         monkeypatch.setattr(preflight.devices, "describe", lambda _, gib=gib: {"memory_mib": gib * 1024})
-        assert (preflight.disk(CPU).ok, preflight.memory(CPU).ok) == (enough, enough)
+        assert (preflight.disk().ok, preflight.memory().ok) == (enough, enough)
 
 
 def test_a_variable_that_slows_a_run(machine, monkeypatch):
-    assert preflight.variables(CPU).ok
+    assert preflight.variables().ok
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert preflight.variables(CPU).found == "CUDA_LAUNCH_BLOCKING=1"
+    assert preflight.variables().found == "CUDA_LAUNCH_BLOCKING=1"
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
-    assert preflight.variables(CPU).ok
+    assert preflight.variables().ok
 
 
 def test_gloo_works_or_its_error_is_shown(monkeypatch):
-    assert preflight.processes(CPU).ok and not torch.distributed.is_initialized()
+    assert preflight.processes().ok and not torch.distributed.is_initialized()
 
     def fails(*_, **__):
         raise RuntimeError("Unable to find address for: lo\nmore")
 
     monkeypatch.setattr(torch.distributed, "init_process_group", fails)
-    check = preflight.processes(CPU)
+    check = preflight.processes()
     assert check.found == "Unable to find address for: lo" and "GLOO_SOCKET_IFNAME" in check.mend
 
 
 def test_the_text_is_prepared_or_the_cache_is_named(monkeypatch, tmp_path):
     prepared = data.Dataset("stdlib", data.markov(300, 0).tokens[:1000], "0" * 64, tokenizer=tmp_path / "tokenizer.json")
     monkeypatch.setattr(data, "load", lambda *_, **__: prepared)
-    assert preflight.text(CPU).found == f"1,000 tokens in {tmp_path}"
+    assert preflight.text().found == f"1,000 tokens in {tmp_path}"
 
     def refuses(*_, **__):
         raise UsageError("neither a nor b can be written to")
 
     monkeypatch.setattr(data, "load", refuses)
-    assert "--data synthetic" in preflight.text(CPU).without
+    assert "--data synthetic" in preflight.text().without
 
 
 def test_a_compiler_that_is_missing(monkeypatch):

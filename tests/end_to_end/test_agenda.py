@@ -89,4 +89,4 @@ def test_what_a_problem_comes_after_stands_before_it(name, minutes, agenda):
 @pytest.mark.parametrize("page", reference.pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_problem_has_a_line_of_minutes(page):
     on_page = [problem.anchor for problem in reference.problems() if problem.page == page]
-    assert [reference.anchor(heading) for heading, _ in reference.headings(page)] == on_page
+    assert [reference.anchor(heading.string) for heading, _ in reference.headings(page)] == on_page

@@ -1,17 +1,22 @@
 """The documents tell the truth: tables are fresh, paths exist, commands are accepted and, in the small, run."""
 
 import ast
+import collections
+import contextlib
 import functools
 import importlib.util
-import json
+import io
+import itertools
 import pkgutil
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from common import data
 from common.analysis.comparisons import source_diff
 from common.documents import rewrite
 from tests.conftest import INTERPRETER_FAILS, PATHS, ROOT, V1
@@ -61,36 +66,17 @@ def find_script(document: Path, script: str) -> Path | None:
     return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
 
 
-SHOW_HELP = """
-import contextlib, io, json, runpy, sys
-shown = {}
-for script in sys.argv[1:]:
-    sys.argv = [script, "--help"]
-    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    shown[script] = output.getvalue()
-print(json.dumps(shown))
-"""
-
-
-@functools.cache
-def helps(folder: Path) -> dict[str, str]:
-    """What each Python script of a folder says to --help; from one process, which imports PyTorch once."""
-    scripts = [str(path) for path in sorted(folder.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
-    scripts = [script for script in scripts if TRITON or Path(script).name not in WITH_TRITON]
-    environment = {"PYTHONPATH": f"{folder}:{PATHS}", "PATH": "/usr/bin:/bin"}
-    shown = subprocess.run(
-        [sys.executable, "-c", SHOW_HELP, *scripts], capture_output=True, text=True, check=True, env=environment
-    )
-    return json.loads(shown.stdout)
-
-
 @functools.cache
 def flags(script: Path) -> frozenset[str]:
+    """All that its --help names. A Python script runs in this process, which has imported PyTorch already."""
     if script.suffix == ".sh":
         shown = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=True).stdout
     else:
-        shown = helps(script.parent)[str(script)]
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+            patch.setattr(sys, "argv", [str(script), "--help"])
+            with contextlib.suppress(SystemExit):
+                runpy.run_path(str(script), run_name="__main__")
+        shown = output.getvalue()
     known = frozenset(re.findall(r"--[\w-]+", shown))
     return known | flags(V2 / "tiny_llama_v2.py") if script.name in HAND_ON else known
 
@@ -99,6 +85,13 @@ def flags(script: Path) -> frozenset[str]:
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
     assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
+
+
+def test_each_table_and_picture_stands_on_one_page():
+    """Another page links it. The slides repeat some."""
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS if path.parent.name != "slides")
+    markers = collections.Counter(marked[1].strip() for marked in rewrite.MARKED.finditer(text))
+    assert [marker for marker, times in markers.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -174,41 +167,22 @@ def test_documented_scripts_and_flags_exist():  # one test, so that each script 
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), place
 
 
-# What makes a command small: flags that are added last, and so replace the command's own.
+# What makes a command of Version 1's page small: flags that are added last, and so replace the command's own.
 TRAINING = "--num-steps 4 --num-layers 1 --hidden-dim 32 --num-heads 4 --intermediate-dim 64"
 SMALL_FLAGS = {
     "tiny_llama_v1.py": TRAINING,
-    "tiny_llama_v2.py": TRAINING,
-    "tiny_llama_v3.py": TRAINING,
-    "tiny_llama_v4.py": TRAINING,
-    "run_ultra_profiling.py": TRAINING,
     "run_pytorch_profiler.py": TRAINING,
-    "run_triton_profiling.py": TRAINING,
-    "run_rocprof_triton.sh": TRAINING,
     "run_deepspeed_flops.py": TRAINING,
-    "run_all_profilers.sh": TRAINING,
     "analyze_gemm_operations.py": "--batch-sizes 1,2 --sequence-lengths 16",
-    "validate_numerical_accuracy.py": "--batch-size 1 --seq-len 16",
-    "benchmark_kernels.py": "--preset tiny --batch-size 1 --sizes 32x8 64x16",
-    "tune_blocks.py": "--kernels swiglu --batch-size 1 --seq-len 128",
 }
-# Commands that start many processes or models, and what they write: as written only. Each has small tests of its own.
-COSTLY = (
-    "fusion_ablation", "benchmark_suite", "optimize_batch_size", "batch_size_search", "_attention_seq", "sequence_memory",
-    "compile_kernels", "performance_study", "scaling_study",
-)  # fmt: skip
 
 
-def costly(text: str) -> bool:
-    return any(name in text for name in COSTLY)
-
-
-def smaller(line: str) -> str:
-    for script, added in SMALL_FLAGS.items():
-        line = re.sub(
-            rf"\b((?:python|bash|torchrun --nproc-per-node 2) (?:[\w./-]+/)?{script}\b{ARGUMENTS})", rf"\1 {added} ", line
-        )
-    return line
+def expanded(line: str) -> list[str]:
+    """The commands of a shell line, a loop's one for each value."""
+    if loop := re.fullmatch(r"for (\w+) in ([^;]+); do (.*); done", line):
+        name, values, body = loop.groups()
+        return [re.sub(rf"\${name}\b|\${{{name}}}", value, body) for value in values.split()]
+    return [line]
 
 
 def runs_here(line: str) -> bool:
@@ -221,16 +195,25 @@ def runs_here(line: str) -> bool:
     return tool != "tensorboard" and (tool not in VENDOR_TOOLS or bool(shutil.which(tool)))
 
 
-def as_script(readme: Path, small: bool) -> str:
-    """The README's commands as one shell script that ends at the first that fails; small: without the costly ones."""
+# Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
+GPU_ONLY = ("tune_blocks.py", "benchmark_levers.py", "--capture-step", "sample_gpu.py")
+
+
+def refused_here(line: str) -> bool:
+    return not GPU and any(word in line for word in GPU_ONLY)
+
+
+# Added to commands as written: they repeat their work less often, or search less far.
+LESS = {"benchmark_suite.py": "--repeats 1 --num-steps 1", "optimize_batch_size.py": "--max-batch-size 64"}
+
+
+def as_script(readme: Path) -> str:
+    """The README's commands as one shell script that ends at the first that fails."""
     lines = [line for line in commands(readme) if runs_here(line)]
-    lines = [smaller(line) for line in lines if not costly(line)] if small else lines
+    lines = [" ".join([line, *(flags for script, flags in LESS.items() if script in line)]) for line in lines]
     # Exit code 1 says that this machine does not reach the speed-up, not that the command is wrong.
     lines = [f"{line} || [ $? -eq 1 ]" if "performance_regression_test.py" in line else line for line in lines]
-    # Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
-    gpu_only = ("tune_blocks.py", "benchmark_levers.py", "--capture-step", "sample_gpu.py")
-    refused = [not GPU and any(word in line for word in gpu_only) for line in lines]
-    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if no else line for line, no in zip(lines, refused, strict=True)]
+    lines = [f"{line} && exit 9 || [ $? -eq 2 ]" if refused_here(line) else line for line in lines]
     return "\n".join(["set -eux", *lines])
 
 
@@ -287,29 +270,38 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
-SIZES = [
-    pytest.param(version, size, marks=[pytest.mark.slow] * (size == "as written" or version.name[7] in "234"))  # over a minute
-    for version in EXPECTED
-    for size in ("small", "as written")
-]
+def missing(version: Path, folder: Path) -> list[str]:
+    return [pattern for pattern in EXPECTED[version] if not list(folder.glob(pattern))]
 
 
-@pytest.mark.parametrize("version, size", SIZES, ids=lambda value: getattr(value, "name", value))
-def test_the_readme_runs_and_writes_what_it_says(copied, monkeypatch, version, size):
+@pytest.mark.usefixtures("known_ceilings")
+def test_the_page_of_version_1_with_a_small_model(execute, monkeypatch, tmp_path):
+    """Its Python commands, in this process."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setattr(data, "load", functools.cache(data.load))
+    shutil.copy(V1 / "tiny_llama_v1_config.yaml", tmp_path)
+    for line in itertools.chain.from_iterable(map(expanded, commands(V1 / "README.md"))):
+        program, script, *arguments = shlex.split(line)
+        if program == "python":
+            paths = [sorted(map(str, tmp_path.glob(word))) if "*" in word else [word] for word in arguments]
+            flags = [*itertools.chain.from_iterable(paths), *SMALL_FLAGS.get(script, "").split()]
+            execute(V1 / script, *flags, check=2 if refused_here(line) else 0)
+    assert missing(V1, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", EXPECTED, ids=lambda version: version.name)
+def test_the_readme_runs_and_writes_what_it_says(copied, monkeypatch, version):
     pytest.importorskip("deepspeed")
     if version in (V3, V4):
         pytest.importorskip("triton")
     monkeypatch.setenv("PYTHONPATH", PATHS)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    if size == "small":
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling takes minutes; test_fused.py compiles
-    folder, script = copied / version.name, as_script(version / "README.md", size == "small")
-    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # tests run beside each other
+    folder = copied / version.name
+    done = subprocess.run(["bash", "-c", as_script(version / "README.md")], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    expected = [pattern for pattern in EXPECTED[version] if size != "small" or not costly(pattern)]
-    missing = [pattern for pattern in expected if not list(folder.glob(pattern))]
-    assert not missing
+    assert missing(version, folder) == []
 
 
 def test_the_diff_of_two_forward_passes_has_the_methods_that_differ(tmp_path):

@@ -4,13 +4,10 @@ import importlib
 import sys
 from pathlib import Path
 
-from common import cli
-from common.analysis.comparisons import regression
+from common.analysis.comparisons import compare
 from common.analysis.output.report import Report
-from common.documents import fusion_report
 from common.precision import Precision
-from common.training import run
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_options
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
@@ -52,7 +49,7 @@ def test_the_ablation_study(started):
 
 def test_the_regression_test(started):
     flags = "--baseline-results a --current-results b --min-speedup 1.5 --loss-tolerance 0.5"
-    called = f"{V2}.performance_regression_test", "regression.compare"
+    called = f"{V2}.performance_regression_test", "compare.regression"
     assert started(*called, flags) == (Path("a"), Path("b"), 1.5, 0.5)
 
 
@@ -75,15 +72,15 @@ def test_what_is_not_a_finite_number_from_0_on_is_refused(refused, script, flags
 @pytest.mark.parametrize(("failures", "code"), [([], 0), (["slower"], 1)])
 def test_the_regression_test_fails_where_its_verdict_has_failures(monkeypatch, failures, code):
     script = importlib.import_module(f"{V2}.performance_regression_test")
-    monkeypatch.setattr(script.regression, "compare", lambda *_: regression.Verdict(Report("A test"), failures))
+    monkeypatch.setattr(script.compare, "regression", lambda *_: compare.Verdict(Report("A test"), failures))
     monkeypatch.setattr(sys, "argv", ["test", "--baseline-results", "a", "--current-results", "b"])
     assert script.main() == code
 
 
 def test_the_fusion_report(started):
     flags = "--output a.md --baseline b --fused f --ablation x.json --sequence-dirs p q"
-    inputs, output = started(f"{V2}.generate_fusion_report", "fusion_report.write", flags)
-    assert inputs == fusion_report.Inputs(Path("b"), Path("f"), Path("x.json"), [Path("p"), Path("q")])
+    inputs, output = started(f"{V2}.generate_fusion_report", "compare.fusion_report", flags)
+    assert inputs == compare.Inputs([Path("b")], [Path("f")], Path("x.json"), [Path("p"), Path("q")])
     assert output == Path("a.md")
 
 
@@ -99,6 +96,6 @@ def test_the_mode_of_torch_compile(monkeypatch):
     modes = []
     monkeypatch.setattr(torch, "compile", lambda function, mode=None: modes.append(mode) or function)
     flags = ["--enable-torch-compile", "--torch-compile-mode", "max-autotune", "--num-layers", "1"]
-    model = tiny_llama_v2.make_model(cli.parse(run.parser(tiny_llama_v2).parse_args(flags)))
+    model = tiny_llama_v2.make_model(run_options(tiny_llama_v2, *flags))
     tiny_llama_v2.make_step(model, None, Precision(torch.device("cpu"), None))
     assert modes[-1] == "max-autotune"

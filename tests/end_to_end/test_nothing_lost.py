@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from common import cli, files, timing
 from common import device as devices
-from common.studies import ablation, batch_size, gemm_operations
+from common.studies import ablation, gemm_operations
 from common.studies.benchmark import benchmark_process
 from common.studies.scaling import scaling_job
 from tests import records
@@ -37,19 +37,10 @@ SMALL += "training: {batch_size: 2, sequence_length: 9}\n"
 HEADER = {key: records.record()[key] for key in ("device", "environment")}
 
 
-def trial(path: Path, options: Any, flags: list[str]) -> tuple[batch_size.Trial, dict]:
-    found = {
-        "batch_size": options.batch_size,
-        "status": batch_size.FITS,
-        "step_ms": TIMES,
-        "tokens_per_second": 1e3,
-        "peak_mib": 1.0,
-    }
-    return found, HEADER | {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
-
-
-def process(work: Callable, options: Any, gpu: str | None) -> dict[str, Any]:
-    run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
+def process(work: Callable, device: str, timeout: int | None, gpu: str | None = None) -> dict[str, Any]:
+    """A process of the benchmark, or a trial of the search for a batch size."""
+    common = {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
+    run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS", "common": common}
     return {"status": "ok", "reason": None, "found": run} | HEADER
 
 
@@ -93,7 +84,7 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
     ),
     "batch size": Script(
         V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",
-        lambda found: len(found["trials"]), (batch_size, "in_own_process"), 3, trial,
+        lambda found: len(found["trials"]), (benchmark_process, "run"), 3, process,
     ),
     "ablation": Script(
         V2 / "fusion_ablation_study.py", ("--config", "small.yaml", "--rounds", "3"), "fusion_ablation/fusion_ablation.json",
@@ -195,9 +186,13 @@ def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[.
         signal.signal(kind, handler)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_a_signal(ended, tmp_path, script, kind):
+@pytest.mark.parametrize(
+    "name, kind",
+    [*((name, signal.SIGINT) for name in SCRIPTS), *(("tiny_llama_v1", kind) for kind in (signal.SIGTERM, signal.SIGHUP))],
+)
+def test_a_signal(ended, tmp_path, name, kind):
+    """All three become one exception, in `common.signals`."""
+    script = SCRIPTS[name]
     ended(script, lambda output: signal.raise_signal(kind), 128 + kind)
     assert script.rows(json.loads((tmp_path / script.file).read_text())) >= 1
 

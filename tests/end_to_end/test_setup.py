@@ -93,25 +93,26 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-no_amd_gpu = pytest.mark.skipif(Path("/dev/kfd").exists(), reason="this machine has an AMD GPU")
-
-
 # Which interpreter
 
 
-def test_missing_python_is_refused(clone):
-    assert "no-such-python does not run: install Python 3.10 or newer" in clone.refusal(PYTHON="no-such-python")
-
-
-def test_old_python_is_refused(clone):
-    clone.python("sitecustomize.py", "import sys\nsys.version_info = (3, 9, 18)\n")
-    assert "is Python 3.9, and 3.10 or newer is needed: name one with PYTHON=" in clone.refusal()
-
-
-def test_missing_ensurepip_names_the_package_to_install(clone):
-    clone.python("ensurepip.py", "raise ImportError")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert f"install its venv package (Debian and Ubuntu: apt-get install python{version}-venv)" in clone.refusal()
+@pytest.mark.parametrize(
+    "module, source, message",
+    [
+        ("", "", "no-such-python does not run: install Python 3.10 or newer"),
+        ("sitecustomize", "import sys\nsys.version_info = (3, 9, 18)\n", "is Python 3.9, and 3.10 or newer is needed: name one"),
+        ("ensurepip", "raise ImportError", "venv package (Debian and Ubuntu: apt-get install python{0.major}.{0.minor}-venv)"),
+        (
+            "torch/__init__", "raise ImportError('libamdhip64.so.7: cannot open')",
+            "torch/__init__.py does not import (libamdhip64.so.7: cannot open): repair that torch, or take it off the path",
+        ),
+    ],
+    ids=["missing", "old", "without ensurepip", "with a torch that does not import"],
+)  # fmt: skip
+def test_a_python_that_cannot_be_used_is_refused(clone, module, source, message):
+    if module:
+        clone.python(f"{module}.py", source)
+    assert message.format(sys.version_info) in clone.refusal(**({} if module else {"PYTHON": "no-such-python"}))
 
 
 def test_active_environment_that_has_to_be_remade_is_refused(clone):
@@ -157,19 +158,11 @@ def test_an_old_torch_is_kept_with_a_warning(clone, version, warned):
     assert done.stderr == expected * warned
 
 
-def test_torch_that_fails_to_import_is_refused(clone):
-    clone.python("torch/__init__.py", "raise ImportError('libamdhip64.so.7: cannot open shared object file')")
-    message = clone.refusal()
-    assert "torch/__init__.py does not import (libamdhip64.so.7: cannot open" in message
-    assert "repair that torch, or take it off the path" in message
-
-
 def test_amd_gpu_without_torch_is_refused(clone):
     clone.without_torch()
     clone.tool("rocminfo")
     message = clone.refusal()
     assert "load a module that has it, install a ROCm build, or pass TORCH_BUILD=rocmX.Y or cpu" in message
-    assert clone.plan(TORCH_BUILD="rocm7.2") == "installs torch 2.13.0+rocm7.2"
 
 
 def test_an_argument_that_there_is_not_changes_nothing(clone):
@@ -177,36 +170,37 @@ def test_an_argument_that_there_is_not_changes_nothing(clone):
     assert done.stderr == "error: setup.sh takes --plan or nothing, not --paln\n" and not (clone.folder / ".venv").exists()
 
 
-def test_nvidia_gpu_gets_the_build_of_pypi(clone):
-    clone.without_torch(answers=True)
-    clone.tool("nvidia-smi")
-    assert clone.plan() == "installs torch 2.13.0 for NVIDIA GPUs"
+@pytest.mark.parametrize(
+    "tool, build, answers, plan",
+    [
+        ("rocminfo", "rocm7.2", False, "2.13.0+rocm7.2"),
+        ("nvidia-smi", "", True, "2.13.0 for NVIDIA GPUs"),
+        ("", "", True, "2.13.0 for the CPU"),
+        ("", "", False, "2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"),
+    ],
+)
+def test_the_build_that_is_installed(clone, tool, build, answers, plan):
+    clone.without_torch(answers)
+    if tool:
+        clone.tool(tool)
+    elif sys.platform != "linux" or Path("/dev/kfd").exists():
+        pytest.skip("PyPI has CUDA builds for Linux only; here is an AMD GPU, or no Linux")
+    assert clone.plan(TORCH_BUILD=build) == f"installs torch {plan}"
 
 
-@no_amd_gpu
-@pytest.mark.skipif(sys.platform != "linux", reason="PyPI has CUDA builds for Linux only")
-def test_linux_without_a_gpu_gets_the_cpu_build_where_it_can(clone):
-    clone.without_torch(answers=True)
-    assert clone.plan() == "installs torch 2.13.0 for the CPU"
-    clone.without_torch(answers=False)
-    assert clone.plan() == "installs torch 2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"
-
-
-@pytest.mark.parametrize("brought", (False, True), ids=("without triton", "with triton"))
-def test_triton_is_installed_only_beside_a_torch_that_brings_none(clone, brought):
-    clone.without_torch()
-    if brought:
+@pytest.mark.parametrize(
+    "torch, triton, first, extras",
+    [(False, False, "torch==2.13.0+cpu", ",triton"), (False, True, "torch==2.13.0+cpu", ""), (True, False, "", "")],
+    ids=["without triton", "with triton", "kept"],
+)
+def test_triton_is_installed_only_beside_a_torch_that_is_installed_and_brings_none(clone, torch, triton, first, extras):
+    clone.python("torch/__init__.py", "__version__ = '2.13.0+cpu'") if torch else clone.without_torch()
+    if triton:
         clone.python("triton/__init__.py", "")
-    first, second, _ = clone.asked_of_pip(TORCH_BUILD="cpu")
-    assert first.endswith("torch==2.13.0+cpu")
-    extras = "deepspeed,test,lint" if brought else "deepspeed,test,lint,triton"
-    assert second == f"install --constraint constraints.txt --quiet --editable .[{extras}]"
-
-
-def test_no_triton_joins_a_torch_that_is_kept(clone):
-    clone.python("torch/__init__.py", "__version__ = '2.13.0+cpu'")
-    first, _ = clone.asked_of_pip()
-    assert first == "install --constraint .venv/kept.txt --quiet --editable .[deepspeed,test,lint]"
+    *installed, packages, _ = clone.asked_of_pip(TORCH_BUILD="cpu")
+    assert [line.endswith(first) for line in installed] == [True] * bool(first)
+    pins = ".venv/kept.txt" if torch else "constraints.txt"
+    assert packages == f"install --constraint {pins} --quiet --editable .[deepspeed,test,lint{extras}]"
 
 
 # What is left behind
@@ -296,16 +290,13 @@ def test_a_comparison_is_in_mixed_precision_where_there_is_a_gpu(clone, gpu, set
     assert said == f"version2_pytorch_fused/benchmark_suite.py --models available {shape} {more}\n"
 
 
-@pytest.mark.parametrize("file", ("pyproject.toml", "constraints.txt", "setup.sh"))
-def test_set_up_is_done_again_when_its_files_change(clone, file):
-    set_up(clone, clone.folder.resolve())
-    stamp = (clone.folder / ".venv/set-up").stat().st_mtime
-    os.utime(clone.folder / file, (stamp + 10, stamp + 10))
-    assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
-
-
-def test_environment_of_another_folder_is_made_anew(clone):
-    set_up(clone, Path("/somewhere/else"))
+@pytest.mark.parametrize("changed", ("pyproject.toml", "constraints.txt", "setup.sh", "the folder"))
+def test_set_up_is_done_again_when_its_files_or_its_folder_change(clone, changed):
+    moved = changed == "the folder"
+    set_up(clone, Path("/somewhere/else") if moved else clone.folder.resolve())
+    if not moved:
+        stamp = (clone.folder / ".venv/set-up").stat().st_mtime
+        os.utime(clone.folder / changed, (stamp + 10, stamp + 10))
     assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
 
 

@@ -33,15 +33,9 @@ def test_holes_hold_enough_memory_but_not_in_one_piece():
 
 
 def test_free_neighbours_join():
-    parts = [
-        ("allocate", "a", 64),
-        ("free", "a", 0),
-        ("allocate", "b", 32),
-        ("allocate", "c", 32),
-        ("free", "b", 0),
-        ("free", "c", 0),
-    ]
-    assert list(fragmentation.modelled([*parts, ("allocate", "d", 64)]))[-1] == (64, 64)
+    halves = [("allocate", "b", 32), ("allocate", "c", 32), ("free", "b", 0), ("free", "c", 0)]
+    story = [("allocate", "a", 64), ("free", "a", 0), *halves, ("allocate", "d", 64)]
+    assert list(fragmentation.modelled(story))[-1] == (64, 64)
 
 
 @pytest.mark.gpu

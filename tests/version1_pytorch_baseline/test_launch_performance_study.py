@@ -80,22 +80,15 @@ def test_the_vendors_profilers_are_run(study):
     assert str(study.version) in study.calls[-1] and "--use-amp" in study.calls[-1]
 
 
-def test_an_earlier_study_of_the_preset_is_replaced(study):
+@pytest.mark.parametrize("code, kept", [(0, ["notes.txt"]), (2, ["metrics_bf16.json", "notes.txt", "profiles"])])
+def test_an_earlier_study_of_the_preset_is_replaced_but_not_by_wrong_input(study, code, kept):
     folder = study.folder / "performance_study/tiny"
     (folder / "profiles").mkdir(parents=True)
     for name in ("metrics_bf16.json", "profiles/profile_1.json", "notes.txt"):
-        (folder / name).write_text("")
-    study.started()
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-
-
-def test_wrong_input_keeps_an_earlier_study(study):
-    folder = study.folder / "performance_study/tiny"
-    (folder / "profiles").mkdir(parents=True)
-    (folder / "metrics_fp32.json").write_text("earlier")
-    study.run(study.launcher, check=2, SCRIPT_CODE="2")
-    assert sorted(path.name for path in folder.iterdir()) == ["metrics_fp32.json", "profiles"]
-    assert (folder / "metrics_fp32.json").read_text() == "earlier"
+        (folder / name).write_text("earlier")
+    study.run(study.launcher, check=code, SCRIPT_CODE=str(code))
+    assert sorted(path.name for path in folder.iterdir()) == kept
+    assert all(path.read_text() == "earlier" for path in folder.rglob("*.*"))
 
 
 def test_a_run_that_fails_is_followed_by_the_others(study):

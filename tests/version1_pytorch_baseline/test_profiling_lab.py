@@ -1,12 +1,10 @@
 """The profiling lab: its tests pass for the solution and name the missing functions of the starter; its commands work."""
 
-import ast
 import html.parser
 import os
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +15,9 @@ from common import cli
 from common.documents import lab_dashboard
 from common.errors import UsageError
 from common.files import read_json, write_json
+from common.records import lab_file
 from tests.conftest import PATHS, ROOT, V1
+from tests.exercise_runs import described, run_tests
 
 import experiments
 import pytest
@@ -30,33 +30,21 @@ SMALL = ("--seq-len", 16, "--d-model", 32, "--num-heads", 4, "--batch-size", 2, 
 QUICK_PARTS = [part for part in lab_dashboard.PARTS if part != "fixes"]  # each fix takes a process
 
 
-def run_lab_tests(which: str, results: Path) -> tuple[int, list[xml.etree.ElementTree.Element]]:
-    """Exit code of `pytest tests/` in the lab's folder, and the test cases of its JUnit file."""
-    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PROFILING_LAB": which}
-    command = [sys.executable, "-m", "pytest", "tests/", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-    done = subprocess.run(command, cwd=LAB, env=environment, capture_output=True, text=True, timeout=300)
-    print(done.stdout)
-    return done.returncode, list(xml.etree.ElementTree.parse(results).iter("testcase"))
-
-
-def test_the_solution_passes(tmp_path):
-    code, cases = run_lab_tests("solution", tmp_path / "results.xml")
+def test_the_solution_passes(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, cases = run_tests(LAB, "solution", tmp_path / "results.xml", "tests/")
     assert code == 0 and sum(case.find("skipped") is None for case in cases) > 50
 
 
-def test_the_starter_fails_only_by_saying_what_is_to_be_written(tmp_path):
-    code, cases = run_lab_tests("starter", tmp_path / "results.xml")
+def test_the_starter_fails_only_by_saying_what_is_to_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, cases = run_tests(LAB, "starter", tmp_path / "results.xml", "tests/")
     failed = [case.find("failure").get("message") for case in cases if case.find("failure") is not None]
     assert code == 1 and len(failed) > 50 and not any(case.find("error") is not None for case in cases)
     assert [message for message in failed if not re.match(r"NotImplementedError: \w+: problem \d in README.md", message)] == []
 
 
 def test_starter_and_solution_have_the_same_signatures_and_summaries():
-    def described(path: Path) -> dict[str, tuple[str, str]]:
-        """Arguments and first line of the docstring of each function."""
-        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-        return {node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0]) for node in functions}
-
     starter, solution = described(LAB / "src/profiling.py"), described(LAB / "solution/profiling.py")
     assert len(starter) > 15 and all(summary for _, summary in starter.values())
     assert {name: solution.get(name) for name in starter} == starter
@@ -103,7 +91,7 @@ def measured(tmp_path_factory) -> Path:
 
 
 def test_the_results_hold_every_part_and_its_conditions(measured):
-    result = read_json(measured, lab_dashboard.SCHEMA)
+    result = read_json(measured, lab_file.SCHEMA)
     assert {"command", "date", "device", "environment", "jax", "ceilings"} <= result.keys()
     assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
     assert all(result[part] for part in QUICK_PARTS) and result["fixes"] is None
@@ -182,7 +170,7 @@ def test_report_refuses_other_files(refused, tmp_path):
 def test_two_devices_side_by_side(command, tmp_path):
     files = [ROOT / "results" / device / lab_dashboard.FILE for device in ("cpu", "h100")]
     printed, _ = command(report, *files, "--output", "two.html")
-    cpu, gpu = (read_json(path, lab_dashboard.SCHEMA) for path in files)
+    cpu, gpu = (read_json(path, lab_file.SCHEMA) for path in files)
     ways = [next(row["ms"] for row in result["bottlenecks"] if row["way"] == "addcmul") for result in (cpu, gpu)]
     found = re.search(r"^memory bandwidth +addcmul +ms +(\S+) +(\S+) +(\S+)$", printed, re.MULTILINE)
     assert [float(number) for number in found.groups()] == pytest.approx([*ways, ways[0] / ways[1]], rel=0.01)
@@ -201,7 +189,7 @@ def test_two_devices_need_the_same_sizes(refused, measured):
 @pytest.mark.slow
 def test_everything_measured_as_documented(run_script, tmp_path):
     run_script(LAB / "run_lab.py", "--output", "lab.json", "--num-steps", 2, *SMALL)
-    result = read_json(tmp_path / "lab.json", lab_dashboard.SCHEMA)
+    result = read_json(tmp_path / "lab.json", lab_file.SCHEMA)
     assert [row["fix"] for row in result["fixes"]] == list(experiments.FIXES) and len(result["optimizations"][0]["ms"]) == 4
     run_script(LAB / "report.py", "lab.json", "--output", "lab.html")
     assert "Not measured" not in (tmp_path / "lab.html").read_text()
@@ -294,11 +282,12 @@ def test_an_experiment_as_a_command(command, monkeypatch):
 
 def test_results_of_a_gpu_fill_the_same_tables(measured, tmp_path):
     """A file as a GPU would write it: no CPU threads, kernels, more ways."""
-    result = read_json(measured, lab_dashboard.SCHEMA)
+    result = read_json(measured, lab_file.SCHEMA)
     result["device"] = {"kind": "cuda", "name": "GPU X", "memory_mib": 1, "multiprocessors": 1}
     result["layer"]["on_gpu"] = True
     result["components"]["jax"] = result["components"]["pytorch"]
     write_json(tmp_path / lab_dashboard.FILE, result)
-    assert "| GPU X | idle GPU |" in lab_dashboard.TABLES["lab-layer"](tmp_path)
+    layer = lab_dashboard.TABLES["lab-layer"](tmp_path)
+    assert "| GPU X | attention |" in layer and "| idle GPU |" in layer
     assert "| JAX | softmax |" in lab_dashboard.TABLES["lab-components"](tmp_path)
     assert "GPU X" in lab_dashboard.page(result).html()

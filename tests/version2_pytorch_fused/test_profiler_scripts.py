@@ -47,10 +47,10 @@ def test_missing_tool_is_named_and_skipped(machine, script):
 
 
 @pytest.mark.parametrize("script", ONE_TOOL)
-def test_arguments_reach_the_script_whole(machine, script):
+def test_arguments_reach_the_script_whole_and_its_exit_code_and_output_come_back(machine, script):
     machine.tools(ONE_TOOL[script])
     given = ["--data", "my text.txt", "--num-steps", "7", "--seed=$HOME *"]
-    done = machine.run(script, "--profile-dir=some where", *given, "--script", machine.script)
+    done = machine.run(script, "--profile-dir=some where", *given, "--script", machine.script, check=7, SCRIPT_CODE="7")
     for arguments in arguments_of_script(done):  # rocprof-compute runs it several times
         assert arguments[-len(given) :] == given
         assert Path(value(arguments, "--metrics-out")).name == "metrics.json"
@@ -58,24 +58,12 @@ def test_arguments_reach_the_script_whole(machine, script):
 
 
 @pytest.mark.parametrize("script", ONE_TOOL)
-def test_after_two_dashes_everything_is_the_scripts(machine, script):
+def test_after_two_dashes_everything_is_the_scripts_which_takes_few_steps(machine, script):
     machine.tools(ONE_TOOL[script])
     done = machine.run(script, "--script", machine.script, "--", "--profile-dir", "mine", "--", "--script", "x")
-    assert arguments_of_script(done)[0][-5:] == ["--profile-dir", "mine", "--", "--script", "x"]
-
-
-@pytest.mark.parametrize("script", ONE_TOOL)
-def test_few_steps_unless_told_otherwise(machine, script):
-    machine.tools(ONE_TOOL[script])
-    [arguments, *_] = arguments_of_script(machine.run(script, "--script", machine.script))
+    [arguments, *_] = arguments_of_script(done)
+    assert arguments[-5:] == ["--profile-dir", "mine", "--", "--script", "x"]
     assert int(value(arguments, "--num-steps")) == (3 if script == ROCPROF_COMPUTE else 30)
-
-
-@pytest.mark.parametrize("script", ONE_TOOL)
-def test_exit_code_and_stdout_are_the_scripts(machine, script):
-    machine.tools(ONE_TOOL[script])
-    done = machine.run(script, "--script", machine.script, "--seed", "1", check=7, SCRIPT_CODE="7")
-    assert all(arguments[-2:] == ["--seed", "1"] for arguments in arguments_of_script(done))
 
 
 @pytest.mark.parametrize("script", ONE_TOOL)
@@ -132,12 +120,6 @@ def test_rocprof_compute_writes_into_the_folder_whatever_cdpath_says(machine):
     assert value(machine.calls[0], "--output-directory") == str(machine.folder / "out" / "counters")
 
 
-def test_a_failing_first_profile_does_not_stop_the_second(machine):
-    machine.tools("rocprof-compute")
-    machine.run(ROCPROF_COMPUTE, "--script", machine.script, check=3, FAIL_rocprof_compute="3")
-    assert machine.called == ["rocprof-compute", "rocprof-compute"]
-
-
 # All tools
 
 
@@ -174,16 +156,19 @@ def test_a_failing_count_gives_its_code_and_the_rest_is_run(machine):
     assert "deepspeed failed with exit code 6" in done.stderr and machine.called == ["rocprofv3"]
 
 
-def test_all_amd_tools_are_run(machine):
+def test_all_amd_tools_are_run_and_the_first_failure_counts(machine):
     machine.tools(*AMD)
+    given = ("--batch-size", "8", "--data", "a b")
     done = machine.run(
-        ALL, "--batch-size", "8", "--enable-rocm-tools", "--data", "a b", "--profile-dir", "out", "--script", machine.script
+        ALL, *given, "--enable-rocm-tools", "--profile-dir", "out", "--script", machine.script, check=4,
+        FAIL_rocprof_sys_run="4", FAIL_rocprof_compute="5",
     )  # fmt: skip
     assert machine.called == ["rocprofv3", "rocprof-sys-run", "rocprof-compute", "rocprof-compute"]
     assert value(machine.calls[0], "-d") == "out/rocprofv3" and "--marker-trace" in machine.calls[0]
     assert value(machine.calls[1], "--output") == "out/rocprof_sys"
-    for arguments in arguments_of_script(done):
-        assert value(arguments, "--data") == "a b" and "--enable-rocm-tools" not in arguments
+    assert "rocprof-sys-run failed with exit code 4" in done.stderr and "rocprof-compute failed with exit code 5" in done.stderr
+    for call in (*machine.calls, *arguments_of_script(done)):
+        assert value(call, "--data") == "a b" and "--enable-rocm-tools" not in call
 
 
 def test_what_is_missing_is_named_and_the_rest_is_run(machine):
@@ -192,15 +177,6 @@ def test_what_is_missing_is_named_and_the_rest_is_run(machine):
     assert machine.called == ["rocprof-sys-run"]
     for tool in ("rocprofv3", "rocprof-compute"):
         assert f"{tool} is not on PATH: skipped " in done.stderr
-
-
-def test_the_first_failure_counts_and_the_rest_is_run(machine):
-    machine.tools(*AMD)
-    done = machine.run(
-        ALL, "--enable-rocm-tools", "--script", machine.script, check=4, FAIL_rocprof_sys_run="4", FAIL_rocprof_compute="5"
-    )
-    assert machine.called == ["rocprofv3", "rocprof-sys-run", "rocprof-compute", "rocprof-compute"]
-    assert "rocprof-sys-run failed with exit code 4" in done.stderr and "rocprof-compute failed with exit code 5" in done.stderr
 
 
 def test_a_script_that_fails_by_itself_is_not_profiled_further(machine):

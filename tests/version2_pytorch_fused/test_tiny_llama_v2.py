@@ -2,16 +2,14 @@
 
 import itertools
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from types import ModuleType
 
-from common import cli, data
+from common import data
 from common import device as devices
 from common.precision import Precision
-from common.training import run
 from tests import models
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT, TINY, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
 
@@ -89,14 +87,10 @@ def losses_and_settings(monkeypatch, tmp_path) -> Callable[..., tuple[list[float
     monkeypatch.chdir(tmp_path)
 
     def train(version: ModuleType, *flags: str) -> tuple[list[float], dict]:
-        record = run.train(version, options(version, *QUICK, "--device", "cpu", *flags)).record
+        record = version.train(run_options(version, *QUICK, "--device", "cpu", *flags)).record
         return record["loss"]["all"], record["settings"]
 
     return train
-
-
-def options(version: ModuleType, *flags: str) -> Namespace:
-    return cli.parse(run.parser(version).parse_args(flags))
 
 
 ALL_OFF = dict.fromkeys(("qkv_fusion", "flash_attention", "swiglu_fusion", "torch_compile"), False)
@@ -135,7 +129,7 @@ def test_flags_switch_what_they_name(monkeypatch, flags, fallback, on):
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     if fallback:
         monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", fallback)
-    assert tiny_llama_v2.make_model(options(tiny_llama_v2, *flags)).switches == only(*on)
+    assert tiny_llama_v2.make_model(run_options(tiny_llama_v2, *flags)).switches == only(*on)
 
 
 @pytest.mark.parametrize("flags, mode", [([], None), (["--torch-compile-mode", "max-autotune"], "max-autotune")])
@@ -147,11 +141,11 @@ def test_the_step_that_trains_is_compiled_in_the_mode_that_was_asked_for(monkeyp
         return function
 
     monkeypatch.setattr(torch, "compile", compile_)
-    chosen = options(tiny_llama_v2, "--enable-torch-compile", "--disable-flash-attention", *flags)
+    chosen = run_options(tiny_llama_v2, "--enable-torch-compile", "--disable-flash-attention", *flags)
     model = tiny_llama_v2.make_model(chosen)
     models.losses(tiny_llama_v2, model, [models.batch()], Precision(CPU, None))
     assert compiled[-1] == ("loss", mode)
-    models.losses(tiny_llama_v2, tiny_llama_v2.make_model(options(tiny_llama_v2)), [models.batch()], Precision(CPU, None))
+    models.losses(tiny_llama_v2, tiny_llama_v2.make_model(run_options(tiny_llama_v2)), [models.batch()], Precision(CPU, None))
     assert compiled[-1] == ("loss", mode) and [name for name, _ in compiled].count("loss") == 1
 
 

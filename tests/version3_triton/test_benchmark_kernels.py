@@ -2,17 +2,15 @@
 
 import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 
-from common import cli
-from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json
+from common.options import RunOptions
 from common.precision import Precision
-from common.training import run
-from tests.conftest import ROOT, TINY, runs_kernels
+from common.records import kernel_benchmark_file
+from tests.conftest import ROOT, TINY, run_options, runs_kernels
 from tests.oracle import DEVICE
 
 import pytest
@@ -34,14 +32,14 @@ def one_round(monkeypatch, known_ceilings, tmp_path) -> Path:
     return tmp_path
 
 
-def options(*flags: str) -> Namespace:
-    return cli.parse(run.parser(tiny_llama_v3).parse_args([*TINY, *flags]))
+def options(*flags: str) -> RunOptions:
+    return run_options(tiny_llama_v3, *TINY, *flags)
 
 
 @runs_kernels
 def test_the_benchmark_times_kernels_and_pytorch_at_the_models_shapes(one_round, capsys):
-    benchmark_kernels.of_version(tiny_llama_v3, options("--disable-triton-attention", "--disable-triton-loss"))
-    measured = read_json(one_round / "metrics_kernels.json", kernel_benchmark.SCHEMA)
+    benchmark_kernels.of_version(options("--disable-triton-attention", "--disable-triton-loss"))
+    measured = read_json(one_round / "metrics_kernels.json", kernel_benchmark_file.SCHEMA)
     timed = [(row["operation"], row["contender"]) for row in measured["rows"]]
     assert timed == [(name, who) for name in ("rms_norm", "add_rms_norm", "apply_rope", "swiglu") for who in ("kernel", "eager")]
     for row in measured["rows"]:
@@ -73,7 +71,7 @@ def test_a_sweep_times_every_shape_and_draws_them(one_round, monkeypatch, capsys
     flags = ("--operations", "swiglu", "--sizes", "64x4", "128x2", "--batch-size", "1", "--metrics-out", "sweep.json")
     monkeypatch.setattr(sys, "argv", ["benchmark_kernels.py", *flags])
     benchmark_kernels.main()
-    rows = read_json(one_round / "sweep.json", kernel_benchmark.SCHEMA)["rows"]
+    rows = read_json(one_round / "sweep.json", kernel_benchmark_file.SCHEMA)["rows"]
     shapes = [(row["hidden_size"], row["sequence_length"]) for row in rows if row["contender"] == "eager"]
     assert shapes == [(64, 4), (128, 2)]
     assert (one_round / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -93,7 +91,7 @@ def test_a_sweep_keeps_the_head_dimension_and_the_ratios():
 def test_a_benchmark_of_nothing_or_into_its_own_figure_is_refused(one_round):
     off = [f"--disable-{switch}" for switch in kernels.SWITCHES]
     with pytest.raises(UsageError, match="every operation is switched off"):
-        benchmark_kernels.of_version(tiny_llama_v3, options(*off))
+        benchmark_kernels.of_version(options(*off))
     with pytest.raises(UsageError, match=r"the figure goes to x\.png"):
         benchmark_kernels.run(options("--metrics-out", "x.png"), sizes=[(64, 4)])
     assert not list(one_round.iterdir())

@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from common.documents import compiled_kernels
-from common.documents.rewrite import refreshed
 from common.files import read_json, write_json
 from tests.conftest import PATHS, ROOT, cells
 
@@ -20,37 +20,40 @@ import torch
 triton = pytest.importorskip("triton")
 V3, KEPT = ROOT / "version3_triton", ROOT / "results/compiled"
 
-from version3_triton.kernels import launch_sizes
+from version3_triton.kernels import launch_sizes, offline
 
 SCRIPT = V3 / "compile_kernels.py"
 LDS_BYTES = 64 * 1024  # of gfx90a and gfx942
-# A kernel on two targets each, so that all five occur; attention at both of its block sizes.
+# Each kernel for two targets, so that all five occur; attention at both of its block sizes.
 SOME = {
-    ("gfx90a", "sm_90"): [("rms_norm", 4096), ("linear_cross_entropy", 4096)],
-    ("gfx942", "sm_80"): [("swiglu", 4096), ("flash_attention", 64)],
-    ("gfx950", "sm_90"): [("rope", 64), ("flash_attention", 128)],
+    ("gfx90a", "sm_90"): ["D = 4096", "V = 4096"],
+    ("gfx942", "sm_80"): ["F = 4096", "Dh = 64"],
+    ("gfx950", "sm_90"): ["Dh = 128"],
 }
 # Too many keys at a time for this GPU's registers.
 TOO_LARGE = "launch_sizes.ATTENTION['sm_80', 2][64]['keys'] = launch_sizes.TileConfig(64, 128, 8, 2)"
 COMPILE = """
 import json, sys
-from types import SimpleNamespace
-from version3_triton.compile_kernels import compile_all, resources, shown
+from version3_triton.compile_kernels import TABLE
 from version3_triton.kernels import launch_sizes
+from version3_triton.kernels.offline import compile_all, shown
 
-plan = json.loads(sys.argv[1])
-rows = [row for targets, cases in plan for name in targets for row in compile_all(name, ["bf16"], cases)]
+def compiled(name, sizes):
+    return compile_all(name, ["bf16"], [launch for launch in TABLE if launch.size in sizes])
+
+rows = [row for targets, sizes in json.loads(sys.argv[1]) for name in targets for row in compiled(name, sizes)]
 exec(sys.argv[2])
-spilling = compile_all("sm_80", ["bf16"], [("flash_attention", 64)])
-amd = SimpleNamespace(asm={"amdgcn": sys.argv[3]}, metadata=SimpleNamespace(shared=7))
-print(json.dumps([rows, spilling, resources(amd, ""), shown(rows)]))
+print(json.dumps([rows, compiled("sm_80", ["Dh = 64"]), shown(rows)]))
 """
 AMD = """
+  - .agpr_count:     8
+    .private_segment_fixed_size: 12
     .sgpr_count:     20
     .sgpr_spill_count: 1
     .vgpr_count:     40
     .vgpr_spill_count: 3
 """
+NVIDIA = "64 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\nptxas info    : Used 255 registers"
 
 
 def check(triton_version: str, target: str, least_registers: int, spills: int, shared_bytes: int) -> None:
@@ -68,18 +71,46 @@ def check_rows(triton_version: str, rows: list[dict]) -> None:
 
 def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE, AMD], capture_output=True, text=True,
+        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, spilling, amd, shown = json.loads(done.stdout)
+    rows, spilling, shown = json.loads(done.stdout)
     check_rows(triton.__version__, rows)
     assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
     assert len({(row["file"], row["kernel"].split(" + ")[0]) for row in rows}) == 10
     assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # on NVIDIA: so the sizes do differ by target
-    assert [row["kernel"] for row in spilling if row["spills"]] == ["backward_keys"]
-    assert amd == {"registers": 40, "spills": 4, "shared_bytes": 7}
-    assert {"file", "size", "kernel", "registers", "spills", "shared_bytes"} <= {*shown.splitlines()[0].split()}
+    assert all((row["agprs"] is None) == row["target"].startswith("sm") for row in rows)
+    assert all(0 < row["occupancy"] <= 100 and row["scratch_bytes"] == 0 for row in rows)
+    [worst] = [row for row in spilling if row["spills"]]
+    assert worst["kernel"] == "backward_keys" and worst["scratch_bytes"] > 0
+    assert {"file", "size", "kernel", "registers", "spills", "shared_bytes", "occupancy"} <= {*shown.splitlines()[0].split()}
+
+
+@pytest.mark.parametrize(
+    "target, assembly, log, expected",
+    [
+        ("gfx942", {"amdgcn": AMD}, "", (40, 8, 4, 12, 100)), ("sm_90", {}, NVIDIA, (255, None, 36, 64, 12)),
+    ],
+)  # fmt: skip
+def test_resources_of_a_compiled_kernel(target, assembly, log, expected):
+    kernel = SimpleNamespace(asm=assembly, metadata=SimpleNamespace(shared=7, num_warps=4))
+    found = offline.resources(offline.TARGETS[target], kernel, log)
+    columns = ("registers", "agprs", "spills", "scratch_bytes", "occupancy")
+    assert tuple(map(found.get, columns)) == expected and found["shared_bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    "target, registers, warps, shared_bytes, percent",
+    [
+        ("sm_80", 32, 4, 0, 100), ("sm_80", 155, 8, 49152, 12), ("sm_90", 64, 4, 76 * 1024 - 1024, 19),
+        ("sm_90", 64, 4, 76 * 1024 - 1023, 12), ("gfx942", 64, 4, 0, 100), ("gfx942", 65, 4, 0, 88),
+        ("gfx942", 64, 4, 32 * 1024, 25), ("gfx950", 64, 4, 32 * 1024, 62),
+    ],
+)  # fmt: skip
+def test_occupancy_by_hand(target, registers, warps, shared_bytes, percent):
+    """65,536 registers on NVIDIA, 228 KiB on sm_90 with 1 KiB for each program; 4 x 512 registers for each lane on AMD."""
+    assert offline.occupancy(offline.TARGETS[target], registers, warps, shared_bytes) == percent
 
 
 @pytest.mark.slow
@@ -106,15 +137,8 @@ def test_what_is_kept_in_results_neither_spills_nor_exceeds_the_lds():
 
 
 ROW = {
-    "dtype": "fp32",
-    "size": "Dh = 64",
-    "blocks": "1",
-    "warps": 1,
-    "stages": 1,
-    "file": "rope",
-    "kernel": "forward",
-    "spills": 0,
-}
+    "dtype": "fp32", "size": "Dh = 64", "blocks": "1", "warps": 1, "stages": 1, "file": "rope", "kernel": "forward", "spills": 0,
+}  # fmt: skip
 ROWS = [
     ROW | {"target": "gfx942", "registers": 20, "shared_bytes": 1024},
     ROW | {"target": "gfx942", "registers": 30, "shared_bytes": 0},
@@ -125,14 +149,6 @@ ROWS = [
 def write(path: Path, version: str, rows: list[dict]) -> Path:
     write_json(path, {"schema": "tiny-llama-compiled/1", "triton": version, "command": "compile_kernels.py", "rows": rows})
     return path
-
-
-def test_the_table_shows_the_worst_case_of_each_kernel_and_target(tmp_path):
-    write(tmp_path / "kernels.json", "3.7.1", ROWS)
-    assert compiled_kernels.compiled(tmp_path).splitlines()[::2] == [
-        "| file | kernel | gfx942 | sm_90 |", "| rope | forward | 30, 0, 1 | 24, 8, 0.5 |", "Compiled with Triton 3.7.1.",
-    ]  # fmt: skip
-    assert "rms_norm" in refreshed("<!-- table: compiled results/compiled -->\n<!-- /table -->\n")
 
 
 def test_a_summary_of_several_tritons_keeps_the_extremes_and_the_rows_that_spill(run_script, tmp_path):
@@ -161,7 +177,7 @@ def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, fam
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    launch_sizes.family.cache_clear()
+    launch_sizes.family_of_this_gpu.cache_clear()
     assert launch_sizes.family() == family
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for head_dim in (16, 64, 80, 128):
@@ -173,7 +189,7 @@ def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, fam
 @pytest.fixture(autouse=True)
 def fresh_family():
     yield
-    launch_sizes.family.cache_clear()
+    launch_sizes.family_of_this_gpu.cache_clear()
 
 
 @pytest.mark.parametrize("script", ["compile_kernels.py", "tune_blocks.py"])

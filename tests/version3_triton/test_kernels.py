@@ -1,10 +1,11 @@
 """The operations of Version 3 as plain functions: each is its kernel, or PyTorch's where the kernel is off or cannot run."""
 
-from argparse import Namespace
 from collections import Counter
+from dataclasses import replace
 
 from common.errors import UsageError
 from tests import models
+from tests.conftest import run_options
 from tests.oracle import DEVICE
 
 import pytest
@@ -91,8 +92,8 @@ def test_after_a_forward_pass_nothing_stays_switched_off(called):
 
 def test_a_context_within_another_gives_back_what_was_off_before(called):
     gate = torch.ones(4, device=DEVICE)
-    with kernels.switched_off(["swiglu"]):
-        with kernels.switched_off(["attention"]):
+    with kernels.replaced({"swiglu": kernels.reference.swiglu}):
+        with kernels.replaced({"attention": kernels.reference.attention}):
             kernels.swiglu(gate, gate)
         assert called == {"swiglu": 1}
         kernels.swiglu(gate, gate)
@@ -117,7 +118,7 @@ def test_where_kernels_can_run(monkeypatch, device, has_triton, interpreted, rea
 
 def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
-    switches = kernels.available(Namespace(device="auto"), tiny_llama_v3.SWITCHES)
+    switches = kernels.available(run_options(tiny_llama_v3))
     assert switches == dict.fromkeys(tiny_llama_v3.SWITCHES, False) | {"no-kernels": "triton is not installed"}
     assert "triton is not installed" in capsys.readouterr().err
     loss(models.build(tiny_llama_v3, switches, device=DEVICE))
@@ -130,8 +131,7 @@ def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_interpreter_is_not_trusted_with_bfloat16_on_any_device(monkeypatch, device, amp_dtype):
     monkeypatch.setattr(kernels.devices, "select", torch.device)
-    options = Namespace(device=device, use_amp=True, amp_dtype=amp_dtype)
+    options = replace(run_options(tiny_llama_v3, "--device", device, "--use-amp"), amp_dtype=amp_dtype)
     with pytest.raises(UsageError, match="computes bfloat16 wrong"):
-        kernels.available(options, tiny_llama_v3.SWITCHES)
-    options.amp_dtype = "float16"
-    assert kernels.available(options, tiny_llama_v3.SWITCHES) == tiny_llama_v3.SWITCHES
+        kernels.available(options)
+    assert kernels.available(replace(options, amp_dtype="float16")) == tiny_llama_v3.SWITCHES

@@ -43,12 +43,8 @@ def test_on_a_cpu_the_operators_are_shown(execute, monkeypatch, known_ceilings):
 def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys):
     """It ends with the run's exit code."""
     asked = []
-    monkeypatch.setattr(
-        run_triton_profiling.run,
-        "train",
-        lambda version, options: asked.append(options) or SimpleNamespace(profiles=[], exit_code=130),
-    )
-    monkeypatch.setattr(run_triton_profiling.cli, "parse", lambda options: options)
+    stopped = SimpleNamespace(profiles=[], exit_code=130)
+    monkeypatch.setattr(run_triton_profiling.tiny_llama_v3, "train", lambda options: asked.append(options) or stopped)
     monkeypatch.setattr(sys, "argv", ["run_triton_profiling.py"])
     assert run_triton_profiling.main() == 130 and not capsys.readouterr().out
     assert asked[0].enable_pytorch_profiler

@@ -4,14 +4,12 @@ Without a GPU the kernels run in Triton's interpreter, about a second a training
 """
 
 import json
-from argparse import Namespace
 
-from common import cli
 from common import device as devices
+from common.options import RunOptions
 from common.precision import Precision
-from common.training import run
 from tests import models
-from tests.conftest import INTERPRETER_FAILS, ROOT, TINY, V1, needs_interpreter, runs_kernels
+from tests.conftest import INTERPRETER_FAILS, ROOT, TINY, V1, needs_interpreter, run_options, runs_kernels
 from tests.oracle import DEVICE
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -79,8 +77,8 @@ def test_another_script_validates_it_with_its_kernels(execute, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- switches
 
 
-def options(*flags: str) -> Namespace:
-    return cli.parse(run.parser(tiny_llama_v3).parse_args([*TINY, *flags]))
+def options(*flags: str) -> RunOptions:
+    return run_options(tiny_llama_v3, *TINY, *flags)
 
 
 @runs_kernels

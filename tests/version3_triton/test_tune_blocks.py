@@ -22,7 +22,7 @@ SCRIPT = ROOT / "version3_triton/tune_blocks.py"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kernel", tune_blocks.FUNCTIONS)
+@pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
 def test_candidates_differ_and_tile_in_powers_of_two(kernel):
     for dtype in DTYPES:
         found = tune_blocks.candidates(kernel, dtype)
@@ -41,10 +41,10 @@ def test_the_kernel_of_keys_is_long_where_the_others_are_short():
 
 
 @pytest.mark.parametrize("family", ["sm_80", "sm_90", "hip"])
-@pytest.mark.parametrize("kernel", tune_blocks.FUNCTIONS)
+@pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
 def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
     monkeypatch.setattr(launch_sizes, "family", lambda: family)
-    for dtype, size in itertools.product(DTYPES, tune_blocks.SIZES.get(kernel, (16, 64, 80, 128))):
+    for dtype, size in itertools.product(DTYPES, tune_blocks.SUBJECTS[kernel].sizes or (16, 64, 80, 128)):
         table, key = tune_blocks.table_of(kernel, size, dtype)
         other = LaunchConfig(512, 8, programs=77) if kernel in launch_sizes.LAUNCH else TileConfig(16, 256, 2, 7)
         with monkeypatch.context() as patch:
@@ -56,7 +56,7 @@ def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
 
 
 def test_every_kernel_is_timed_in_one_choice():
-    timed = [function for functions in tune_blocks.FUNCTIONS.values() for function in functions]
+    timed = [function for subject in tune_blocks.SUBJECTS.values() for function in subject.functions]
     assert sorted(timed) == sorted({function for function, _ in costs.training_step(ModelConfig(), 1, 4, 4)})
     files = ("flash_attention", "linear_cross_entropy", "rms_norm", "rope", "swiglu")
     modules = [importlib.import_module(f"version3_triton.kernels.{file}") for file in files]
@@ -107,7 +107,8 @@ def test_tiles_are_chosen_by_time_and_the_table_stays_as_it_is(monkeypatch, tmp_
     tune_blocks.main()
     assert before == (launch_sizes.LAUNCH, launch_sizes.ATTENTION)
     measured = read_json(tmp_path / "tiles.json", tune_blocks.SCHEMA)
-    assert len(measured["rows"]) == len(tune_blocks.SIZES["swiglu"]) * len(tune_blocks.candidates("swiglu", torch.bfloat16))
+    sizes, candidates = tune_blocks.SUBJECTS["swiglu"].sizes, tune_blocks.candidates("swiglu", torch.bfloat16)
+    assert len(measured["rows"]) == len(sizes) * len(candidates)
     assert all(one["us"] > 0 for one in measured["rows"])
     table, key = tune_blocks.table_of("swiglu", 4096, torch.bfloat16)
     [now] = [one for one in measured["chosen"] if one["in_table"]]
@@ -124,7 +125,7 @@ def test_the_tiles_for_hopper_are_near_the_fastest_that_was_measured():
     chosen = {
         (kernel, size): launch_sizes.LAUNCH[kernel]["sm_90"]
         for kernel in launch_sizes.LAUNCH
-        for size in tune_blocks.SIZES[kernel]
+        for size in tune_blocks.SUBJECTS[kernel].sizes
     }
     for size in (64, 128):
         chosen |= {(kernel, size): tile for kernel, tile in launch_sizes.ATTENTION["sm_90", 2][size].items()}
@@ -156,5 +157,5 @@ def test_a_tile_that_does_not_fit_is_reported():
     before = copy.deepcopy(launch_sizes.ATTENTION)
     fits = tune_blocks.table_of("forward", 128, torch.bfloat16)[0]["forward"]
     for candidate, expected in ((TileConfig(64, 256, 8, 4), False), (fits, True)):
-        assert tune_blocks.compile_one(("forward", 128, torch.bfloat16, candidate, 2)) is expected
+        assert tune_blocks.compile_one("forward", 128, torch.bfloat16, candidate, 2) is expected
         assert before == launch_sizes.ATTENTION

@@ -1,4 +1,4 @@
-"""The levers' benchmark: every way to do the work runs, and its table; its times need a GPU."""
+"""The levers' benchmark: every way to do the work runs; its times need a GPU."""
 
 from types import SimpleNamespace
 
@@ -26,13 +26,6 @@ def test_every_way_runs(monkeypatch):
     for ways in found.values():
         for work in ways.values():
             work()
-
-
-def test_the_table_has_a_row_for_each_way():
-    us = {"median": 1.26, "p20": 1.0, "p80": 2.0, "count": 7}
-    rows = [{"preset": "tiny", "lever": "rope", "way": way, "us": us} for way in ("epilogue", "library and a kernel")]
-    lines = benchmark_levers.table(rows).splitlines()
-    assert len([line for line in lines if "rope" in line and "1.3" in line]) == 2
 
 
 def test_without_a_gpu_it_is_refused(refused):

@@ -88,11 +88,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_run(refused, t
 def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys):
     """It ends with the run's exit code."""
     asked = []
-    monkeypatch.setattr(
-        run_ultra_profiling.run,
-        "train",
-        lambda version, options: asked.append(options) or SimpleNamespace(profiles=[], exit_code=130),
-    )
+    stopped = SimpleNamespace(profiles=[], exit_code=130)
+    monkeypatch.setattr(run_ultra_profiling.tiny_llama_v4, "train", lambda options: asked.append(options) or stopped)
     monkeypatch.setattr(sys, "argv", ["run_ultra_profiling.py"])
     assert run_ultra_profiling.main() == 130 and not capsys.readouterr().out
     assert asked[0].enable_pytorch_profiler

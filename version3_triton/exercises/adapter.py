@@ -4,73 +4,54 @@
     KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
 
 A launcher takes your kernel and its inputs, makes the outputs, sets grid and block sizes, and passes pointers, sizes and strides
-in the order of the kernel's arguments. Strides count elements, not bytes. Every output holds NaN, and so does the memory after
-it: an element that no program wrote stays NaN, and a store after the end fails the test.
+in the order of the kernel's arguments. Strides count elements, not bytes. Inputs may be strided: where the kernel takes no stride
+for a gap, the launcher makes a copy. Every output holds NaN, and so does the memory after it: an element that no program wrote
+stays NaN, and a store after the end fails the test.
 """
 
-import importlib
+import functools
 import math
-import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
+from common import exercises
 from common.errors import UsageError
+from common.exercises import launch, new_output
 
 import torch
 import triton
 from torch import Tensor
 from triton.runtime import KernelInterface
 
-FOLDER = Path(__file__).parent
-GUARD = 4096  # elements after an output: more than any block here
+load = functools.partial(exercises.load, Path(__file__).parent)
 
 
-def load(exercise: str) -> ModuleType:
-    """The exercise's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
-    which = os.environ.get("KERNEL_EXERCISES", "starter")
-    if which not in ("starter", "solution"):
-        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
-    if str(FOLDER / which) not in sys.path:
-        sys.path.insert(0, str(FOLDER / which))
-    return importlib.import_module(exercise)
-
-
-def _output(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous tensor of NaN, with GUARD more of them behind it."""
-    size = math.prod(shape)
-    memory = torch.full((size + GUARD,), math.nan, dtype=dtype or like.dtype, device=like.device)
-    return memory[:size].view(shape)
-
-
-def _launch(kernel: KernelInterface, grid: tuple[int, ...], outputs: tuple[Tensor, ...], *arguments: object, **constants: int):
-    kernel[grid](*arguments, **constants)
-    for output in outputs:
-        after = output.as_strided((GUARD,), (1,), output.numel())
-        assert after.isnan().all(), f"{kernel.__name__} wrote after the end of an output: its store needs a mask"
+def _without_gaps(x: Tensor) -> Tensor:
+    """x with neighbouring elements in its last dimension; its other strides stay where it has them already."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------------- exercise 1
 
 
 def launch_add(kernel: KernelInterface, grid: tuple[int, ...], x: Tensor, y: Tensor, block: int) -> Tensor:
-    """x + y, both [size] and contiguous; the learner computes the grid."""
-    out = _output(x, *x.shape)
-    _launch(kernel, grid, (out,), x, y, out, x.numel(), BLOCK=block)
+    """x + y, both [size]; the learner computes the grid."""
+    out, x, y = new_output(x, *x.shape), x.contiguous(), y.contiguous()
+    launch(kernel, grid, (out,), x, y, out, x.numel(), BLOCK=block)
     return out
 
 
 def launch_softmax(kernel: KernelInterface, x: Tensor) -> Tensor:
     """Softmax of each row of x [rows, size], with any strides; one program per row."""
-    (rows, size), out = x.shape, _output(x, *x.shape)
-    _launch(kernel, (rows,), (out,), x, out, size, *x.stride(), BLOCK=triton.next_power_of_2(size))
+    (rows, size), out = x.shape, new_output(x, *x.shape)
+    launch(kernel, (rows,), (out,), x, out, size, *x.stride(), BLOCK=triton.next_power_of_2(size))
     return out
 
 
 def launch_rms_norm(kernel: KernelInterface, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of each row of x [rows, size], rows with any stride; weight [size]; one program per row."""
-    (rows, size), out = x.shape, _output(x, *x.shape)
-    _launch(kernel, (rows,), (out,), x, weight, out, size, eps, x.stride(0), BLOCK=triton.next_power_of_2(size))
+    (rows, size), out = x.shape, new_output(x, *x.shape)
+    x, weight = _without_gaps(x), weight.contiguous()
+    launch(kernel, (rows,), (out,), x, weight, out, size, eps, x.stride(0), BLOCK=triton.next_power_of_2(size))
     return out
 
 
@@ -79,9 +60,9 @@ def launch_rms_norm(kernel: KernelInterface, x: Tensor, weight: Tensor, eps: flo
 
 def launch_swiglu_forward(kernel: KernelInterface, gate: Tensor, up: Tensor, block: int = 64) -> Tensor:
     """y [rows, size] of gate and up [rows, size], rows of both with any stride; one program for `block` elements of a row."""
-    (rows, size), y = gate.shape, _output(gate, *gate.shape)
+    (rows, size), y, gate, up = gate.shape, new_output(gate, *gate.shape), _without_gaps(gate), _without_gaps(up)
     grid = rows, triton.cdiv(size, block)
-    _launch(kernel, grid, (y,), gate, up, y, size, gate.stride(0), up.stride(0), BLOCK=block)
+    launch(kernel, grid, (y,), gate, up, y, size, gate.stride(0), up.stride(0), BLOCK=block)
     return y
 
 
@@ -95,9 +76,10 @@ def launch_swiglu_backward(
     """
     if not dy.is_contiguous():
         raise UsageError(f"dy has strides {dy.stride()} and the kernel takes rows without gaps: pass dy.contiguous()")
-    (rows, size), outputs = gate.shape, (_output(gate, *gate.shape), _output(up, *up.shape))
+    (rows, size), outputs = gate.shape, (new_output(gate, *gate.shape), new_output(up, *up.shape))
+    gate, up = _without_gaps(gate), _without_gaps(up)
     grid = rows, triton.cdiv(size, block)
-    _launch(kernel, grid, outputs, gate, up, dy, *outputs, size, gate.stride(0), up.stride(0), BLOCK=block)
+    launch(kernel, grid, outputs, gate, up, dy, *outputs, size, gate.stride(0), up.stride(0), BLOCK=block)
     return outputs
 
 
@@ -106,8 +88,8 @@ def launch_swiglu_backward(
 
 def launch_log_sum_exp(kernel: KernelInterface, x: Tensor, block: int = 16) -> Tensor:
     """Log-sum-exp of each row of x [rows, size] in float32, rows with any stride; one program per row."""
-    (rows, size), lse = x.shape, _output(x, len(x), dtype=torch.float32)
-    _launch(kernel, (rows,), (lse,), x, lse, size, x.stride(0), BLOCK=block)
+    (rows, size), lse, x = x.shape, new_output(x, len(x), dtype=torch.float32), _without_gaps(x)
+    launch(kernel, (rows,), (lse,), x, lse, size, x.stride(0), BLOCK=block)
     return lse
 
 
@@ -117,18 +99,19 @@ def launch_attention(
     """Causal attention; one program for `block_m` queries of a head.
 
     Args:
-        q: [B, H, S, Dh], Dh 16, 32 or 64; any strides with Dh contiguous, as for k and v.
+        q: [B, H, S, Dh], Dh 16, 32 or 64.
         k, v: [B, K, S, Dh], K divides H.
 
     Returns:
         o [B, H, S, Dh] with the dtype of q, log-sum-exp [B, H, S] in float32, and the number of key blocks that each program
         read, [B, H, ceil(S / block_m)] in int32, -1 if the kernel does not store it.
     """
+    q, k, v = map(_without_gaps, (q, k, v))
     batch, heads, length, head_dim = q.shape
     programs = triton.cdiv(length, block_m)
-    o, lse = _output(q, *q.shape), _output(q, batch, heads, length, dtype=torch.float32)
+    o, lse = new_output(q, *q.shape), new_output(q, batch, heads, length, dtype=torch.float32)
     visited = torch.full((batch, heads, programs), -1, dtype=torch.int32, device=q.device)
-    _launch(
+    launch(
         kernel, (programs, batch * heads), (o, lse), q, k, v, o, lse, visited, length, 1 / math.sqrt(head_dim),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         H=heads, GROUPS=heads // k.shape[1], DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
@@ -143,11 +126,14 @@ def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, si
     """Every head of x turned by its position; one program per token and head.
 
     Args:
-        x: [B, S, heads, Dh]; tokens with any stride, as the queries of one product with keys and values are.
-        cos, sin: [S, Dh], contiguous.
+        x: [B, S, heads, Dh]; tokens with one stride, as the queries of one product with keys and values are. Others are copied.
+        cos, sin: [S, Dh].
         sign: 1 or -1.
     """
     batch, length, heads, head_dim = x.shape
-    out, grid = _output(x, *x.shape), (batch * length, heads)
-    _launch(kernel, grid, (out,), x, cos, sin, out, length, x.stride(1), SIGN=sign, HALF=head_dim // 2)
+    out, grid, tokens = new_output(x, *x.shape), (batch * length, heads), x.flatten(0, 1)
+    if tokens.stride()[1:] != (head_dim, 1):
+        tokens = tokens.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    launch(kernel, grid, (out,), tokens, cos, sin, out, length, tokens.stride(0), SIGN=sign, HALF=head_dim // 2)
     return out

@@ -6,12 +6,12 @@ A kernel runs on a GPU. With TRITON_INTERPRET=1 Triton's interpreter executes it
 import functools
 import importlib.util
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from common import cli, ranks
 from common import device as devices
+from common.options import Options
 from version3_triton.kernels import reference
 from version3_triton.kernels.checks import INTERPRETED, refuse_other, refuse_wrong
 
@@ -25,15 +25,18 @@ SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-swiglu": ("swiglu",),
     "triton-loss": ("linear_cross_entropy",),
 }
-_off: Collection[str] = ()  # operations that are PyTorch's, inside `switched_off`
+_instead: Mapping[str, Callable] = {}  # what runs in place of operations, by name, inside `replaced`
 
 if HAS_TRITON:
-    from version3_triton.kernels import flash_attention, linear_cross_entropy, rms_norm, rope, swiglu
+    from version3_triton.kernels import flash_attention, rope
+    from version3_triton.kernels import linear_cross_entropy as loss
+    from version3_triton.kernels import rms_norm as norm
+    from version3_triton.kernels import swiglu as activation
 
     KERNELS = {
-        "rms_norm": rms_norm.rms_norm, "add_rms_norm": rms_norm.add_rms_norm, "apply_rope": rope.apply_rope,
-        "attention": flash_attention.attention, "swiglu": swiglu.swiglu,
-        "linear_cross_entropy": linear_cross_entropy.linear_cross_entropy,
+        "rms_norm": norm.rms_norm, "add_rms_norm": norm.add_rms_norm, "apply_rope": rope.apply_rope,
+        "attention": flash_attention.attention, "swiglu": activation.swiglu,
+        "linear_cross_entropy": loss.linear_cross_entropy,
     }  # fmt: skip
 
 
@@ -46,8 +49,8 @@ def missing(device: torch.device) -> str | None:
     return None
 
 
-def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool | str]:
-    """The switches as they can be here: all off, with the reason under "no-kernels", where no kernel can run.
+def available(options: Options) -> dict[str, bool | str]:
+    """The options' switches as they can be here: all off, with the reason under "no-kernels", where no kernel can run.
 
     Raises:
         UsageError: the kernels would compute wrong numbers.
@@ -57,41 +60,44 @@ def available(options: Namespace, switches: dict[str, bool]) -> dict[str, bool |
     if reason:
         if ranks.here().main_process:
             print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
-        return dict.fromkeys(switches, False) | {"no-kernels": reason}
-    if vars(options).get("use_amp"):
+        return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
+    if options.use_amp:
         refuse_wrong(cli.amp_dtype(options))
-    return switches
+    return dict(options.switches)
 
 
 @contextmanager
-def switched_off(operations: Collection[str]) -> Iterator[None]:
-    """Inside it these operations are PyTorch's."""
-    global _off
-    before, _off = _off, operations
+def replaced(instead: Mapping[str, Callable]) -> Iterator[None]:
+    """Inside it these functions run in place of the operations of their names."""
+    global _instead
+    before, _instead = _instead, instead
     try:
         yield
     finally:
-        _off = before
+        _instead = before
 
 
 def switchable(method: Callable) -> Callable:
-    """A method of a model in which the operations follow the model's `switches`."""
+    """A method of a model in which the operations follow the model's `switches` and, if it has any, its own `operations`."""
 
     @functools.wraps(method)
     def switched(self, *args):
-        with switched_off([name for switch, names in SWITCHES.items() if not self.switches[switch] for name in names]):
+        off = [name for switch, names in SWITCHES.items() if not self.switches[switch] for name in names]
+        with replaced({name: getattr(reference, name) for name in off} | getattr(self, "operations", {})):
             return method(self, *args)
 
     return switched
 
 
 def _operation(name: str) -> Callable:
-    """The kernel where it can run and is switched on, otherwise PyTorch's operation."""
+    """The kernel where it can run and nothing replaces it, otherwise PyTorch's operation."""
     eager = getattr(reference, name)
 
     @functools.wraps(eager)
     def operation(x: torch.Tensor, *args):
-        if name in _off or missing(x.device):
+        if name in _instead:
+            return _instead[name](x, *args)
+        if missing(x.device):
             return eager(x, *args)
         refuse_other(x.device)
         return KERNELS[name](x, *args)

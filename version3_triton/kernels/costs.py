@@ -23,7 +23,7 @@ Under autocast the residual stream stays float32 and the rest is in 16 bits; e i
     cross_entropy                      2 V e, logits to their gradient in place              1, or one a chunk
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.config import ModelConfig
 from version3_triton.kernels import missing
@@ -71,7 +71,15 @@ def training_step(config: ModelConfig, batch_size: int, length: int, size: int) 
     }
 
 
-def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
+class Switched(Protocol):
+    """A model of Version 3: what decides its kernels and their work."""
+
+    switches: dict[str, bool]
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+
+
+def kernel_flops(model: Switched, input_ids: Tensor) -> dict[str, int]:
     """FLOPs that counters do not see: two products in the forward kernel of attention, seven in its backward kernels.
 
     As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.

@@ -8,6 +8,8 @@ fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -140,13 +142,31 @@ ATTENTION = {
 }
 
 
-@functools.cache
+_family: str | None = None  # inside `sizes_of`
+
+
+@contextmanager
+def sizes_of(name: str) -> Iterator[None]:
+    """Inside it kernels take the sizes of the family with this name, whichever GPU is here."""
+    global _family
+    before, _family = _family, name
+    try:
+        yield
+    finally:
+        _family = before
+
+
 def family() -> str:
     """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because they are the smallest.
 
     NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
     those of `sm_90`; all others take those of `sm_80`.
     """
+    return _family or family_of_this_gpu()
+
+
+@functools.cache
+def family_of_this_gpu() -> str:
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"
     return "sm_90" if torch.cuda.get_device_capability()[0] in (9, 10) else "sm_80"

@@ -116,13 +116,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits, targets, negative_losses, classes, scale, start, tokens, vocabulary, logits.stride(0),
                 GRADIENT=learn, BLOCK=blocks.columns, num_warps=blocks.warps,
             )  # fmt: skip
-            if learn:
+            if dx is not None:
                 torch.mm(logits, matrix, out=dx[part])
                 if chunk >= tokens and dtype != torch.float16:  # nothing to add to, and nothing that can overflow
                     dweight = logits.T @ rows
                 else:
                     dweight = _add_product(dweight, logits.T, rows[part])
-        if learn:
+        if dx is not None:
             ctx.save_for_backward(dx.view(x.shape), dweight, scale)
             ctx.dtypes = x.dtype, weight.dtype
         return F.nll_loss(negative_losses, classes, ignore_index=IGNORE_INDEX.value)  # one kernel, which also refuses classes

@@ -1,9 +1,11 @@
 """Each kernel's operation in PyTorch, with the same signature: what runs where Triton cannot, or a kernel is switched off."""
 
-from common.operations import attention, linear_cross_entropy, swiglu  # noqa: F401
+from common.attention import attention  # noqa: F401
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope  # noqa: F401
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -11,3 +13,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """x + residual and the norm of that sum; all [..., D]."""
     total = x + residual
     return total, rms_norm(total, weight, eps)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); all [..., F]."""
+    return F.silu(gate) * up
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    """
+    logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())

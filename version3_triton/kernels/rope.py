@@ -83,7 +83,8 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor):
-        return *_turn(dq, dk, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return *_turn(dq, dk, cos, sin, -1), None, None
 
 
 @interpretable

@@ -53,15 +53,19 @@ def check(got: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m, n, k", SHAPES)
 def test_matmul(m, n, k, dtype):
-    """The kernel that is given: passes before anything is written."""
-    x, w = random(m, k, dtype), random(n, k, dtype)
+    """The kernel that is given: passes before anything is written. x is every second row, and w has gaps in its rows."""
+    x, w = random(2 * m, k, dtype)[::2], random(n, 2 * k, dtype)[:, ::2]
     check(adapter.launch_matmul(plain_matmul.matmul_kernel, x, w, TILE), x.double() @ w.double().T, dtype)
 
 
-# ------------------------------------------------------------------------------------------ problem 1a: SwiGLU
+# Every shape in every number format, and two other tiles.
+CASES = [(shape, dtype, TILE) for dtype in DTYPES for shape in SHAPES]
+CASES += [((35, 40, 50), torch.float32, adapter.Tile(*tile)) for tile in ((32, 16, 16), (16, 64, 32))]
 
 
-def check_gate_up(m: int, f: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+@pytest.mark.parametrize("shape, dtype, tile", CASES)
+def test_exercise1_a_gate_up(shape, dtype, tile):
+    m, f, k = shape
     x, gate, up = random(m, k, dtype), random(f, k, dtype), random(f, k, dtype)
     w = random(2 * f, k, dtype).copy_(torch.stack((gate, up), 1).flatten(0, 1))
     gate_up, y = adapter.launch_gate_up(epilogues.gate_up_kernel, x, w, tile)
@@ -71,56 +75,21 @@ def check_gate_up(m: int, f: int, k: int, dtype: torch.dtype, tile: adapter.Tile
     check(y, F.silu(exact_gate) * exact_up, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m, f, k", SHAPES)
-def test_exercise1_a_gate_up(m, f, k, dtype):
-    check_gate_up(m, f, k, dtype)
-
-
-@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
-def test_exercise1_a_other_tiles(tile):
-    check_gate_up(35, 40, 50, torch.float32, adapter.Tile(*tile))
-
-
-# ------------------------------------------------------------------------------------------ problem 1b: the residual stream
-
-
-def check_residual(m: int, n: int, k: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+@pytest.mark.parametrize("shape, dtype, tile", CASES)
+def test_exercise1_b_residual(shape, dtype, tile):
+    """In float32 whatever the dtype of the factors: a product that is rounded to 16 bits before the addition fails."""
+    m, n, k = shape
     x, w, stream = random(m, k, dtype), random(n, k, dtype), random(m, n, torch.float32)
     out = adapter.launch_residual(epilogues.residual_kernel, x, w, stream, tile)
     check(out, stream.double() + x.double() @ w.double().T, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m, n, k", SHAPES)
-def test_exercise1_b_residual(m, n, k, dtype):
-    """In float32 whatever the dtype of the factors: a product that is rounded to 16 bits before the addition fails."""
-    check_residual(m, n, k, dtype)
-
-
-@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
-def test_exercise1_b_other_tiles(tile):
-    check_residual(35, 40, 50, torch.float32, adapter.Tile(*tile))
-
-
-# ------------------------------------------------------------------------------------------ problem 1c: the gradient of SwiGLU
-
-
-def check_gradient(m: int, f: int, d: int, dtype: torch.dtype, tile: adapter.Tile = TILE) -> None:
+@pytest.mark.parametrize("shape, dtype, tile", CASES)
+def test_exercise1_c_gradient(shape, dtype, tile):
     """Against autograd, in float64, of y = (silu(gate) up) W_down^T."""
+    m, f, d = shape
     dy, w_down, gate_up = random(m, d, dtype), random(d, f, dtype), random(m, 2 * f, dtype)
     got = adapter.launch_swiglu_gradient(epilogues.swiglu_gradient_kernel, dy, w_down, gate_up, tile)
     exact = gate_up.double().requires_grad_()
     y = (F.silu(exact[:, 0::2]) * exact[:, 1::2]) @ w_down.double().T
     check(got, *torch.autograd.grad(y, exact, dy.double()), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m, f, d", SHAPES)
-def test_exercise1_c_gradient(m, f, d, dtype):
-    check_gradient(m, f, d, dtype)
-
-
-@pytest.mark.parametrize("tile", [(32, 16, 16), (16, 64, 32)], ids=str)
-def test_exercise1_c_other_tiles(tile):
-    check_gradient(35, 40, 50, torch.float32, adapter.Tile(*tile))

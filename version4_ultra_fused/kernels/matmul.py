@@ -18,7 +18,7 @@ Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
 from version3_triton.kernels.checks import interpretable, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
-from version4_ultra_fused.kernels.tiles import largest, multiprocessors, tile
+from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
 
 import triton
 import triton.language as tl
@@ -84,9 +84,9 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most:
     return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
 
 
-def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, HALF: int = 1) -> None:
+def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, blocks: Tile | None, HALF: int = 1) -> None:
     (M, K), N = x.shape, w.shape[0]
-    blocks = tile(epilogue, M, N)
+    blocks = blocks or tile(epilogue, M, N)
     m, n, k = blocks[:3]
     described = ((x, [m, k]), (w, [n, k]), (out, [m, n // 2 if epilogue == "swiglu" else n]), (gate_up, [m, n]))
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
@@ -97,7 +97,10 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
 
 
 @interpretable
-def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int, most: int | None = None) -> Tensor:
+def qkv_rope(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int,
+    most: int | None = None, blocks: Tile | None = None,
+) -> Tensor:  # fmt: skip
     """x W^T with RoPE on its first `rotated` columns.
 
     Args:
@@ -107,6 +110,7 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, r
         length: S.
         rotated: (H + K) Dh.
         most: as of `in_epilogue`.
+        blocks: the tile, in place of the one that follows from the product's size.
 
     Returns:
         [B S, (H + 2 K) Dh].
@@ -118,22 +122,22 @@ def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, r
     if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight, most=most):
         return elementwise.rotate(x @ weight.T, cos, sin, length, rotated)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch("rope", x, weight, out, out, length, rotated, cos, sin, HALF=cos.shape[1] // 2)
+    _launch("rope", x, weight, out, out, length, rotated, cos, sin, blocks=blocks, HALF=cos.shape[1] // 2)
     return out
 
 
 @interpretable
-def gate_up_swiglu(x: Tensor, weight: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(x: Tensor, weight: Tensor, most: int | None = None, blocks: Tile | None = None) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:
         x: [B S, D].
         weight: [2 F, D], the rows of gate and up interleaved.
-        most: as of `in_epilogue`.
+        most, blocks: as of `qkv_rope`.
     """
     if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight, most=most):
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
     gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch("swiglu", x, weight, y, gate_up)
+    _launch("swiglu", x, weight, y, gate_up, blocks=blocks)
     return gate_up, y

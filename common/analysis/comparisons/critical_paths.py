@@ -6,12 +6,14 @@ The steps should be alike: all captured, or all eager. Device, model, shape, num
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import critical_path
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.run_record import TimedRun
+from common.records.step_profile import Profile
 
 
 def compare(paths: Sequence[Path]) -> Report:
@@ -27,25 +29,25 @@ def compare(paths: Sequence[Path]) -> Report:
     columns = [_column(path, profile) for path, profile in zip(paths, profiles, strict=True)]
     names = _names(paths, [profile["run"] for profile in profiles])
     report = Report("Critical paths")
-    report.text(run_record.describe(profiles[0]["run"]))
+    report.text(run_facts.describe(profiles[0]["run"]))
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
     report.table(["quantity", *names], rows, csv="critical_paths")
     report.facts([
-        (name, f"{path}, from {run_record.origin(profile['run'])}")
+        (name, f"{path}, from {run_facts.origin(profile['run'])}")
         for name, path, profile in zip(names, paths, profiles, strict=True)
     ])  # fmt: skip
-    report.text(*run_record.doubts(dict(zip(names, (profile["run"] for profile in profiles), strict=True))))
+    report.text(*run_facts.doubts(dict(zip(names, (profile["run"] for profile in profiles), strict=True))))
     return report
 
 
-def _column(path: Path, profile: dict[str, Any]) -> dict[str, float]:
+def _column(path: Path, profile: Profile) -> dict[str, float]:
     step = critical_path.step(critical_path.load(path, profile))
     if step is None:
         raise UsageError(f"{path} holds no kernels of a GPU: give profiles that were taken on one")
     return {"median step without the profiler, us": 1e3 * profile["run"]["step_ms"]["median"]} | critical_path.summary(step)
 
 
-def _names(paths: Sequence[Path], runs: Sequence[dict[str, Any]]) -> list[str]:
+def _names(paths: Sequence[Path], runs: Sequence[TimedRun]) -> list[str]:
     """The version of each, and whether its step was captured; with the file where two are the same."""
     names = [f"{run['version']}{', captured' * bool(run.get('settings', {}).get('capture_step'))}" for run in runs]
     counts = Counter(names)

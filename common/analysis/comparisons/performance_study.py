@@ -9,12 +9,13 @@
 """
 
 from pathlib import Path
-from typing import Any
 
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.reports import flop_counts, profile_summary
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.run_record import TimedRun
 
 FORMATS = ("fp32", "bf16")  # as in the names of the records
 PROFILES = "profiles"
@@ -37,15 +38,15 @@ def analyze(folder: Path) -> Report:
         raise UsageError(f"{folder} holds no {names} with a finished step: run launch_performance_study.sh first")
     first = next(iter(runs.values()))
     report = Report(f"Performance study of {first['version']}, preset {first['training']['preset']}")
-    report.text(f"{run_record.describe(first)}.")
+    report.text(f"{run_facts.describe(first)}.")
     report.table(HEADER, [row(run) for run in runs.values()])
     report.text(
         f"Step times are medians of the steps without the profiler. Peak memory is that of the {first['memory']['kind']}."
     )
-    if run_record.mfu(first) is not None:
+    if run_facts.mfu(first) is not None:
         report.text("MFU is a share of the data sheet's peak.")
-    report.text(*run_record.doubts(runs))
-    report.facts([(name, run_record.origin(run)) for name, run in runs.items()])
+    report.text(*run_facts.doubts(runs))
+    report.facts([(name, run_facts.origin(run)) for name, run in runs.items()])
     if any((folder / PROFILES).glob("profile_*.json")):
         path = step_profile.find(folder / PROFILES)
         profile = step_profile.read(path)
@@ -63,18 +64,16 @@ def analyze(folder: Path) -> Report:
     return report
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
+def read(folder: Path) -> dict[str, TimedRun]:
     """The records in a study's folder that have a finished step, by number format."""
     paths = {name: folder / f"metrics_{name}.json" for name in FORMATS}
     found = {name: run_record.read(path) for name, path in paths.items() if path.exists()}
-    return {name: run for name, run in found.items() if run["step_ms"]["all"]}
+    return {name: run for name, run in found.items() if run_record.finished(run)}
 
 
-def row(run: dict[str, Any]) -> list[object]:
+def row(run: TimedRun) -> list[object]:
     """The cells of a run under HEADER."""
     step, losses = run["step_ms"], run["loss"]["all"]
-    return [
-        run["precision"]["compute"], step["median"], step["p20"], step["p80"], run["tokens_per_second"],
-        run["memory"]["peak_mib"], run["flops_per_second"] / 1e12, run_record.mfu(run),
-        run_record.of_measured_gemm(run), losses[0], losses[-1], len(losses),
-    ]  # fmt: skip
+    own = {"p20": step["p20"], "p80": step["p80"], "first loss": losses[0], "last loss": losses[-1], "steps": len(losses)}
+    cells = run_facts.columns(run) | own
+    return [cells[heading] for heading in HEADER]

@@ -85,8 +85,8 @@ def forward_diff(before: Path, after: Path) -> str:
     old, new = definitions(before), definitions(after)
     shown = []
     for name in (name for name in old if name in new and name.partition(".")[2] in FORWARD):
-        methods = ([line[4:] for line in each[name] if not line.startswith("    @")] for each in (old, new))
-        diff = difflib.unified_diff(*methods, n=1, lineterm="")
+        ours, theirs = ([line[4:] for line in each[name] if not line.startswith("    @")] for each in (old, new))
+        diff = difflib.unified_diff(ours, theirs, n=1, lineterm="")
         changes = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
         shown += ["\n".join([f"  # {name}", *changes])] if changes else []
     return "```diff\n" + "\n\n".join(shown) + "\n```\n"

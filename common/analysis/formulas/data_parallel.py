@@ -34,6 +34,7 @@ where m is 1 in ddp and n where the update is sharded. The model leaves out
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BUCKET = 25 * 2**20  # bytes of DistributedDataParallel's buckets
@@ -62,7 +63,8 @@ class Step(NamedTuple):
         return self.forward + self.backward + self.update
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True)
+class Transfer:
     """Collectives of a kind in a step.
 
     Attributes:
@@ -88,10 +90,7 @@ def transfers(form: str, parameters: int, layers: int, gradient_bytes: int = FLO
     buckets, blocks = math.ceil(gradients / BUCKET), layers + 1
     return {
         "ddp": [Transfer("all_reduce", gradients, buckets, "backward")],
-        "zero1": [
-            Transfer("reduce_scatter", gradients, buckets, "backward"),
-            Transfer("all_gather", weights, 1, "nothing"),
-        ],
+        "zero1": [Transfer("reduce_scatter", gradients, buckets, "backward"), Transfer("all_gather", weights, 1, "nothing")],
         "fsdp": [
             Transfer("all_gather", weights, blocks, "forward"),
             Transfer("all_gather", weights, blocks, "backward"),

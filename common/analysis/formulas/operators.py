@@ -20,8 +20,12 @@ one small operation as a third ceiling:
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.records.fields import Ceilings
+from common.records.run_record import Run
+from common.records.step_profile import Profile
 
 Shape = Sequence[int]
 
@@ -71,7 +75,7 @@ COMPOSITE_ON_CPU = ("aten::mean",)  # on a CPU it calls `sum` and `div_`; on a G
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
-def element_bytes(run: dict[str, Any]) -> int:
+def element_bytes(run: Run) -> int:
     """Bytes of a matrix element in a run's precision."""
     return 4 if run["precision"]["compute"] == "fp32" else 2
 
@@ -215,12 +219,16 @@ def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int
     return ELEMENTWISE[plain] * numels[0], (sum(numels) + numels[0]) * LIST_ELEMENT_BYTES
 
 
-def bound(flops: float, bytes_: float, ceilings: Mapping[str, float]) -> tuple[float, str]:
+def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
+    """A lower bound on the seconds for this work alone, without the launch of its kernels."""
+    return max(flops / ceilings["flops_per_second"], bytes_ / ceilings["bytes_per_second"])
+
+
+def bound(flops: float, bytes_: float, ceilings: Ceilings) -> tuple[float, str]:
     """A lower bound on the seconds of a call, and the ceiling that sets it: `compute`, `memory` or `launch`.
 
     Args:
         flops, bytes_: from `cost`.
-        ceilings: flops_per_second, bytes_per_second and operation_seconds, from `common.training.ceilings.measure`.
     """
     return max(
         (flops / ceilings["flops_per_second"], "compute"),
@@ -235,10 +243,6 @@ class Work(NamedTuple):
     calls: float
     flops: float
     bytes: float
-
-    def us(self, ceilings: Mapping[str, float]) -> float:
-        """A lower bound on the us of one call for its work alone, without launch overhead."""
-        return 1e6 * max(self.flops / ceilings["flops_per_second"], self.bytes / ceilings["bytes_per_second"])
 
 
 def linear_products(calls: float, tokens: int, inputs: int, outputs: int, element: int) -> list[Work]:
@@ -272,8 +276,8 @@ class OperatorCalls(NamedTuple):
         return amount * self.calls / self.us * 1e6 / unit if amount else None
 
 
-def rows(profile: dict[str, Any]) -> list[OperatorCalls]:
-    """The operators of a profile (`step_profile.Profile`) that took time, the longest first."""
+def rows(profile: Profile) -> list[OperatorCalls]:
+    """The operators of a profile that took time, the longest first."""
     steps, ceilings, on_gpu = profile["profiled_steps"], profile["run"]["ceilings"], bool(profile["kernels"])
     element = element_bytes(profile["run"])
     result = []
@@ -288,6 +292,7 @@ def rows(profile: dict[str, Any]) -> list[OperatorCalls]:
         if ceilings and known:
             seconds, kind = bound(*known, ceilings)
             percent = None if kind == "launch" else 100 * seconds * 1e6 * calls / us
-        place = (record[key] for key in ("name", "span", "phase", "input_shapes", "input_types"))
-        result.append(OperatorCalls(*place, calls, us, *(known or (None, None)), kind, percent))
+        inputs, (flops, moved) = (record["input_shapes"], record["input_types"]), known or (None, None)
+        place = record["name"], record["span"], record["phase"]
+        result.append(OperatorCalls(*place, *inputs, calls, us, flops, moved, kind, percent))
     return sorted(result, key=lambda row: -row.us)

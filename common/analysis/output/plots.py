@@ -55,6 +55,6 @@ def svg(figure: "Figure", name: str, description: str) -> str:
         FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
     head, body = drawing[drawing.index("<svg") :].split(">", 1)
-    size = re.search(r'viewBox="[^"]*"', head)[0]
+    size = head[head.index('viewBox="') :].split('"')[1]
     label = html.escape(description)
-    return f'<svg id="{name}" role="img" {size} xmlns:xlink="http://www.w3.org/1999/xlink"><title>{label}</title>{body}'
+    return f'<svg id="{name}" role="img" viewBox="{size}" xmlns:xlink="http://www.w3.org/1999/xlink"><title>{label}</title>{body}'

@@ -4,12 +4,13 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 WIDTH = 120  # columns of a terminal
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
 Rows = Iterable[Sequence[object]]
-Table = tuple[list[str], list[list[object]]]  # header and rows
+Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number, text or None
 
 
 def format_number(value: object) -> str:
@@ -37,7 +38,7 @@ def format_time(ms: float) -> str:
     return f"{format_number(float(ms * factor))} {unit}"
 
 
-def spread(times: Mapping[str, float], factor: float = 1.0) -> str:
+def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
     """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87".
 
     Args:
@@ -130,7 +131,7 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
     return lines.getvalue()
 
 
-def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[str], list[list[object]]]:
+def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """The table without the columns that hold None in every row."""
     kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -14,19 +14,21 @@ collectives in one order. Only durations are compared between ranks, whose clock
 import math
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, trace_events
 from common.analysis.profiles.json_elements import elements
+from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.errors import UsageError
 from common.files import Amount, Number
+from common.records.scaling_file import Split
 
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-LIBRARY = re.compile(r"nccl|rccl", re.IGNORECASE)  # in the names of kernels
 GLOO = "gloo:"
 KINDS = {
     "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
@@ -39,6 +41,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 Interval = tuple[float, float]  # start and end
+Key = tuple[int, str, int]  # of a collective: step, kind, and number within both
 
 Sizes = TypedDict("Sizes", {"Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str]})
 
@@ -77,17 +80,6 @@ class Traced(NamedTuple):
     steps: int
 
 
-class Split(TypedDict):
-    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
-
-    communication_ms: Amount
-    overlapped_ms: Amount
-    exposed_ms: Amount
-    waiting_ms: Amount
-    moving_ms: Amount
-    exposed_waiting_ms: Amount  # the part of both
-
-
 def find(folder: Path) -> list[Path]:
     """The traces of a job in a folder that holds no others, in the order of the ranks."""
     return sorted(folder.glob("trace_*.json"), key=rank_of)
@@ -119,7 +111,7 @@ def load(path: Path, ranks: int) -> Traced:
     found: list[Collective] = []
     if len(trace.kernels):
         kernels = trace.kernels[trace.kernels.category == "kernel"].sort_values("start_us")
-        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(LIBRARY)
+        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(COMMUNICATION)
         # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
         steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
         described, columns = _described(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
@@ -135,40 +127,39 @@ def load(path: Path, ranks: int) -> Traced:
     return Traced(path, sorted(found, key=lambda each: each.start), union(computing), len(trace.steps))
 
 
-def _whole(kind: str, sent: float, item: int | None, ranks: int) -> float | None:
-    """Bytes of the whole tensor of a collective to which a rank sends so many elements."""
-    return sent * (ranks if kind == "all_gather" else 1) * item if item else None
+def _tensor_bytes(kind: str, sent: float, dtype: str, ranks: int) -> float | None:
+    """Bytes of the whole tensor of a collective to which a rank sends so many elements; None for an unknown type."""
+    item = ITEM_BYTES.get(dtype.lower())
+    return item and sent * (ranks if kind == "all_gather" else 1) * item
 
 
 def _described(path: Path, ranks: int) -> dict[float, tuple[str, float | None]]:
     """Kind and bytes of each collective by the start of its kernel, as far as PyTorch has written them into its arguments."""
     found = {}
-    for number, event in enumerate(elements(path, "traceEvents", "is not a trace of torch.profiler")):
-        if isinstance(event, dict) and event.get("cat") == "kernel" and LIBRARY.search(str(event.get("name"))):
-            chrome_trace.check(path, KERNEL_EVENT, event, number)
+    for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
+        if isinstance(event, dict) and event.get("cat") == "kernel" and COMMUNICATION.search(str(event.get("name"))):
+            trace_events.check(path, KERNEL_EVENT, event, number)
             sizes = event.get("args", {})
             name, sent = kind(sizes.get("Collective name", event["name"])), sizes.get("In msg nelems")
             if sent is not None:
-                found[event["ts"]] = name, _whole(name, sent, ITEM_BYTES.get(sizes.get("dtype", "").lower()), ranks)
+                found[event["ts"]] = name, _tensor_bytes(name, sent, sizes.get("dtype", ""), ranks)
     return found
 
 
 def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
     found, starts = [], [start for start, _ in steps]
-    for event in elements(path, "traceEvents", "is not a trace of torch.profiler"):
+    for event in elements(path, "traceEvents", trace_events.NO_TRACE):
         if not (isinstance(event, dict) and event.get("ph") == "X" and str(event.get("name")).startswith(GLOO)):
             continue
-        if event.get("cat") not in chrome_trace.KINDS:  # those of these categories were checked as the trace was loaded
+        if event.get("cat") not in trace_events.HOST_KINDS:  # those of these categories were checked as the trace was loaded
             continue
         step = bisect_right(starts, event["ts"]) - 1
         if step < 0 or event["ts"] >= steps[step][1]:
             continue
         name, arguments = kind(event["name"]), event.get("args", {})
         shapes, types = arguments.get("Input Dims", []), arguments.get("Input type", [])
-        item = ITEM_BYTES.get(types[0].lower()) if types else None
-        flat = bool(shapes) and all(isinstance(side, int) for side in shapes[0])
-        sent = float(math.prod(shapes[0])) if flat else None
-        whole = None if sent is None else _whole(name, sent, item, ranks)
+        flat = bool(shapes and types) and all(isinstance(side, int) for side in shapes[0])
+        whole = _tensor_bytes(name, math.prod(shapes[0]), types[0], ranks) if flat else None
         found.append(Collective(name, step, event["ts"], event["ts"] + event["dur"], whole))
     return found
 
@@ -176,7 +167,7 @@ def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
 # ------------------------------------------------------------------------------------------------------------ intervals
 
 
-def union(intervals) -> list[Interval]:
+def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same instants as disjoint intervals, by start."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
@@ -224,34 +215,38 @@ def split(ranks: list[Traced]) -> list[Split]:
     return [_split(traced, found, shortest) for traced, found in zip(ranks, numbered, strict=True)]
 
 
-def _numbered(collectives: list[Collective]) -> dict[tuple[int, str, int], Collective]:
-    """By step, kind, and number within both."""
-    counts, found = Counter(), {}
+def _numbered(collectives: list[Collective]) -> dict[Key, Collective]:
+    counts: Counter[tuple[int, str]] = Counter()
+    found = {}
     for each in collectives:
         found[each.step, each.kind, counts[each.step, each.kind]] = each
         counts[each.step, each.kind] += 1
     return found
 
 
-def _split(traced: Traced, found: dict, shortest: dict) -> Split:
+def _split(traced: Traced, found: dict[Key, Collective], shortest: dict[Key, float]) -> Split:
     whole = union((each.start, each.end) for each in found.values())
     moving = union((each.end - shortest[key], each.end) for key, each in found.items())
-    per_step = 1e3 * traced.steps
     overlapped, exposed_moving = common_length(whole, traced.computing), length(moving) - common_length(moving, traced.computing)
     exposed = length(whole) - overlapped
-    values = {
-        "communication_ms": length(whole), "overlapped_ms": overlapped, "exposed_ms": exposed,
-        "waiting_ms": length(whole) - length(moving), "moving_ms": length(moving),
-        "exposed_waiting_ms": exposed - exposed_moving,
-    }  # fmt: skip
-    return {name: max(0.0, value) / per_step for name, value in values.items()}
+
+    def per_step(us: float) -> float:
+        return max(0.0, us) / 1e3 / traced.steps
+
+    return Split(
+        communication_ms=per_step(length(whole)),
+        overlapped_ms=per_step(overlapped),
+        exposed_ms=per_step(exposed),
+        waiting_ms=per_step(length(whole) - length(moving)),
+        moving_ms=per_step(length(moving)),
+        exposed_waiting_ms=per_step(exposed - exposed_moving),
+    )
 
 
 def counted(traced: Traced) -> dict[str, tuple[float, float | None]]:
     """Collectives of a step by kind: how many, and the bytes of their whole tensors, None if the trace lacks some."""
-    sizes: dict[str, list[float | None]] = defaultdict(list)
-    for each in traced.collectives:
-        sizes[each.kind].append(each.bytes)
+    counts, steps = Counter(each.kind for each in traced.collectives), traced.steps
+    sizes = {kind: [each.bytes for each in traced.collectives if each.kind == kind and each.bytes is not None] for kind in counts}
     return {
-        kind: (len(found) / traced.steps, None if None in found else sum(found) / traced.steps) for kind, found in sizes.items()
+        kind: (count / steps, sum(sizes[kind]) / steps if len(sizes[kind]) == count else None) for kind, count in counts.items()
     }

@@ -29,6 +29,7 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
     reference = eager.kernels[eager.kernels.step == 0].sort_values("start_us").reset_index(drop=True)
     template = eager.operators.assign(cpu_us=0.0, self_cpu_us=0.0, device_us=0.0, self_device_us=0.0, allocated_bytes=0)
     kernels, operators = captured.kernels.copy(), [captured.operators]
+    launched_by = kernels.operators.to_dict()
     for _, replay in captured.kernels.dropna(subset="graph").groupby("graph"):
         replay = replay.sort_values("start_us")
         first, step = sum(map(len, operators)), replay.step.iloc[0]
@@ -38,11 +39,12 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
         for theirs, ours in _pairs(list(reference.name), list(replay.name)):
             row, source = replay.index[ours], reference.iloc[theirs]
             kernels.loc[row, ["span", "phase", "detail"]] = source.span, source.phase, source.detail
-            kernels.at[row, "operators"] = [first + number for number in source.operators]
+            launched_by[row] = [first + number for number in source.operators]
             for position, number in enumerate(source.operators):
                 own[number] += replay.duration_us[row] * (position == 0)
                 device[number] += replay.duration_us[row]
         operators.append(copies.assign(device_us=device, self_device_us=own))
+    kernels["operators"] = list(launched_by.values())
     return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))
 
 

@@ -1,20 +1,22 @@
 """Reads the elements of a list in a JSON file one at a time, so that a file of any size takes the memory of a few of them."""
 
+import codecs
 import gzip
-import io
-import json
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from common.errors import UsageError
-from common.files import integer, opened
+from common.files import LARGEST, opened
 
-CHARACTERS = 2**20  # that are read at once
-DECODER, WHITE_SPACE = json.JSONDecoder(parse_int=integer), re.compile(r"[ \t\n\r]*")
-REACH = 16  # characters past an error's position that can turn it into valid JSON, were they there: the rest of a literal
+import ijson
+
+BLOCK = 2**16  # bytes that are read at once
+DEEPEST = 1000  # lists and objects that may begin in a block and not end in it: ijson's paths to them take memory by its square
+NUMBER = re.compile(rb"(?<=[\s:,\[])(-?\d{19,}|NaN|-?Infinity)(?=[\s,\]}])")
+DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdigit() else ord(" ") for byte in range(128)) + b" " * 128
 
 
 def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
@@ -31,97 +33,47 @@ def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             unpacked = gzip.GzipFile(fileobj=file) if packed else file
-            yield from _elements(_Text(path, io.TextIOWrapper(unpacked, "utf-8", errors="replace")), key, otherwise)
+            found = False
+            for element in ijson.items(_Text(path, unpacked), f"{key}.item", use_float=True, buf_size=BLOCK):
+                found = True
+                yield element
+            if found:
+                return
+            unpacked.seek(0)
+            events = ijson.parse(_Text(path, unpacked), buf_size=BLOCK)
+            if not any(event == "start_array" and prefix == key for prefix, event, _ in events):
+                raise UsageError(f"{path} {otherwise}")
     except (EOFError, zlib.error) as error:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _elements(text: "_Text", key: str, otherwise: str) -> Iterator[Any]:
-    if not text.next():
-        raise UsageError(f"{text.path} is empty")
-    found = False
-    if text.next() == "{":
-        for _ in text.members("}"):
-            if text.next() != '"':
-                raise text.damaged("Expecting property name enclosed in double quotes")
-            name = text.value()
-            text.expect(":")
-            if name == key and text.next() == "[":
-                found = True
-                for _ in text.members("]"):
-                    yield text.value()
-            else:
-                text.value()
-    else:
-        text.value()
-    if text.next():
-        raise text.damaged("Extra data")
-    if not found:
-        raise UsageError(f"{text.path} {otherwise}")
+    except ijson.JSONError as error:
+        raise UsageError(f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}") from error
 
 
 class _Text:
-    """The text of a JSON file, of which only the part that is being read is in memory."""
+    """A file that ijson reads, without what would make ijson refuse or not survive it.
 
-    def __init__(self, path: Path, file: TextIO) -> None:
-        self.path, self.file = path, file
-        self.text, self.position, self.ended = "", 0, False
-        self.lines = 1  # of what was dropped from the text, and one
+    Bytes that are not UTF-8 are replaced. NaN, infinities, and integers of more than 64 bits become null, which no model takes.
+    """
 
-    def next(self) -> str:
-        """The next character that is not white space, which it does not take; none at the end."""
-        while True:
-            self.position = WHITE_SPACE.match(self.text, self.position).end()
-            if self.position < len(self.text) or self.ended:
-                return self.text[self.position : self.position + 1]
-            self._read()
+    def __init__(self, path: Path, file: BinaryIO | gzip.GzipFile) -> None:
+        self.path, self.file, self.empty = path, file, True
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def expect(self, characters: str) -> str:
-        """Takes the next character, which must be one of these."""
-        found = self.next()
-        if not found or found not in characters:
-            raise self.damaged(f"Expecting {' or '.join(characters)}")
-        self.position += 1
-        return found
+    def read(self, size: int) -> bytes:
+        """A block, as far as the end of a line that begins in it and is not too long, so that numbers are whole."""
+        read = self.file.read(size) + self.file.readline(size)
+        block = self.decoder.decode(read).encode()
+        self.empty = self.empty and not block.strip()
+        if self.empty and size and not read:
+            raise UsageError(f"{self.path} is empty")
+        if sum(map(block.count, (b"[", b"{"))) - sum(map(block.count, (b"]", b"}"))) > DEEPEST:
+            raise UsageError(f"{self.path} is not JSON or is cut off: lists or objects are nested too deep")
+        if b"NaN" in block or b"Infinity" in block or b"0" * 19 in block.translate(DIGITS_AS_ZEROS):
+            block = NUMBER.sub(lambda found: found[0] if _fits(found[0]) else b"null", block)
+        return block
 
-    def members(self, end: str) -> Iterator[None]:
-        """Stops before each member of a list or an object, which the caller takes, up to its end."""
-        self.position += 1
-        if self.next() == end:
-            self.position += 1
-            return
-        yield
-        while self.expect(f",{end}") == ",":
-            yield
 
-    def value(self) -> Any:
-        """Takes the next value; reads on while the text ends within it."""
-        self.next()
-        while True:
-            try:
-                value, end = DECODER.raw_decode(self.text, self.position)
-            except json.JSONDecodeError as error:
-                within = error.msg.startswith("Unterminated string") or error.pos + REACH >= len(self.text)
-                if self.ended or not within:
-                    self.position = error.pos
-                    raise self.damaged(error.msg) from error
-            except RecursionError as error:
-                raise self.damaged("lists or objects are nested too deep") from error
-            else:
-                if end < len(self.text) or self.ended:  # else it could be a part of a number
-                    self.position = end
-                    return value
-            self._read()
-
-    def damaged(self, problem: str) -> UsageError:
-        line = self.lines + self.text.count("\n", 0, self.position)
-        return UsageError(f"{self.path} is not JSON or is cut off: {problem} at line {line}")
-
-    def _read(self) -> None:
-        """Reads on, twice as much each time if one value is long."""
-        rest = self.text[self.position :]
-        self.lines += self.text.count("\n", 0, self.position)
-        more = self.file.read(max(CHARACTERS, len(rest)))
-        self.text, self.position, self.ended = rest + more, 0, not more
+def _fits(number: bytes) -> bool:
+    return len(number) <= 20 and number[-1:].isdigit() and abs(int(number)) < LARGEST

@@ -6,19 +6,22 @@ from common.analysis.formulas import operators
 
 # The first pattern that matches a name decides. torch.compile names a Triton kernel after all operators that it replaces, so its
 # prefixes come first. A library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
+COMMUNICATION = re.compile(r"nccl|rccl", re.IGNORECASE)
 PATTERNS = (
+    ("communication", COMMUNICATION),
     ("elementwise", re.compile(r"^triton_(poi|for)_")),
     ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # Version 3; the patterns below match its norms and attention
     ("elementwise", re.compile(r"^_(turn|swiglu|swiglu_backward|adamw)$")),  # Version 4; likewise
     ("reductions", re.compile(r"^_(linear_)?cross_entropy|^_embedding_backward$")),
-    ("matrix products", re.compile(r"^_matmul$")),
+    ("matrix products", re.compile(r"^_matmul(_ogs|$)")),
     ("reductions", re.compile(r"^triton_(red|per)_")),
     ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
     ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # AOTriton, in ROCm builds of PyTorch
-    ("matrix products", re.compile(r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|splitK|^triton_tem_fused_(add)?(mm|bmm)")),
+    ("matrix products", re.compile(r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|[sS]plitK|^triton_tem_fused_(add)?(mm|bmm)")),
     ("reductions", re.compile(r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel")),
     ("copies", re.compile(r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor")),
-    ("copies", re.compile(r"gather_kernel|gpu_index_kernel")),
+    ("copies", re.compile(r"gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index|batched_transpose_")),
+    ("reductions", re.compile(r"rocprim|embedding_backward|compute_grad_weight|sum_and_scatter")),  # sums of rows by index
     ("elementwise", re.compile(r"elementwise|multi_tensor_apply|_fused_adam|triu_tril")),
 )
 ATEN = {
@@ -33,6 +36,7 @@ def kind(name: str) -> str:
     """The kind of work that a kernel or an ATen operator does. One of:
 
     matrix products
+    communication      collectives of NCCL and RCCL
     attention          fused attention kernels
     reductions         sums, norms, softmax, losses
     elementwise

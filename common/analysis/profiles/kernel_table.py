@@ -1,8 +1,10 @@
 """The table of kernels that the reader of every file makes, and helpers to read CSV files."""
 
 import csv
+import gzip
 import io
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +90,17 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The whole file as text; every line ends in a newline character, whatever it ended in."""
-    return read_bytes(path).decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    """The whole file, unpacked, as text; every line ends in a newline character, whatever it ended in.
+
+    Raises:
+        UsageError: it cannot be read, or is a damaged gzip file.
+    """
+    raw = read_bytes(path)
+    try:
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig", errors="replace")
+    except (EOFError, OSError, zlib.error) as error:
+        raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def rows(path: Path, text: str) -> list[list[str]]:

@@ -6,7 +6,7 @@
     rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats                      a row per kernel name
     profile                  our profile_*.json                                           a row per kernel name
     ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
-    rocprof-compute          pmc_perf.csv of a workload                                   a row per launch, counters
+    rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz        a row per launch, counters
 
 The content of a file decides, not its name. If a folder holds several sources, the first in this order is loaded, because it
 has the best record of how the launches follow each other. The last two sources run every kernel alone, several times, to read its
@@ -21,9 +21,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from common.analysis.profiles import ncu, pytorch, rocm, step_profile
+from common.analysis.profiles import ncu, pytorch, rocm
 from common.analysis.profiles.kernel_table import Kernels, read_bytes, read_frame, read_text
 from common.errors import UsageError
+from common.records import step_profile
 
 READERS: dict[str, Callable[[Path], Kernels]] = {
     "rocprofv3-kernel-trace": rocm.read_kernel_trace,
@@ -34,7 +35,7 @@ READERS: dict[str, Callable[[Path], Kernels]] = {
     "ncu": ncu.read,
     "rocprof-compute": rocm.read_pmc_perf,
 }
-SUFFIXES = (".csv", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
+SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
 HEAD_BYTES = 1 << 20
 API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # names of API calls, copies or domains
 
@@ -48,7 +49,7 @@ REFUSALS = {
     "other": f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
     "binary": f"is binary, and none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
     "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
-    "gzip": "is a damaged gzip file, or holds no trace: unpack it first (gunzip)",
+    "gzip": "is a damaged gzip file (cut off?)",
     "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
@@ -62,7 +63,7 @@ REFUSALS = {
 }
 # Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
-CSV_KINDS = (
+CSV_KINDS: tuple[tuple[set[str], str], ...] = (
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
     ({"Kernel_Name", "Counter_Name"}, "counters"),
     ({"Kernel_Name", *TIMES}, "rocprofv3-kernel-trace"),
@@ -96,7 +97,7 @@ def load(path: Path) -> Kernels:
         others += [f"{len(more)} of {name}" for name, more in list(found.items())[1:]]
         notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
     else:
-        source = _recognise(path)
+        source = recognize(path)
     if source in REFUSALS:
         raise UsageError(f"{path} {REFUSALS[source]}")
     kernels = READERS[source](path)
@@ -114,8 +115,8 @@ def find(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[tuple]] = {source: [] for source in READERS}
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        source = _recognise(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
-        if source in READERS and (source != "rocprof-compute" or path.name == "pmc_perf.csv"):
+        source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
+        if source in READERS and (source != "rocprof-compute" or path.name in ("pmc_perf.csv", "pmc_perf.csv.gz")):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
 
@@ -134,7 +135,7 @@ def _written_for(path: Path) -> Path:
 # -------------------------------------------------------------------------------------------------- detection by content
 
 
-def _recognise(path: Path) -> str:
+def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
     head = read_bytes(path, HEAD_BYTES)
     if head.startswith(b"SQLite format 3\0"):
@@ -142,22 +143,18 @@ def _recognise(path: Path) -> str:
     if head.startswith(b"NVR\0"):
         return "ncu report"
     if head.startswith(b"\x1f\x8b"):
-        return _recognise_compressed(head)
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+        except zlib.error:
+            return "gzip"
     if b"\0" in head:
         return "binary"
     if not head.strip():
         return "empty"
-    return _recognise_json(head) or _recognise_csv(path)
+    return _recognize_json(head) or _recognize_csv(path)
 
 
-def _recognise_compressed(head: bytes) -> str:
-    try:
-        return _recognise_json(zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)) or "gzip"
-    except zlib.error:
-        return "gzip"
-
-
-def _recognise_json(head: bytes) -> str | None:
+def _recognize_json(head: bytes) -> str | None:
     if head.lstrip()[:1] not in (b"{", b"["):
         return None
     if b'"rocprofiler-sdk-tool"' in head:
@@ -167,7 +164,7 @@ def _recognise_json(head: bytes) -> str | None:
     return "pytorch-trace" if b'"traceEvents"' in head else "JSON"
 
 
-def _recognise_csv(path: Path) -> str:
+def _recognize_csv(path: Path) -> str:
     text = read_text(path)
     if match := ncu.HEADER.search(text):
         return "ncu summary" if "Invocations" in match[0] else "ncu"

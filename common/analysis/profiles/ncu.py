@@ -31,12 +31,14 @@ Value = tuple[tuple[str, ...], str, float]  # launch, metric, value
 
 def read(path: Path) -> Kernels:
     text = read_text(path)
-    header, *body = rows(path, text[HEADER.search(text).start() :])
+    table = HEADER.search(text)
+    assert table, "what `load_kernels` takes for a file of ncu has a header"
+    header, *body = rows(path, text[table.start() :])
     details = "Metric Name" in header
     if missing := [name for name in LAUNCH_COLUMNS + METRIC_COLUMNS * details if name not in header]:
         raise UsageError(f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv")
     launches: dict[tuple[str, ...], dict[str, float]] = {}  # in the order of the file
-    for launch, metric, value in (_details if details else _raw)(path, header, body):
+    for launch, metric, value in _details(header, body) if details else _raw(path, header, body):
         if abs(value) >= LARGEST:
             raise UsageError(f"{path} is damaged: {metric} of launch {shortened(launch[1], 20)} is not a number below 2^63")
         launches.setdefault(launch, {})[metric] = value
@@ -45,13 +47,13 @@ def read(path: Path) -> Kernels:
     if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
         raise UsageError(f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics")
     if launches and (negative := durations.iloc[:, 0] < 0).any():
-        launch = list(launches)[int(negative.argmax())][1]
-        raise UsageError(f"{path} is damaged: {durations.columns[0]} of launch {shortened(launch, 20)} is negative")
+        number = list(launches)[int(negative.argmax())][1]
+        raise UsageError(f"{path} is damaged: {durations.columns[0]} of launch {shortened(number, 20)} is negative")
     columns = {"name": [name for *_, name in launches], "duration_ns": durations.iloc[:, 0] if launches else []}
     return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 
 
-def _details(path: Path, header: list[str], body: list[list[str]]) -> Iterator[Value]:
+def _details(header: list[str], body: list[list[str]]) -> Iterator[Value]:
     """The value in each row. A label gets its unit, because `Memory Throughput` is listed in % and in byte/s."""
     launch, of_metric = itemgetter(*map(header.index, LAUNCH_COLUMNS)), itemgetter(*map(header.index, METRIC_COLUMNS))
     for row in body:

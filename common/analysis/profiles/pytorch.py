@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.analysis.formulas import operators
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.kernel_table import Kernels, build, category
+from common.records import step_profile
 
 import pandas
 
@@ -28,13 +29,14 @@ def read_trace(path: Path) -> Kernels:
     frame = frame[frame.step >= 0] if steps else frame
     if on_gpu:
         categories = [CATEGORIES.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
-        own, notes = frame.duration_us, ()
     else:
         calls = list(zip(frame.name, frame.input_shapes, frame.input_types, strict=True))
         working = {call for call in set(calls) if _works(*call)}
         frame = frame[[call in working for call in calls]]
-        categories, own, notes = ["operator"] * len(frame), frame.self_cpu_us, _cpu_notes(frame.name)
+        categories = ["operator"] * len(frame)
+    own = frame.duration_us if on_gpu else frame.self_cpu_us
     times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
+    notes = () if on_gpu else _cpu_notes(frame.name)
     return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times}, steps=steps, notes=notes)
 
 
@@ -47,14 +49,10 @@ def read_profile(path: Path) -> Kernels:
         working = [row for row in operators.rows(profile) if row.works]
         rows = [(row.name, round(row.calls * steps), row.us * steps) for row in working]
     table = pandas.DataFrame(rows, columns=["name", "calls", "us"]).groupby("name", sort=False, as_index=False).sum()
-    columns = {
-        "name": table.name,
-        "category": [category(name) if on_gpu else "operator" for name in table.name],
-        "calls": table.calls,
-        "duration_ns": [round(us * 1e3) for us in table.us],
-    }
+    categories = [category(name) if on_gpu else "operator" for name in table.name]
+    times: dict[str, Iterable] = {"calls": table.calls, "duration_ns": [round(us * 1e3) for us in table.us]}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
-    return build("profile", path, columns, steps=steps, notes=notes)
+    return build("profile", path, {"name": table.name, "category": categories, **times}, steps=steps, notes=notes)
 
 
 def _works(name: str, shapes: str, types: str) -> bool:

@@ -4,7 +4,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_frame, read_text
 from common.errors import UsageError
@@ -21,6 +21,8 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
+# Columns that tell launches apart where each counter has a row of its own, as rocprof-compute itself joins them.
+DISPATCH_COLUMNS = ("Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 Nanoseconds = Annotated[int, Field(ge=0, lt=LARGEST)]
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
@@ -38,11 +40,21 @@ def read_kernel_stats(path: Path) -> Kernels:
 
 
 def read_pmc_perf(path: Path) -> Kernels:
+    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter."""
     frame = read_frame(path)
-    columns = [column for column in frame if not LAUNCH_COLUMN.fullmatch(column)]
-    counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
+    launches = _launches(path, frame)
+    if "Counter_Name" in frame:
+        frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
+        keys = [column for column in DISPATCH_COLUMNS if column in frame]
+        first = ~frame.duplicated(keys)
+        by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
+        counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
+        launches = {name: column[first] for name, column in launches.items()}
+    else:
+        columns = [column for column in frame.columns if not LAUNCH_COLUMN.fullmatch(column)]
+        counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
     counters = counters.dropna(axis="columns", how="all")
-    return build("rocprof-compute", path, _launches(path, frame), counters, notes=(SERIALIZED_NOTE,))
+    return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))
 
 
 def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
@@ -67,9 +79,10 @@ def is_rocpd(path: Path) -> bool:
 
 def read_rocpd(path: Path) -> Kernels:
     rows = _query(path, "SELECT name, start, duration FROM kernels ORDER BY start")
-    launches = check(path, [dict(zip(Launch.__annotations__, row, strict=True)) for row in rows], list[Launch], "kernels.")
-    frame = pandas.DataFrame(launches, columns=list(Launch.__annotations__))
-    return build("rocpd", path, frame.rename(columns={"start": "start_ns", "duration": "duration_ns"}))
+    names = list(Launch.__annotations__)
+    check(path, [dict(zip(names, row, strict=True)) for row in rows], list[Launch], "kernels.")
+    frame = pandas.DataFrame(rows, columns=names)
+    return build("rocpd", path, {"name": frame.name, "start_ns": frame.start, "duration_ns": frame.duration})
 
 
 def _query(path: Path, sql: str) -> list[tuple]:
@@ -81,14 +94,20 @@ def _query(path: Path, sql: str) -> list[tuple]:
         raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
 
 
-def read_rocprof_ceilings(path: Path) -> dict[str, Any]:
-    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file).
+class MeasuredCeilings(TypedDict):
+    """The ceilings of a device (its number), by unit and number format, and by level of the memory.
 
-    Returns:
-        device: its number.
-        flops_per_second: `fp32`, `fp64`, ... of the vector units, `mfma_bf16`, `mfma_fp16`, ... (or `wmma_`) of the matrix
-            units; operations per second for integer types such as `int8`.
-        bytes_per_second: `hbm`, `l2`, `l1`, `lds`, `mall`.
+    The formats are `fp32`, `fp64`, ... of the vector units and `mfma_bf16`, `mfma_fp16`, ... (or `wmma_`) of the matrix units,
+    with operations per second for integer types such as `int8`. The levels are `hbm`, `l2`, `l1`, `lds` and `mall`.
+    """
+
+    device: int
+    flops_per_second: dict[str, float]
+    bytes_per_second: dict[str, float]
+
+
+def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
+    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file).
 
     Raises:
         UsageError: the file is not such a table, or it is damaged.
@@ -98,14 +117,15 @@ def read_rocprof_ceilings(path: Path) -> dict[str, Any]:
     frame = read_frame(path)
     if not len(frame):
         raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
-    result: dict[str, Any] = {"device": int(numbers(path, frame, frame.columns[0])[0])}
-    result |= {"flops_per_second": {}, "bytes_per_second": {}}
-    for column in frame:
+    result = MeasuredCeilings(device=int(numbers(path, frame, frame.columns[0])[0]), flops_per_second={}, bytes_per_second={})
+    for column in frame.columns:
         match = CEILING_COLUMN.fullmatch(column)
         value = float(numbers(path, frame, column)[0]) * 1e9 if match else 0.0
-        if value and match["level"]:
+        if not match or not value:
+            continue
+        if match["level"]:
             result["bytes_per_second"][match["level"].lower()] = value
-        elif value:
+        else:
             kind = {"BF": "bf", "I": "int"}.get(match["kind"], "fp") + match["bits"].lower()
             result["flops_per_second"]["_".join(filter(None, ((match["unit"] or "").lower(), kind)))] = value
     return result

@@ -2,55 +2,30 @@
 
 Bytes come from the best source in a folder that run_all_profilers.sh wrote, or from one file:
 
-    ncu               measured: dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
-    rocprof-compute   measured: requests of the L2 cache to memory, in pmc_perf.csv, times their size
-    profile           a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
-
-A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ (TCC_EA0_ from gfx942 on) count all
-requests, RDREQ_32B the small reads, WRREQ_64B the large writes, and TCC_BUBBLE on gfx942 the 128-byte reads. Hence
-
-    read      64 RDREQ + 64 BUBBLE - 32 RDREQ_32B
-    written   32 WRREQ + 32 WRREQ_64B
-
-gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE has another meaning; since rocprof-compute 3.5 RDREQ_128B, _64B and _32B count
-reads by size. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's metric
-"HBM Bandwidth" is this sum over the time.) The requests can also go to the host or to another GPU.
+    ncu, rocprof-compute   measured by counters (`memory_counters`)
+    profile                a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
 
 The bandwidth is that of a large copy in the profiled run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The
 bound of a row with B bytes and, where the profile gives them, F FLOPs is max(B / bandwidth, F / peak). The rest of its time is
 time above the bound; where it is largest, most can be gained.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, step_profile
+from common.analysis.output.tables import format_number
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, memory_counters, rocm
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
+from common.records import step_profile
+from common.records.step_profile import Profile
 
-import pandas
+from typing_extensions import NotRequired, TypedDict
 
 TOP, NEAR = 20, 80  # rows in the tables; percent of the bound from which on a row counts as near it
-WRITES = {"WRREQ_sum": 32, "WRREQ_64B_sum": 32}
-GFX90A = {"RDREQ_sum": 64, "RDREQ_32B_sum": -32} | WRITES
-GFX950 = {"RDREQ_128B_sum": 128, "RDREQ_64B_sum": 64, "RDREQ_32B_sum": 32} | WRITES
-# By source and device: counters that add up to the bytes that memory moved, and the bytes that each count stands for.
-COUNTERS: dict[str, dict[str, dict[str, int]]] = {
-    "ncu": {
-        "reads and writes apart": {"dram__bytes_read.sum": 1, "dram__bytes_write.sum": 1},
-        "reads and writes together": {"dram__bytes.sum": 1},
-    },
-    "rocprof-compute": {
-        "gfx942": {f"TCC_EA0_{name}": size for name, size in GFX90A.items()} | {"TCC_BUBBLE_sum": 64},
-        "gfx90a": {f"TCC_EA_{name}": size for name, size in GFX90A.items()},
-        "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
-    },
-}
-L2_BYTES = "lts__t_bytes.sum"
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
 NO_FLOPS_NOTE = (
     "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
@@ -67,6 +42,14 @@ HOW_TO_READ = (
 )
 
 
+class Ceilings(TypedDict):
+    """Ceilings that something measured, and what that was."""
+
+    bytes_per_second: float
+    flops_per_second: NotRequired[float]
+    source: str
+
+
 class KernelTraffic(NamedTuple):
     """All calls of a kernel, or of an operator in one span: of a mean step, or of everything that was recorded."""
 
@@ -77,10 +60,9 @@ class KernelTraffic(NamedTuple):
     flops: float | None = None
     l2_bytes: float | None = None
 
-    def bound(self, ceilings: Mapping[str, Any]) -> float:
+    def bound(self, ceilings: Ceilings) -> float:
         """A lower bound on the seconds for these bytes and FLOPs."""
-        computing = self.flops / ceilings["flops_per_second"] if self.flops and "flops_per_second" in ceilings else 0.0
-        return max(self.bytes / ceilings["bytes_per_second"], computing)
+        return max(self.bytes / ceilings["bytes_per_second"], (self.flops or 0) / ceilings.get("flops_per_second", float("inf")))
 
 
 class Traffic(NamedTuple):
@@ -90,7 +72,7 @@ class Traffic(NamedTuple):
         rows: the longest first.
         bytes_are: MEASURED or MINIMUM.
         path: the file that the bytes come from.
-        ceilings: bytes_per_second and `source`, with flops_per_second where a run measured them; None if nothing was measured.
+        ceilings: None if nothing was measured.
         notes: caveats, for a reader of the numbers.
         profile: the newest profile_*.json. Where the bytes are a MINIMUM, the rows come from it and are of a mean step.
     """
@@ -98,57 +80,46 @@ class Traffic(NamedTuple):
     rows: list[KernelTraffic]
     bytes_are: str
     path: Path
-    ceilings: dict[str, Any] | None
+    ceilings: Ceilings | None
     notes: list[str]
-    profile: dict[str, Any] | None
-
-
-def counted_bytes(found: kernel_table.Kernels) -> pandas.Series | str:
-    """Bytes that memory moved for each row of the table, or the names of the counters that are missing."""
-    system, formulas = found.path.with_name("sysinfo.csv"), dict(COUNTERS[found.source])  # rocprof-compute writes both
-    if "TCC_EA0_RDREQ_128B_sum" in found.counters or (system.is_file() and "gfx950" in system.read_text(errors="replace")):
-        del formulas["gfx942"]
-    missing = {name: [counter for counter in formula if counter not in found.counters] for name, formula in formulas.items()}
-    nearest = min(missing, key=lambda name: len(missing[name]) / len(formulas[name]))
-    if missing[nearest]:
-        return f"{', '.join(missing[nearest])} ({nearest})"
-    return sum(size * found.counters[counter] for counter, size in formulas[nearest].items())
+    profile: Profile | None
 
 
 def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
     """A row per kernel, or the names of the counters that are missing."""
-    moved = counted_bytes(found)
+    moved = memory_counters.moved_bytes(found)
     if isinstance(moved, str):
         return moved
-    launches = found.table.assign(bytes=moved, l2=found.counters.get(L2_BYTES, float("nan")))
+    launches = found.table.assign(bytes=moved, l2=found.counters.get(memory_counters.L2_BYTES, float("nan")))
     counted = launches[moved.notna() & (launches.duration_ns > 0)]
     added = counted.groupby("name")[["calls", "duration_ns", "bytes", "l2"]].sum(min_count=1)
+    added = added.sort_values("duration_ns", ascending=False, kind="stable")
     return [
         KernelTraffic(name, int(calls), ns / 1e9, float(total), l2_bytes=None if l2 != l2 else float(l2))
         for name, calls, ns, total, l2 in added.itertuples()
     ]
 
 
-def from_profile(profile: dict[str, Any]) -> tuple[list[KernelTraffic], list[str]]:
+def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
     added: dict[str, KernelTraffic] = {}
     unknown = whole = 0.0
     for row in operators.rows(profile):
         whole += row.us
-        if row.bytes is None:
+        if row.bytes is None or row.flops is None:
             unknown += row.us
         elif row.bytes:
             name = f"{row.name} ({row.span})"
-            before = added.get(name, KernelTraffic(name, 0.0, 0.0, 0.0, 0.0))
-            work = (row.calls, row.us / 1e6, row.calls * row.bytes, row.calls * row.flops)
-            added[name] = KernelTraffic(name, *(old + new for old, new in zip(before[1:5], work, strict=True)))
+            _, calls, seconds, moved, flops, _ = added.get(name, KernelTraffic(name, 0.0, 0.0, 0.0, 0.0))
+            work = moved + row.calls * row.bytes, (flops or 0.0) + row.calls * row.flops
+            added[name] = KernelTraffic(name, calls + row.calls, seconds + row.us / 1e6, *work)
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
             f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
             "(code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
-    return list(added.values()), notes
+    return sorted(added.values(), key=lambda row: -row.seconds), notes
 
 
 def read(path: Path) -> Traffic:
@@ -172,41 +143,39 @@ def read(path: Path) -> Traffic:
         notes += [*found.notes, NO_FLOPS_NOTE]
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
-        return Traffic(_longest(rows), MEASURED, file, ceilings, notes, profile)
+        return Traffic(rows, MEASURED, file, ceilings, notes, profile)
     if profile:
         rows, more = from_profile(profile)
         if rows:
-            return Traffic(_longest(rows), MINIMUM, files["profile"][0], ceilings, notes + more, profile)
+            return Traffic(rows, MINIMUM, files["profile"][0], ceilings, notes + more, profile)
         notes.append(f"{files['profile'][0]} holds no operator that took time and whose bytes are known")
     raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}")
 
 
-def _ceilings(path: Path, profile: dict[str, Any] | None) -> dict[str, Any] | None:
+def _ceilings(path: Path, profile: Profile | None) -> Ceilings | None:
     """Ceilings of the profiled run, else of HBM in a roofline.csv of rocprof-compute, in the folder or beside the file."""
-    if profile and profile["run"]["ceilings"]:
-        return profile["run"]["ceilings"] | {"source": "a large copy in the profiled run"}
+    if profile and (own := profile["run"]["ceilings"]):
+        source = "a large copy in the profiled run"
+        return Ceilings(bytes_per_second=own["bytes_per_second"], flops_per_second=own["flops_per_second"], source=source)
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
             measured = rocm.read_rocprof_ceilings(file)["bytes_per_second"]
             if "hbm" in measured:
-                return {"bytes_per_second": measured["hbm"], "source": str(file)}
+                return Ceilings(bytes_per_second=measured["hbm"], source=str(file))
     return None
-
-
-def _longest(rows: Sequence[KernelTraffic]) -> list[KernelTraffic]:
-    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def table(traffic: Traffic) -> list[list[Any]]:
     """A row per kernel or operator, with the columns of HEADER; None where ceilings, FLOPs or L2 bytes are not known."""
-    rows = []
+    rows: list[list[Any]] = []
     for row in traffic.rows:
-        rate, under_ceilings = row.bytes / row.seconds, [None] * 3
+        rate = row.bytes / row.seconds
+        under_ceilings: list[Any] = [None] * 3
         if traffic.ceilings:
             bandwidth, bound = traffic.ceilings["bytes_per_second"], row.bound(traffic.ceilings)
             side = "compute" if bound > row.bytes / bandwidth else "memory"
             under_ceilings = [100 * rate / bandwidth, None if row.flops is None else side, 1e6 * (row.seconds - bound)]
-        l2 = None if row.l2_bytes is None else row.l2_bytes / 1e6
+        l2 = row.l2_bytes and row.l2_bytes / 1e6
         rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
     return rows
 
@@ -215,22 +184,25 @@ def facts(traffic: Traffic) -> list[tuple[str, str]]:
     """Origin and amount of the bytes, the share of the time that they need, and the rows near to and far from their bound."""
     total, seconds = sum(row.bytes for row in traffic.rows), sum(row.seconds for row in traffic.rows)
     of = "operators in a mean step" if traffic.bytes_are == MINIMUM else "kernels, all that was recorded"
-    result = [("bytes", f"{traffic.bytes_are}, from {traffic.path}"), ("total", f"{_mb(total)} in {_time(seconds)} of {of}")]
+    result = [
+        ("bytes", f"{traffic.bytes_are}, from {traffic.path}"),
+        ("total", f"{format_number(total / 1e6)} MB in {_time(seconds)} of {of}"),
+    ]
     if traffic.ceilings:
-        result += _against_bandwidth(traffic, total, seconds)
+        result += _against(traffic.ceilings, traffic, total, seconds)
     else:
         result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
     return [*result, *(("note", note) for note in traffic.notes)]
 
 
-def _against_bandwidth(traffic: Traffic, total: float, seconds: float) -> list[tuple[str, str]]:
-    bandwidth, short = traffic.ceilings["bytes_per_second"], kernel_names.short_name
-    above = {row: row.seconds - row.bound(traffic.ceilings) for row in traffic.rows}
+def _against(ceilings: Ceilings, traffic: Traffic, total: float, seconds: float) -> list[tuple[str, str]]:
+    bandwidth, short = ceilings["bytes_per_second"], kernel_names.short_name
+    above = {row: row.seconds - row.bound(ceilings) for row in traffic.rows}
     near = [short(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
-    far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(traffic.rows, key=lambda row: -above[row])[:3])
+    far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(above, key=lambda row: -above[row])[:3])
     result = [
-        ("bandwidth", f"{tables.format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings['source']}"),
-        ("at least", f"{_time(total / bandwidth)} at that bandwidth, {100 * total / bandwidth / seconds:.3g} % of that time"),
+        ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {ceilings['source']}"),
+        ("at least", f"{_needed(total, bandwidth, seconds)} of that time"),
         (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
         ("far", f"most time above the bound: {far}"),
     ]
@@ -238,13 +210,15 @@ def _against_bandwidth(traffic: Traffic, total: float, seconds: float) -> list[t
         moved = sum(row.bytes for row in from_profile(traffic.profile)[0])
         timed = traffic.profile["run"]["step_ms"]
         step, how = timed["median"] / 1e3, "under" if timed["profiled"] >= len(timed["all"]) else "without"
-        share = f"{_time(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / step:.3g} % of its {_time(step)}"
-        result.append(("a step", f"moves {_mb(moved)} at least, by its operators' shapes: {share} (median {how} the profiler)"))
+        amount = f"moves {format_number(moved / 1e6)} MB at least, by its operators' shapes"
+        result.append((
+            "a step", f"{amount}: {_needed(moved, bandwidth, step)} of its {_time(step)} (median {how} the profiler)",
+        ))  # fmt: skip
     return result
 
 
-def _mb(amount: float) -> str:
-    return f"{tables.format_number(amount / 1e6)} MB"
+def _needed(moved: float, bandwidth: float, seconds: float) -> str:
+    return f"{_time(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / seconds:.3g} %"
 
 
 def _time(seconds: float) -> str:
@@ -265,7 +239,8 @@ def report(traffic: Traffic) -> Report:
     title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
     result.table(*tables.filled(header, shown), title=title, code=["name"], top=TOP)
     result.csv("bandwidth", HEADER, rows)
-    result.text(*([HOW_TO_READ] if traffic.ceilings else []))
+    if traffic.ceilings:
+        result.text(HOW_TO_READ)
     return result
 
 

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
+from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.analysis.reports.triton_kernels import Cost
+from common.analysis.reports.triton_kernels import Cost, rate
+from common.records.run_record import Run
+from common.records.step_profile import Profile
 
 import numpy
 import pandas
@@ -60,7 +63,7 @@ class Step(NamedTuple):
         return self.kernels[self.kernels.on_path]
 
 
-def load(path: Path, profile: dict[str, Any]) -> Trace:
+def load(path: Path, profile: Profile) -> Trace:
     """The trace of a profile, which lies beside it, with spans also for the kernels of graphs.
 
     Raises:
@@ -142,20 +145,15 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
     launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
     found = {}
     for row, number in launched.operators.map(lambda rows: rows[0]).drop_duplicates().items():
-        call = trace.operators.loc[number]
-        flops, moved = operators.cost(call["name"], json.loads(call.input_shapes), json.loads(call.input_types), element) or (
-            0,
-            0,
-        )
-        if moved:
-            computes = kernel_names.kind(call["name"]) in ("matrix products", "attention")
-            found[row] = flops if computes else 0, moved
+        name, shapes, types = trace.operators.loc[number, ["name", "input_shapes", "input_types"]]
+        cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
+        if cost and cost[1]:
+            computes = kernel_names.kind(name) in ("matrix products", "attention")
+            found[row] = cost[0] if computes else 0, cost[1]
     return pandas.DataFrame.from_dict(found, orient="index", columns=["flops", "bytes"])
 
 
-def kernel_table(
-    step: Step, trace: Trace, run: dict[str, Any], costs: Mapping[tuple[str, str], Cost]
-) -> tuple[list[str], list[list[Any]]]:
+def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
     """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it.
 
     Args:
@@ -163,21 +161,22 @@ def kernel_table(
         run: the record of the run.
         costs: of all launches in a step, by name and phase of a kernel.
     """
-    ceilings = run["ceilings"] or {}
+    ceilings = run["ceilings"]
+    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
     by_operator = operator_costs(step.kernels, trace, operators.element_bytes(run))
-    rows, whole = [], float(step.path.path_us.sum()) or 1.0
-    for (name, phase), own in step.kernels.groupby(["name", "phase"], sort=False):
-        us, on_path = float(own.duration_us.sum()), float(own.path_us.sum())
-        moved = flops = None
-        if (name, phase) in costs:
-            moved, flops = costs[name, phase].bytes, costs[name, phase].flops
+    rows: list[list[Any]] = []
+    for key, own in step.kernels.groupby(["name", "phase"], sort=False):
+        name, phase = map(str, key)
+        us, on_path, moved, flops = float(own.duration_us.sum()), float(own.path_us.sum()), None, None
+        if cost := costs.get((name, phase)):
+            moved, flops = cost.bytes, cost.flops
         elif own.index.isin(by_operator.index).all():
             flops, moved = map(int, by_operator.loc[own.index].sum())
         spans = own.groupby("span").duration_us.sum().sort_values(ascending=False).index
         rows.append([
             kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
-            100 * on_path / whole, *_rates(moved, us, 1e9, ceilings.get("bytes_per_second")),
-            *_rates(flops, us, 1e12, ceilings.get("flops_per_second")),
+            100 * on_path / (step.path.path_us.sum() or 1.0),
+            *rate(moved, us / 1e6, 1e9, bandwidth), *rate(flops, us / 1e6, 1e12, peak),
         ])  # fmt: skip
     header = [
         "kernel", "phase", "span", "launches", "on path", "us", "us on path", "% of path",
@@ -186,32 +185,16 @@ def kernel_table(
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
 
-def _rates(amount: int | None, us: float, unit: float, ceiling: float | None) -> tuple[float | None, float | None]:
-    """A rate in `unit` per second and its share of a ceiling in percent; None where they are not known."""
-    if not amount or not us:
-        return None, None
-    rate = amount / us * 1e6
-    return rate / unit, ceiling and 100 * rate / ceiling
-
-
-def span_table(step: Step) -> tuple[list[str], list[list[Any]]]:
+def span_table(step: Step) -> tables.Table:
     """Header and a row per span and phase, the longest on the critical path first."""
-    rows = [
-        [
-            *place,
-            len(own),
-            int(own.on_path.sum()),
-            float(own.duration_us.sum()),
-            float(own.path_us.sum()),
-            float(own.gap_us.sum()),
-        ]
-        for place, own in step.kernels.groupby(["span", "phase"], sort=False)
-    ]
+    grouped = step.kernels.groupby(["span", "phase"], sort=False)
+    added = grouped.agg(kernels=("span", "size"), on_path=("on_path", "sum"), us=("duration_us", "sum"),
+                        path_us=("path_us", "sum"), gap_us=("gap_us", "sum"))  # fmt: skip
     header = ["span", "phase", "kernels", "on path", "us", "us on path", "gaps before them, us"]
-    return header, sorted(rows, key=lambda row: (-row[5], -row[4]))
+    return header, added.sort_values(["path_us", "us"], ascending=False, kind="stable").reset_index().values.tolist()
 
 
-def report(path: Path, profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
+def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
     """Conditions, summary, kernels and spans of a step; the summary of the profile instead where no kernel of a GPU ran.
 
     Its files are critical_path.csv with the kernels by name, and timeline.csv with each launch in order of time.

@@ -1,66 +1,19 @@
 """Tables and figure of a benchmark of kernels, from its JSON file (version3_triton/benchmark_kernels.py explains it)."""
 
-import itertools
 from pathlib import Path
-from typing import Any, Literal
 
-from common import files
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.analysis.profiles.run_record import Ceilings, Header, Precision, Summary
-from common.errors import UsageError
-from common.files import Amount
+from common.records import kernel_benchmark_file
+from common.records.kernel_benchmark_file import KernelBenchmark, Timing, shape
 
 from matplotlib.figure import Figure
-from pydantic import PositiveInt
-from typing_extensions import TypedDict
 
-SCHEMA = "tiny-llama-kernel-benchmark/1"
 BYTES, FLOPS = "GB/s", "TFLOP/s"
 COLOURS = {
     "kernel": plots.BLUE, "eager": plots.BLACK, "compiled": plots.ORANGE, "liger": plots.GREEN, "cudnn": plots.PURPLE,
     "flash": plots.SKY,
 }  # fmt: skip
-
-
-class Timing(TypedDict):
-    """One contender at one operation and shape."""
-
-    operation: str
-    batch_size: PositiveInt
-    sequence_length: PositiveInt
-    hidden_size: PositiveInt
-    unit: Literal[BYTES, FLOPS]
-    amount: PositiveInt  # bytes or FLOPs, by `unit`
-    contender: Literal[tuple(COLOURS)]
-    host_ms: Summary
-    gpu_ms: Summary | None
-    peak_mib: Amount | None
-
-
-class KernelBenchmark(Header):
-    schema: Literal[SCHEMA]
-    precision: Precision
-    ceilings: Ceilings
-    rows: list[Timing]
-
-
-def read(path: Path) -> KernelBenchmark:
-    """A benchmark with a row of the kernel and one of eager for each operation and shape.
-
-    Raises:
-        UsageError: the file is missing or damaged, or a row is missing.
-    """
-    measured = files.read(path, KernelBenchmark)
-    found = {(_shape(row), row["contender"]) for row in measured["rows"]}
-    for shape, contender in itertools.product({shape for shape, _ in found}, ("kernel", "eager")):
-        if (shape, contender) not in found:
-            raise UsageError(f"{path}: rows: there is no row of {contender} for {' '.join(map(str, shape))}")
-    return measured
-
-
-def _shape(row: Timing) -> tuple[Any, ...]:
-    return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
 
 
 def rate(row: Timing) -> float:
@@ -70,47 +23,75 @@ def rate(row: Timing) -> float:
 
 def share(row: Timing, measured: KernelBenchmark) -> float:
     """Percent of the measured ceiling: of the bandwidth of a copy, or of the FLOP/s of a matrix product."""
-    return 100 * rate(row) / measured["ceilings"]["bytes_per_second" if row["unit"] == BYTES else "flops_per_second"]
+    ceilings = measured["ceilings"]
+    return 100 * rate(row) / (ceilings["bytes_per_second"] if row["unit"] == BYTES else ceilings["flops_per_second"])
 
 
 def ratio(row: Timing, other: Timing) -> float:
     """Time of `row` over the time of `other`, on the GPU where both have it, else of the host."""
-    clock = "gpu_ms" if row["gpu_ms"] and other["gpu_ms"] else "host_ms"
-    return row[clock]["median"] / other[clock]["median"]
+    if row["gpu_ms"] and other["gpu_ms"]:
+        return row["gpu_ms"]["median"] / other["gpu_ms"]["median"]
+    return row["host_ms"]["median"] / other["host_ms"]["median"]
+
+
+def analyze(path: Path) -> Report:
+    """The report on a metrics_kernels.json.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    return report(kernel_benchmark_file.read(path))
 
 
 def report(measured: KernelBenchmark) -> Report:
-    """A row per operation, shape and contender: times, rate, share of the ceiling, speed relative to eager, memory."""
-    eager = {_shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
-    unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
-    body = [
-        [row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"],
-         row["host_ms"]["median"] * factor, row["gpu_ms"] and row["gpu_ms"]["median"] * factor,
-         rate(row) / 1e9 if row["unit"] == BYTES else None, rate(row) / 1e12 if row["unit"] == FLOPS else None,
-         share(row, measured), ratio(eager[_shape(row)], row), row["peak_mib"]]
-        for row in measured["rows"]
-    ]  # fmt: skip
-    header = [
-        "operation",
-        "B x S",
-        "D",
-        "contender",
-        f"host {unit}",
-        f"GPU {unit}",
-        BYTES,
-        FLOPS,
-        "% of ceiling",
-        "eager / it",
-        "MiB",
-    ]
+    """Each operation and shape: the kernel's rate and its peers' time relative to it; then the times of every contender."""
     result = Report("Kernel benchmark")
     result.text(
         f"Forward and backward of each operation, {measured['precision']['compute']}, {measured['device']['name']}, torch "
         f"{measured['environment']['torch']}."
     )
-    result.table(*tables.filled(header, body))
+    result.section("Rates")
+    result.table(*rate_table(measured))
+    result.section("Times")
+    result.table(*time_table(measured))
     result.figure(lambda: figure(measured), "kernels", "Share of the measured ceiling over the sequence length")
     return result
+
+
+def rate_table(measured: KernelBenchmark) -> tables.Table:
+    """A row per operation and shape: the kernel's rate, each peer's time relative to the kernel's, and memory."""
+    shapes: dict[tuple[object, ...], dict[str, Timing]] = {}
+    for row in measured["rows"]:
+        shapes.setdefault(shape(row), {})[row["contender"]] = row
+    peers = [name for name in COLOURS if name != "kernel"]
+    body: list[list[object]] = []
+    for (operation, batch, length, hidden), found in shapes.items():
+        own = found["kernel"]
+        reached = rate(own) / (1e9 if own["unit"] == BYTES else 1e12)
+        body.append([
+            operation, f"{batch} x {length}", hidden, f"{tables.format_number(reached)} {own['unit']}", share(own, measured),
+            *(ratio(found[name], own) if name in found else None for name in peers),
+            own["peak_mib"], found["eager"]["peak_mib"],
+        ])  # fmt: skip
+    header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in peers), "kernel's MiB",
+              "eager's MiB"]  # fmt: skip
+    return tables.filled(header, body)
+
+
+def time_table(measured: KernelBenchmark) -> tables.Table:
+    """A row per operation, shape and contender: times, rate, share of the ceiling, speed relative to eager, memory."""
+    eager = {shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
+    unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
+    body: list[list[object]] = [
+        [row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"],
+         row["host_ms"]["median"] * factor, row["gpu_ms"] and row["gpu_ms"]["median"] * factor,
+         rate(row) / 1e9 if row["unit"] == BYTES else None, rate(row) / 1e12 if row["unit"] == FLOPS else None,
+         share(row, measured), ratio(eager[shape(row)], row), row["peak_mib"]]
+        for row in measured["rows"]
+    ]  # fmt: skip
+    header = ["operation", "B x S", "D", "contender", f"host {unit}", f"GPU {unit}", BYTES, FLOPS, "% of ceiling", "eager / it",
+              "MiB"]  # fmt: skip
+    return tables.filled(header, body)
 
 
 def figure(measured: KernelBenchmark) -> Figure:
@@ -145,28 +126,3 @@ def figure(measured: KernelBenchmark) -> Figure:
     legend = dict(loc="outside upper center", ncols=3 if len(widths) < 3 else 6, fontsize=8, title=title, title_fontsize=8)
     drawing.legend(*axes[0][0].get_legend_handles_labels(), **legend)
     return drawing
-
-
-def documented(*paths: Path) -> str:
-    """Markdown: a row for each operation and shape, with the kernel's rate and the time of each peer relative to the kernel's.
-
-    Raises:
-        UsageError: a file is missing or damaged.
-    """
-    rows, peers = [], [name for name in COLOURS if name != "kernel"]
-    for path in paths:
-        measured = read(path)
-        shapes: dict[tuple[Any, ...], dict[str, Timing]] = {}
-        for row in measured["rows"]:
-            shapes.setdefault(_shape(row), {})[row["contender"]] = row
-        for (operation, batch, length, hidden), found in shapes.items():
-            own = found["kernel"]
-            reached = rate(own) / (1e9 if own["unit"] == BYTES else 1e12)
-            rows.append([
-                operation, f"{batch} x {length}", hidden, f"{tables.format_number(reached)} {own['unit']}", share(own, measured),
-                *(ratio(found[name], own) if name in found else None for name in peers),
-                own["peak_mib"], found["eager"]["peak_mib"],
-            ])  # fmt: skip
-    header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in peers), "kernel's MiB",
-              "eager's MiB"]  # fmt: skip
-    return tables.markdown(*tables.filled(header, rows))

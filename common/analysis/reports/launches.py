@@ -36,10 +36,10 @@ def summary(kernels: Kernels) -> list[KernelTotal]:
     grouped = kernels.table.groupby(["name", "category"], sort=False)
     added = grouped.agg(calls=("calls", "sum"), total=("duration_ns", "sum"), low=("min_ns", "min"), high=("max_ns", "max"))
     whole = added.total.sum() or 1.0
-    rows = [
-        KernelTotal(*key, int(calls), total, total / calls, *(None if ns != ns else ns for ns in (low, high)), total / whole)
-        for key, calls, total, low, high in added.itertuples()
-    ]
+    rows = []
+    for (name, category), calls, total, low, high in added.itertuples():
+        least, most = (None, None) if low != low else (low, high)
+        rows.append(KernelTotal(name, category, int(calls), total, total / calls, least, most, total / whole))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 

@@ -6,13 +6,12 @@ optimizer state after the first step) appears only in the total of a GPU's alloc
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.analysis.profiles import run_record
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports.profile_summary import PHASE_COLOURS
+from common.records.step_profile import Profile
 
 import numpy
 import pandas
@@ -36,17 +35,19 @@ def _alive(trace: Trace) -> tuple[pandas.DataFrame, list[dict[str, int]], dict[t
     """
     on_gpu = trace.memory[trace.memory.device == "gpu"]
     events = on_gpu if len(on_gpu) else trace.memory
-    alive: dict[int, tuple[str, str, int]] = {}  # by address
-    by_phase, at_peak, steps = dict.fromkeys(COLOURS, 0), defaultdict(int), []
+    alive: dict[int | str, tuple[str, str, int]] = {}  # by address
+    by_phase, steps = dict.fromkeys(COLOURS, 0), []
+    at_peak: dict[tuple[str, str], int] = defaultdict(int)
     first_peak = events.total_bytes.to_numpy().argmax()
-    for i, event in enumerate(events.itertuples()):
-        if event.bytes > 0:
-            alive[event.address] = (event.span, event.phase, event.bytes)
-            by_phase[event.phase] += event.bytes
-        elif event.address in alive:
-            _, phase, size = alive.pop(event.address)
+    columns = (events[name] for name in ("bytes", "address", "total_bytes", "span", "phase"))
+    for i, (size, address, total, span, phase) in enumerate(zip(*columns, strict=True)):
+        if size > 0:
+            alive[address] = (span, phase, size)
+            by_phase[phase] += size
+        elif address in alive:
+            _, phase, size = alive.pop(address)
             by_phase[phase] -= size
-        steps.append(by_phase | {EARLIER: max(0, event.total_bytes - sum(by_phase.values()))})
+        steps.append(by_phase | {EARLIER: max(0, total - sum(by_phase.values()))})
         if i == first_peak:
             for span, phase, size in alive.values():
                 at_peak[span, phase] += size
@@ -84,23 +85,20 @@ def figure(trace: Trace) -> Figure:
     return result
 
 
-def report(trace: Trace, profile: dict[str, Any]) -> Report:
+def report(trace: Trace, profile: Profile) -> Report:
     """Memory over time and the allocations alive at the peak. `profile` is made from `trace` and has memory events."""
     run, (peak, rows) = profile["run"], at_peak(trace)
     counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
     result = Report("Memory timeline")
-    result.text(f"{run['version']}, {run_record.describe(run)}; {run['parameters']:,} parameters.")
+    result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.")
     result.text(f"{HOW_TO_READ} {counted}")
     result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
     table = [[span, phase, size / 2**20, 100 * size / (peak or 1)] for span, phase, size in rows]
-    result.table(
-        ["allocated in", "phase", "MiB", "% of peak"],
-        table,
-        title=f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB",
-    )
+    title = f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB"
+    result.table(["allocated in", "phase", "MiB", "% of peak"], table, title)
     return result
 
 
-def write(path: Path, trace: Trace, profile: dict[str, Any]) -> Path:
+def write(path: Path, trace: Trace, profile: Profile) -> Path:
     """Writes the page."""
     return report(trace, profile).write(path.parent, path.stem, ("html",))[0]

@@ -7,29 +7,24 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record, step_profile
 from common.analysis.profiles.kernel_names import short_name
+from common.records import step_profile
+from common.records.step_profile import Profile
 
 from matplotlib.figure import Figure
 
 ROWS = 20  # in the tables of kernels and operators
 # torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a CPU device time is CPU time.
 SORT_KEYS = {
-    "cpu_time_total": "cpu_us",
-    "self_cpu_time_total": "self_cpu_us",
-    "cuda_time_total": "device_us",
-    "self_cuda_time_total": "self_device_us",
-    "device_time_total": "device_us",
-    "self_device_time_total": "self_device_us",
-    "cpu_memory_usage": "allocated_bytes",
-    "cuda_memory_usage": "allocated_bytes",
-    "device_memory_usage": "allocated_bytes",
+    "cpu_time_total": "cpu_us", "self_cpu_time_total": "self_cpu_us", "cuda_time_total": "device_us",
+    "self_cuda_time_total": "self_device_us", "device_time_total": "device_us", "self_device_time_total": "self_device_us",
+    "cpu_memory_usage": "allocated_bytes", "cuda_memory_usage": "allocated_bytes", "device_memory_usage": "allocated_bytes",
     "count": "calls",
-}
+}  # fmt: skip
 LABELS = {
     "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
     "allocated_bytes": "MiB allocated", "calls": "calls",
@@ -69,14 +64,14 @@ def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
     return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
 
 
-def operators(profile: dict[str, Any], sort_by: str | None = None) -> Report:
+def operators(profile: Profile, sort_by: str | None = None) -> Report:
     """The table of operators alone."""
     result = Report("Operators")
     _add_operators(result, profile, sort_by)
     return result
 
 
-def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: str | None = None) -> None:
+def add_section(report: Report, path: Path, profile: Profile, sort_by: str | None = None) -> None:
     """Adds conditions, time by span, kernels of a GPU, operators, and the files that were written beside the profile."""
     report.section(path.name)
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
@@ -94,19 +89,19 @@ def add_section(report: Report, path: Path, profile: dict[str, Any], sort_by: st
     report.table(*_files(path, profile), title="Files")
 
 
-def _add_operators(report: Report, profile: dict[str, Any], sort_by: str | None) -> None:
+def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
     report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
 
 
-def _title(what: str, profile: dict[str, Any], rows: list) -> str:
+def _title(what: str, profile: Profile, rows: list) -> str:
     part = " of attention" if profile["attention_only"] else ""
     return f"{what}{part} in a mean step, {min(ROWS, len(rows))} of {len(rows)}"
 
 
-def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
+def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
     """The operators of a profile, added up over spans, phases and shapes.
 
     Returns:
@@ -118,7 +113,8 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
         column = column.replace("device", "cpu")
     added: dict[str, Counter] = defaultdict(Counter)
     for operator in profile["operators"]:
-        added[operator["name"]].update({key: operator[key] for key in LABELS})
+        amounts = cast(dict[str, float], operator)
+        added[operator["name"]].update({key: amounts[key] for key in LABELS})
     ranked = sorted(added.items(), key=lambda item: -item[1][column])
     times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
     own = "self_device_us" if on_gpu else "self_cpu_us"
@@ -138,11 +134,11 @@ def operator_rows(profile: dict[str, Any], sort_by: str | None = None) -> tuple[
     return header, rows, column
 
 
-def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def span_rows(profile: Profile) -> tables.Table:
     """Header and rows of the time of a mean step by span, and the time outside all operators (on a GPU: when it is idle)."""
     on_gpu, wall = bool(profile["kernels"]), sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     unit, factor = tables.time_unit(wall)
-    body = [
+    body: list[list[Any]] = [
         [span, phases.get("forward", 0.0), phases.get("backward", 0.0), sum(phases.values())]
         for span, phases in step_profile.span_milliseconds(profile).items()
     ]
@@ -153,54 +149,49 @@ def span_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
 
 
-def detail_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def detail_rows(profile: Profile) -> tables.Table:
     """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
-    added: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    added: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in profile["details"]:
-        added[row["span"], row["detail"]][row["phase"]] += row["us"] / profile["profiled_steps"] / 1e3
-    unit, factor = tables.time_unit(max(phases.total() for phases in added.values()))
+        for phase in (row["phase"], "total"):
+            added[row["span"], row["detail"]][phase] += row["us"] / profile["profiled_steps"] / 1e3
+    unit, factor = tables.time_unit(max(phases["total"] for phases in added.values()))
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     rows = [
-        [span, detail or "rest", *(phases[name] * factor for name in ("forward", "backward")), phases.total() * factor,
-         100 * phases.total() / wall]
-        for (span, detail), phases in sorted(added.items(), key=lambda item: (item[0][0], -item[1].total()))
-    ]  # fmt: skip
+        [span, detail or "rest", *(own[name] * factor for name in ("forward", "backward", "total")), 100 * own["total"] / wall]
+        for (span, detail), own in sorted(added.items(), key=lambda item: (item[0][0], -item[1]["total"]))
+    ]
     return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
 
 
-def kernel_rows(profile: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+def kernel_rows(profile: Profile) -> tables.Table:
     """Header and rows of the kernels of a GPU in a mean step, added up over spans and phases, the longest first."""
-    calls, us = Counter(), Counter()
+    calls: dict[str, int] = defaultdict(int)
+    us: dict[str, float] = defaultdict(float)
     for kernel in profile["kernels"]:
         calls[kernel["name"]] += kernel["calls"]
         us[kernel["name"]] += kernel["device_us"]
-    steps, whole = profile["profiled_steps"], us.total() or 1
+    steps, whole = profile["profiled_steps"], sum(us.values()) or 1
     unit, factor = tables.time_unit(max(us.values()) / steps / 1e3)
     body = [
-        [
-            short_name(name),
-            calls[name] / steps,
-            total / steps / 1e3 * factor,
-            total / calls[name],
-            100 * total / whole,
-        ]
-        for name, total in us.most_common()
+        [short_name(name), calls[name] / steps, us[name] / steps / 1e3 * factor, us[name] / calls[name], 100 * us[name] / whole]
+        for name in sorted(us, key=lambda name: -us[name])
     ]
     return ["kernel", "launches", unit, "us each", "share %"], body
 
 
-def conditions(profile: dict[str, Any]) -> str:
+def conditions(profile: Profile) -> str:
     """Version and conditions of a profiled run, and the time of a step with and without the profiler."""
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {timed['count']} steps"
     return (
-        f"{run['version']}, {run_record.describe(run)}; {steps} profiled steps of "
+        f"{run['version']}, {run_facts.describe(run)}; {steps} profiled steps of "
         f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
         f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
     )
 
 
-def launches(profile: dict[str, Any]) -> str:
+def launches(profile: Profile) -> str:
     """The number of launches in a step, and the mean delay from the launching call to the start."""
     launch = profile["launch"]
     whole = " (the whole step)" if profile["attention_only"] else ""
@@ -209,7 +200,7 @@ def launches(profile: dict[str, Any]) -> str:
     return f"A step launches {count:,.0f} kernels, copies and fills{whole}. Each starts {delay} after its launch call on average."
 
 
-def _files(path: Path, profile: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _files(path: Path, profile: Profile) -> tables.Table:
     """Header and rows of the files that a profiled run wrote beside its profile and that still exist."""
     contents = {
         path.name: "this profile, for the analysis scripts",
@@ -220,7 +211,7 @@ def _files(path: Path, profile: dict[str, Any]) -> tuple[list[str], list[list[st
     return ["file", "content"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
 
 
-def span_figure(profile: dict[str, Any]) -> Figure:
+def span_figure(profile: Profile) -> Figure:
     """Horizontal bars of the time of a mean step by span, stacked by phase."""
     spans = step_profile.span_milliseconds(profile)
     unit, factor = tables.time_unit(max(sum(phases.values()) for phases in spans.values()))

@@ -14,15 +14,17 @@ operator that computes in another precision. Work that is too small to fill the 
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.analysis.formulas import operators
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
+from common.records.fields import Ceilings
+from common.records.step_profile import Profile
 
 import numpy
 from matplotlib.axes import Axes
@@ -50,13 +52,8 @@ class Point(NamedTuple):
     seconds: float
     group: str = ""  # points of a group share a marker
 
-    @property
-    def intensity(self) -> float | None:
-        """FLOP/byte."""
-        return self.flops / self.bytes if self.bytes else None
 
-
-def report(profile: dict[str, Any]) -> Report:
+def report(profile: Profile) -> Report:
     """The intensity of a mean step by span and by operator; it writes roofline.csv and roofline.png.
 
     Raises:
@@ -71,59 +68,60 @@ def report(profile: dict[str, Any]) -> Report:
     return result
 
 
-def from_profile(profile: dict[str, Any], top: int = 10) -> list[Point]:
+def from_profile(profile: Profile, top: int = 10) -> list[Point]:
     """A mean step by span (group `span`), and its `top` longest operators by name (group `operator`), the longest first.
 
     The time of a span is that of all its operators, with views and other overhead. Operators whose cost is not known, such as
-    code of torch.compile, are separated from the rest of their span. `profile`: see `step_profile.Profile`.
+    code of torch.compile, are separated from the rest of their span.
     """
     spans, names = defaultdict(list), defaultdict(list)
     for row in operators.rows(profile):
         spans[row.span if row.flops is not None else f"{row.span}, cost not known"].append(row)
         if row.works:
             names[row.name].append(row)
-    by_span = _longest(_added(name, rows, "span") for name, rows in spans.items())
-    return by_span + _longest(_added(name, rows, "operator") for name, rows in names.items())[:top]
+    return _points(spans, "span") + _points(names, "operator")[:top]
 
 
-def _added(name: str, rows: Sequence[operators.OperatorCalls], group: str) -> Point:
-    seconds = sum(row.us for row in rows) / 1e6
-    if any(row.flops is None for row in rows):
-        return Point(name, None, None, seconds, group)
-    return Point(name, sum(row.flops * row.calls for row in rows), sum(row.bytes * row.calls for row in rows), seconds, group)
-
-
-def _longest(points: Iterable[Point]) -> list[Point]:
+def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
+    points = []
+    for name, calls in rows.items():
+        flops: float | None = sum(row.calls * row.flops for row in calls if row.flops)
+        moved: float | None = sum(row.calls * row.bytes for row in calls if row.bytes)
+        if any(row.flops is None for row in calls):
+            flops = moved = None
+        points.append(Point(name, flops, moved, sum(row.us for row in calls) / 1e6, group))
     return sorted(points, key=lambda point: -point.seconds)
 
 
-def ridge(ceilings: Mapping[str, Any] | None) -> float:
-    """The ridge point in FLOP/byte.
-
-    Args:
-        ceilings: see `run_record.Ceilings`.
+def measured(ceilings: Ceilings | None) -> Ceilings:
+    """The ceilings.
 
     Raises:
         UsageError: there are none.
     """
     if not ceilings:
         raise UsageError("there are no measured ceilings: profile again with --measure-peak")
+    return ceilings
+
+
+def ridge(ceilings: Ceilings) -> float:
+    """The ridge point in FLOP/byte."""
     return ceilings["flops_per_second"] / ceilings["bytes_per_second"]
 
 
-def bound_seconds(point: Point, ceilings: Mapping[str, Any]) -> float:
-    """A lower bound on the seconds of the work under the roof."""
-    return max(point.flops / ceilings["flops_per_second"], point.bytes / ceilings["bytes_per_second"])
+def describe(ceilings: Ceilings | None) -> str:
+    """The ceilings, their origin, and the ridge point.
 
-
-def describe(ceilings: Mapping[str, Any] | None) -> str:
-    """The ceilings, their origin, and the ridge point."""
+    Raises:
+        UsageError: there are no ceilings.
+    """
+    ceilings = measured(ceilings)
     numbers = ridge(ceilings), ceilings["flops_per_second"] / 1e12, ceilings["bytes_per_second"] / 1e9
     meet, peak, bandwidth = map(tables.format_number, numbers)
     return f"measured ceilings: {ceilings['precision']} GEMM {peak} TFLOP/s, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
 
 
-def table(points: Sequence[Point], ceilings: Mapping[str, Any] | None) -> tuple[list[str], list[list[Any]]]:
+def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
     """Header and a row for each point; cells are None where FLOPs and bytes are not known, or 0.
 
     `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over the measured time.
@@ -131,26 +129,25 @@ def table(points: Sequence[Point], ceilings: Mapping[str, Any] | None) -> tuple[
     Raises:
         UsageError: there are no ceilings.
     """
+    ceilings = measured(ceilings)
     meet, rows = ridge(ceilings), []
     for point in points:
-        work: list[Any] = [None] * 7
-        if point.bytes:
-            rates = [point.flops / point.seconds / 1e12, point.bytes / point.seconds / 1e9]
-            percent = 100 * bound_seconds(point, ceilings) / point.seconds
-            side = "memory" if point.intensity < meet else "compute"
-            work = [point.flops / 1e9, point.bytes / 1e6, point.intensity, side, *rates, percent]
-        rows.append([point.group, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *work[4:]])
+        work: list[object] = [None] * 4
+        rates: list[object] = [None] * 3
+        if point.bytes and point.flops is not None:
+            intensity = point.flops / point.bytes
+            work = [point.flops / 1e9, point.bytes / 1e6, intensity, "memory" if intensity < meet else "compute"]
+            least = operators.least_seconds(point.flops, point.bytes, ceilings)
+            rates = [point.flops / point.seconds / 1e12, point.bytes / point.seconds / 1e9, 100 * least / point.seconds]
+        rows.append([point.group, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates])
     return HEADER, rows
 
 
-def draw_roof(axes: Axes, ceilings: Mapping[str, Any] | None, intensities: Iterable[float]) -> None:
-    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names of its two regions.
-
-    Raises:
-        UsageError: there are no ceilings.
-    """
+def draw_roof(axes: Axes, ceilings: Ceilings, intensities: Iterable[float]) -> None:
+    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names of its two regions."""
     meet, peak = ridge(ceilings), ceilings["flops_per_second"] / 1e12
-    least, most = min([meet, *intensities]), max([meet, *intensities])
+    intensities = [meet, *intensities]
+    least, most = min(intensities), max(intensities)
     room = max(3, (most / least) ** 0.4)  # beside the ridge point, for the names of the regions
     low, high = min(least / 3, meet / room), max(most * 3, meet * room)
     axes.plot([low, meet, high], [low / meet * peak, peak, peak], color=plots.BLACK, linewidth=1.5)
@@ -165,7 +162,7 @@ def draw_roof(axes: Axes, ceilings: Mapping[str, Any] | None, intensities: Itera
         )  # fmt: skip
 
 
-def figure(points: Sequence[Point], ceilings: Mapping[str, Any] | None, title: str = "Roofline") -> Figure:
+def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roofline") -> Figure:
     """The roof, each point at its rate, and a thin line from the point up to its bound.
 
     Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the time of their group are left
@@ -174,47 +171,53 @@ def figure(points: Sequence[Point], ceilings: Mapping[str, Any] | None, title: s
     Raises:
         UsageError: there are no ceilings.
     """
-    whole = defaultdict(float)
+    ceilings = measured(ceilings)
+    whole: dict[str, float] = defaultdict(float)
     for point in points:
         whole[point.group] += point.seconds
-    drawn = [point for point in points if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]]
+    drawn, bars = [], []  # x and y of each point, and the y of its bound
+    for point in points:
+        if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]:
+            least, tera = operators.least_seconds(point.flops, point.bytes, ceilings), point.flops / 1e12
+            drawn.append(point)
+            bars.append((point.flops / point.bytes, tera / point.seconds, tera / least))
     columns = 2 if all(len(point.name) < 30 for point in drawn) else 1  # of the legend
     result = plots.new(PAGE_INCHES, 4.6 + 0.2 * math.ceil(len(drawn) / columns))
     axes = result.add_subplot()
-    draw_roof(axes, ceilings, [point.intensity for point in drawn])
-    groups, bars = list(dict.fromkeys(point.group for point in drawn)), []
-    for number, point in enumerate(drawn, 1):
-        achieved, possible = (point.flops / seconds / 1e12 for seconds in (point.seconds, bound_seconds(point, ceilings)))
-        label = f"{number} {point.name}: {tables.format_number(100 * achieved / possible)} %"
-        colour, group = COLOURS[(number - 1) % len(COLOURS)], groups.index(point.group)
-        axes.plot([point.intensity] * 2, [achieved, possible], color=colour, linewidth=0.7)
+    draw_roof(axes, ceilings, [x for x, _, _ in bars])
+    groups = list(dict.fromkeys(point.group for point in drawn))
+    for number, (point, (x, achieved, possible)) in enumerate(zip(drawn, bars, strict=True)):
+        colour, group = COLOURS[number % len(COLOURS)], groups.index(point.group)
+        axes.plot([x] * 2, [achieved, possible], color=colour, linewidth=0.7)
         axes.plot(
-            point.intensity, achieved, marker=MARKERS[group % len(MARKERS)], markersize=8, color=colour, linestyle="none",
-            markerfacecolor="none" if group else colour, label=label,
+            x, achieved, marker=MARKERS[group % len(MARKERS)], markersize=8, color=colour, linestyle="none",
+            markerfacecolor="none" if group else colour,
+            label=f"{number + 1} {point.name}: {tables.format_number(100 * achieved / possible)} %",
         )  # fmt: skip
-        bars.append((point.intensity, achieved, possible))
     axes.set_title("\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8)
     if drawn:
         result.legend(loc="outside lower center", ncols=columns, fontsize=8, title="% of its bound", title_fontsize=8)
-    _number(axes, bars)
+    result.draw_without_rendering()  # fixes the layout
+    _number(axes, result.dpi / 72, bars)
     return result
 
 
-def _number(axes: Axes, bars: Sequence[tuple[float, float, float]]) -> None:
+def _number(axes: Axes, point: float, bars: Sequence[tuple[float, float, float]]) -> None:
     """Writes 1, 2, ... beside the points, each at the nearest position where it covers no point, no line and no other number.
 
     Args:
+        point: the size of a typographic point in pixels.
         bars: x, y and the y of the bound, of each point.
     """
-    axes.figure.draw_without_rendering()  # fixes the layout
-    point = axes.figure.dpi / 72  # in pixels
 
     def box(x: float, y: float, width: float, height: float) -> Bbox:
         """Around data coordinates, in pixels."""
-        return Bbox.from_bounds(*(axes.transData.transform((x, y)) - (width / 2, height / 2)), width, height)
+        middle_x, middle_y = axes.transData.transform((x, y))
+        return Bbox.from_bounds(middle_x - width / 2, middle_y - height / 2, width, height)
 
-    roof = numpy.concatenate([numpy.geomspace(*ends, 100) for ends in pairwise(axes.lines[0].get_xydata())])
-    taken = [box(x, y, 8 * point, 8 * point) for x, y, _ in bars] + [box(x, y, 2 * point, 2 * point) for x, y in roof]
+    roof = [numpy.geomspace(*ends, 100) for ends in pairwise(numpy.asarray(axes.lines[0].get_xydata()))]
+    taken = [box(x, y, 8 * point, 8 * point) for x, y, _ in bars]
+    taken += [box(x, y, 2 * point, 2 * point) for x, y in numpy.concatenate(roof)]
     taken += [Bbox.union([box(x, low, point, point), box(x, high, point, point)]) for x, low, high in bars]
     turns = [turn * math.pi / 6 for turn in range(12)]
     offsets = [(points * math.cos(turn), points * math.sin(turn)) for points in (10, 14, 18, 22, 26) for turn in turns]

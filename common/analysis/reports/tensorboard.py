@@ -7,22 +7,20 @@ memory over time as figures, and the configuration with the results of the run u
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from common.analysis.output import tables
-from common.analysis.profiles import run_record
+from common.analysis.output import run_facts, tables
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary
+from common.records.step_profile import Profile
 
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 
-def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
+def write(folder: Path, profile: Profile, trace: Trace) -> Path:
     """Writes one event file into `folder`, a run of its own for TensorBoard. Returns the folder.
 
     Args:
-        profile: see `step_profile.Profile`.
         trace: the trace that the profile was made from.
     """
     run = profile["run"]
@@ -41,7 +39,7 @@ def write(folder: Path, profile: dict[str, Any], trace: Trace) -> Path:
                 "result/peak_memory_mib": run["memory"]["peak_mib"],
                 "result/loss_last": run["loss"]["all"][-1],
             }
-            if (mfu := run_record.mfu(run)) is not None:
+            if (mfu := run_facts.mfu(run)) is not None:
                 results["result/mfu"] = mfu / 100
             for tag, value in results.items():
                 writer.add_scalar(tag, value, last)

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import profile_summary
+from common.records.step_profile import Profile
 
 HOW_TO_READ = (
     "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above "
@@ -24,33 +25,38 @@ class Cost(Protocol):
     flops: int | None
 
 
-def table(profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost]) -> tuple[list[str], list[list[Any]]]:
+def rate(amount: float | None, seconds: float, unit: float, ceiling: float | None) -> tuple[float | None, float | None]:
+    """A rate in `unit` per second and its share of a ceiling in percent; None where they are not known."""
+    if not amount or not seconds:
+        return None, None
+    return amount / seconds / unit, ceiling and 100 * amount / seconds / ceiling
+
+
+def table(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
     """Header and a row per kernel and phase of a mean step, the longest first.
 
     Args:
-        profile: see `step_profile.Profile`.
         costs: by name and phase of a kernel; kernels without a cost are not shown.
     """
-    steps, ceilings = profile["profiled_steps"], profile["run"]["ceilings"] or {}
-    calls, us = defaultdict(int), defaultdict(float)
+    ceilings = profile["run"]["ceilings"]
+    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
+    calls: dict[tuple[str, str], int] = defaultdict(int)
+    us: dict[tuple[str, str], float] = defaultdict(float)
     for kernel in profile["kernels"]:
         calls[kernel["name"], kernel["phase"]] += kernel["calls"]
         us[kernel["name"], kernel["phase"]] += kernel["device_us"]
-    whole, rows = sum(us.values()) or 1.0, []
+    steps, whole, rows = profile["profiled_steps"], sum(us.values()) or 1.0, []
     for key in sorted(us.keys() & costs.keys(), key=lambda key: -us[key]):
         cost, seconds = costs[key], us[key] / steps / 1e6
-        moved, computed = (amount / seconds if amount and seconds else None for amount in (cost.bytes, cost.flops))
-        bandwidth, peak = map(ceilings.get, ("bytes_per_second", "flops_per_second"))
         rows.append([
             key[0].strip("_"), key[1], cost.operation, calls[key] / steps, seconds * 1e6, 100 * us[key] / whole,
-            cost.bytes and cost.bytes / 1e6, moved and moved / 1e9, moved and bandwidth and 100 * moved / bandwidth,
-            computed and computed / 1e12, computed and peak and 100 * computed / peak,
+            cost.bytes and cost.bytes / 1e6, *rate(cost.bytes, seconds, 1e9, bandwidth), *rate(cost.flops, seconds, 1e12, peak),
         ])  # fmt: skip
     header = ["kernel", "phase", "operation", "launches", "us", "% of kernels", "MB", "GB/s", "% of copy", "TFLOP/s", "% of GEMM"]
     return header, rows
 
 
-def report(path: Path, profile: dict[str, Any], costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
+def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
     """Conditions of the run and the table; the summary of the profile instead where no kernel of `costs` ran."""
     header, rows = table(profile, costs)
     result = Report("Triton kernels of a mean step")

@@ -21,17 +21,18 @@ from common import cli, signals
 from common import device as devices
 from common.analysis.output import tables
 from common.precision import SHORT
+from common.records.benchmark_file import METRICS, SCHEMA, Cell, Entry, place
 from common.studies import job_runner
 from common.studies.benchmark import benchmark_process
-from common.studies.benchmark.benchmark_file import METRICS, SCHEMA, place
+from common.studies.benchmark.benchmark_process import BenchmarkOptions
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
-from common.training import capture, record, version_files
+from common.training import capture, record
 
 import torch
 
 
-def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Namespace]]:
+def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[BenchmarkOptions]]:
     """The models, and the resolved options of each shape, smallest first.
 
     Raises:
@@ -46,10 +47,10 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list
         if not model.path:
             model.load().check(device, cli.amp_dtype(options))
     shapes = [dict(batch_size=b, seq_len=s) for s in sorted(options.seq_lengths) for b in sorted(options.batch_sizes)]
-    return models, [version_files.resolve(Namespace(**vars(options) | shape)) for shape in shapes]
+    return models, [cli.resolve(BenchmarkOptions, Namespace(**vars(options) | shape)) for shape in shapes]
 
 
-def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path: Path) -> int:
+def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model, path: Path) -> int:
     """Measures what `plan` returned; after each process it prints a line and writes benchmark.json (`path`).
 
     Returns:
@@ -70,7 +71,7 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
         jobs = [_job(_blank(model, options), options, benchmark_process.errors, model, baseline, options) for model in models]
         measured["accuracy"] = [job.cell for job in jobs]
     for shape in shapes if options.metrics != ["accuracy"] else []:
-        row = [_job(_blank(model, shape) | {"runs": []}, options, benchmark_process.speed, model, shape) for model in models]
+        row = [_job(Cell(**_blank(model, shape), runs=[]), options, benchmark_process.speed, model, shape) for model in models]
         measured["cells"] += [job.cell for job in row]
         jobs += row * options.repeats
     batches = [(jobs, job_runner.visible_gpus(options.gpus))]
@@ -78,21 +79,22 @@ def measure(models: list[Model], shapes: list[Namespace], baseline: Model, path:
         return job_runner.run_all(batches, measured, path, received, _store, _line)
 
 
-def _job(entry: dict[str, Any], options: Namespace, work: Callable[..., dict[str, Any]], *arguments: object) -> Job:
-    return Job(entry, place(entry), partial(benchmark_process.run, partial(work, *arguments), options))
+def _job(entry: Entry, options: BenchmarkOptions, work: Callable[..., object], *arguments: object) -> Job:
+    return Job(entry, place(entry), partial(benchmark_process.run, partial(work, *arguments), options.device, options.timeout))
 
 
-def _store(entry: dict[str, Any], outcome: job_runner.Outcome) -> None:
+def _store(entry: Any, outcome: job_runner.Outcome) -> None:
     store = entry["runs"].append if "runs" in entry else entry.update
     store(outcome["found"])
 
 
-def _blank(model: Model, shape: Namespace) -> dict[str, Any]:
-    where = {"model": model.name, "batch_size": shape.batch_size, "sequence_length": shape.seq_len}
-    return where | {"status": "not run", "reason": None}
+def _blank(model: Model, shape: BenchmarkOptions) -> Entry:
+    return {
+        "model": model.name, "batch_size": shape.batch_size, "sequence_length": shape.seq_len, "status": "not run", "reason": None
+    }  # fmt: skip
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: Any) -> str:
     """The outcome of a process, for the terminal."""
     if entry["status"] != "ok":
         found = job_runner.reason(entry)

@@ -12,15 +12,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common import cli, data, files
 from common import device as devices
 from common.errors import RunError
+from common.options import Options
 from common.precision import Precision
+from common.records.fields import Timed
 from common.studies import accuracy, job_runner
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
@@ -32,17 +34,32 @@ import torch
 WARMUP = 3  # training steps before the timed ones
 
 
-def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(Options):
+    """The options of a cell; `batch_sizes` and `seq_lengths` are those of all cells."""
+
+    models: list[str]
+    metrics: list[str]
+    batch_sizes: list[int]
+    seq_lengths: list[int]
+    num_steps: int
+    repeats: int
+    accuracy_steps: int
+    timeout: int
+    gpus: int
+
+
+def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         try:
             done = subprocess.run(
-                [sys.executable, "-m", __name__], input=pickle.dumps((work, options.device, result)), timeout=options.timeout,
+                [sys.executable, "-m", __name__], input=pickle.dumps((work, device, result)), timeout=timeout,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=job_runner.environment(gpu),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return job_runner.timed_out(options)
+            return job_runner.timed_out(timeout)
         if result.exists():
             return files.read_json(result)
     if done.returncode == -signal.SIGKILL:
@@ -54,7 +71,7 @@ def run(work: Callable[[], dict[str, Any]], options: Namespace, gpu: str | None 
 def main() -> None:
     """Does, in a process of its own, the job that standard input holds, and writes the outcome."""
     work, device, result = pickle.loads(sys.stdin.buffer.read())
-    outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
+    outcome: job_runner.Outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
@@ -63,11 +80,11 @@ def main() -> None:
     files.write_json(result, outcome)
 
 
-def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
+def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
     version, device = model.load(), devices.select(options.device)
-    settings = version_files.switched(version, options, *model.flags)
-    settings.capture_step = model.captured or None  # as the model has it
+    capture_step = model.captured or None  # None: as the model has it
+    settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     if not model.path:
@@ -75,8 +92,8 @@ def built(model: Model, options: Namespace) -> tuple[steps.Prepared, Precision]:
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
 
 
-def speed(model: Model, options: Namespace) -> dict[str, Any]:
-    """Step times and peak memory, as a `Run`."""
+def speed(model: Model, options: BenchmarkOptions) -> Timed:
+    """Step times and peak memory, as a `Timed`."""
     prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
     for _ in range(WARMUP):
@@ -84,10 +101,11 @@ def speed(model: Model, options: Namespace) -> dict[str, Any]:
     devices.synchronize(precision.device)
     devices.reset_peak_memory(precision.device)
     times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=options.num_steps)
-    return {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    return cast(Timed, found)
 
 
-def errors(model: Model, baseline: Model, options: Namespace) -> dict[str, Any]:
+def errors(model: Model, baseline: Model, options: BenchmarkOptions) -> dict[str, Any]:
     """The loss after `accuracy_steps` training steps, and the errors against float64, as in `Accuracy`."""
     count, (prepared, precision) = options.accuracy_steps, built(model, options)
     source = data.markov(options.model.vocab_size, options.seed)

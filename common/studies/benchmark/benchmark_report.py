@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.analysis.output import plots
+from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError
+from common.records import benchmark_file
+from common.records.benchmark_file import place
 from common.studies import job_runner, known_models
-from common.studies.benchmark import benchmark_file, benchmark_results
-from common.studies.benchmark.benchmark_file import place
+from common.studies.benchmark import benchmark_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,11 +31,12 @@ def analyze(path: Path) -> Report:
         RunError: nothing in it was measured.
     """
     measured = benchmark_file.read(path)
-    entries, against = measured["cells"] + measured["accuracy"], benchmark_results.reference(measured)
+    against = benchmark_results.reference(measured)
+    entries: list[benchmark_file.Entry] = [*measured["cells"], *measured["accuracy"]]
     found = benchmark_results.results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
         raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}")
-    where = run_record.describe(measured | {"training": {}}, "batch_size", "sequence_length")
+    where = run_facts.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
     timed = {place(cell).replace(",", ""): cell | {"median": cell["ms"]} for cell in found if cell["ms"]}
@@ -50,18 +51,18 @@ def analyze(path: Path) -> Report:
         report.figure(lambda: figure(measured, conditions), "benchmark", "Throughput and peak memory over the batch size")
         report.csv("benchmark", benchmark_results.COLUMNS, [[cell[name] for name in benchmark_results.COLUMNS] for cell in found])
     if "throughput" in measured["metrics"]:
-        report.section(f"Tokens/s (and speed-up against {against})")
+        report.section(f"Tokens/s (and speed-up against {against})", "throughput")
         report.table(*benchmark_results.throughput_table(measured))
         report.section("Step time")
         report.table(*benchmark_results.step_table(measured))
-        report.text(*run_record.noise(timed))
+        report.text(*run_facts.noise(timed))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for cell in measured["cells"] for run in cell["runs"]), "")
-        report.section(f"Peak MiB, {kind} (and {against} / model)")
+        report.section(f"Peak MiB, {kind} (and {against} / model)", "memory")
         report.table(*benchmark_results.memory_table(measured))
         report.text(MEMORY.get(kind, ""))
     if timed and benchmark_results.scaling_table(measured)[1]:
-        report.section("Growth from the smallest to the largest")
+        report.section("Growth from the smallest to the largest", "growth")
         report.table(*benchmark_results.scaling_table(measured))
     if "accuracy" in measured["metrics"]:
         baseline = next(iter(known_models.version_scripts()))

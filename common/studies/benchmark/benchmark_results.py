@@ -13,8 +13,8 @@ from typing import Any
 
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
+from common.records.benchmark_file import Benchmark, place
 from common.studies import known_models
-from common.studies.benchmark.benchmark_file import Benchmark, place
 
 COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
            "peak_mib", "memory_ratio")  # fmt: skip
@@ -26,19 +26,23 @@ def reference(measured: Benchmark) -> str:
     return baseline if baseline in measured["models"] else measured["models"][0]
 
 
-def results(measured: Benchmark) -> dict[tuple[str, int, int], dict[str, Any]]:
+Row = dict[str, Any]  # by the names in COLUMNS, and `times`
+
+
+def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     """COLUMNS (None if not measured) and the ms of each repeat (`times`) of each cell, by model, batch size, sequence length."""
-    found, against = {}, reference(measured)
+    found: dict[tuple[str, int, int], Row] = {}
+    against = reference(measured)
     for cell in measured["cells"]:
-        row = dict.fromkeys(COLUMNS) | {name: cell[name] for name in COLUMNS[:4]}
+        row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
         if cell["status"] == "ok":
             ms, p20, p80 = (median(run["step_ms"][name] for run in cell["runs"]) for name in ("median", "p20", "p80"))
             rate, peak = row["batch_size"] * row["sequence_length"] / ms * 1e3, median(run["peak_mib"] for run in cell["runs"])
             row |= {"ms": ms, "p20": p20, "p80": p80, "repeats": len(cell["runs"]), "tokens_per_second": rate, "peak_mib": peak}
             row["times"] = [run["step_ms"]["median"] for run in cell["runs"]]
         found[row["model"], row["batch_size"], row["sequence_length"]] = row
-    for (_, *shape), row in found.items():
-        base = found.get((against, *shape))
+    for (_, size, length), row in found.items():
+        base = found.get((against, size, length))
         if base and base["ms"] and row["ms"]:
             row |= {"speedup": base["ms"] / row["ms"], "memory_ratio": base["peak_mib"] / row["peak_mib"]}
     return found
@@ -63,7 +67,7 @@ def _by_shape(measured: Benchmark, value: str, ratio: str) -> Table:
     """A row for each shape, a column for each model: the value, and its ratio against the reference."""
     found, against, rows = results(measured), reference(measured), []
 
-    def shown(cell: dict[str, Any]) -> str:
+    def shown(cell: Row) -> str:
         beside = f" ({cell[ratio]:.2f}x)" if cell[ratio] and cell["model"] != against else ""
         return f"{cell[value]:,.0f}{beside}" if cell[value] else cell["status"]
 
@@ -82,12 +86,12 @@ def step_table(measured: Benchmark) -> Table:
     against, rows = reference(measured), []
     found = {key: cell for key, cell in results(measured).items() if cell["ms"]}
     unit, factor = tables.time_unit(max((cell["ms"] for cell in found.values()), default=1))
-    for (model, *shape), cell in found.items():
+    for (model, size, length), cell in found.items():
         speedup = [None, ""]
         if cell["speedup"] and model != against:
-            ratios = [theirs / ours for theirs, ours in zip(found[(against, *shape)]["times"], cell["times"], strict=False)]
+            ratios = [theirs / ours for theirs, ours in zip(found[against, size, length]["times"], cell["times"], strict=False)]
             speedup = [cell["speedup"], f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else ""]
-        rows.append([model, *shape, factor * cell["ms"], tables.spread(cell, factor), *speedup])
+        rows.append([model, size, length, factor * cell["ms"], tables.spread(cell, factor), *speedup])
     return ["model", "B", "S", f"{unit}/step", "p20 to p80", "speed-up", "over the repeats"], rows
 
 
@@ -100,7 +104,7 @@ def scaling_table(measured: Benchmark) -> Table:
     paths += [(f"S {short} to {long}", f"B {b}", (b, short), (b, long)) for b in sizes if short < long]
     for model in measured["models"]:
         for growing, fixed, small, large in paths:
-            before, after = found[(model, *small)], found[(model, *large)]
+            before, after = found[model, small[0], small[1]], found[model, large[0], large[1]]
             if before["ms"] and after["ms"]:
                 growth = [after[name] / before[name] for name in ("ms", "tokens_per_second", "peak_mib")]
                 rows.append([model, growing, fixed, math.prod(large) / math.prod(small), *growth])
@@ -113,6 +117,6 @@ def accuracy_table(measured: Benchmark) -> Table:
     against, rows = reference(measured), []
     for model, entry in good.items():
         difference = f"{entry['loss'] - good[against]['loss']:+.1e}" if against in good else ""
-        values = [entry[key] for key in ("logits_error", "gradient_error", "gradient")]
+        values = [entry["logits_error"], entry["gradient_error"], entry["gradient"]]
         rows.append([model, f"{entry['loss']:.5f}", difference, *values])
     return ["model", "loss", f"minus {against}'s", "error of the logits", "largest of a gradient", "which is of"], rows

@@ -5,15 +5,16 @@ The all-reduces run between the smallest number of processes above one. Run as a
 
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common import cli, files, ranks
 from common import device as devices
 from common.analysis.formulas import data_parallel
+from common.records.scaling_file import Link, Message
 from common.studies.scaling import torchrun
-from common.studies.scaling.scaling_file import Link
+from common.studies.scaling.torchrun import ScalingOptions
 from common.timing import benchmark, summarize
 from common.training import distributed
 
@@ -23,16 +24,16 @@ MESSAGE_BYTES = {"cpu": (2**12, 2**16, 2**20, 2**22), "cuda": (2**12, 2**16, 2**
 REPEATED = 10  # all-reduces that are timed together
 
 
-def find(options: Namespace, needed: bool) -> tuple[Link | None, str | None]:
+def find(options: ScalingOptions, needed: bool) -> tuple[Link | None, str | None]:
     """The link of the model on paper: what was given, and for the rest times of all-reduces.
 
     Returns:
         None if nothing needs it, or if it could not be measured, and then why.
     """
-    given = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
-    given = {name: value for name, value in given.items() if value is not None}
+    flags = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
+    given = {name: value for name, value in flags.items() if value is not None}
     if len(given) == 2:
-        return {**given, "source": "given", "messages": []}, None
+        return _link(data_parallel.Link(**given), "given", []), None
     if not needed:
         return None, None
     processes = min({*options.processes} - {1})
@@ -45,17 +46,23 @@ def find(options: Namespace, needed: bool) -> tuple[Link | None, str | None]:
         messages = files.read_json(result)
     found = data_parallel.link_of([(each["bytes"], each["ms"]) for each in messages], processes)
     source = f"all-reduces between {processes} processes" + "".join(f"; {name} given" for name in given)
-    return {**found._asdict(), **given, "source": source, "messages": messages}, None
+    return _link(found._replace(**given), source, messages), None
+
+
+def _link(found: data_parallel.Link, source: str, messages: list[Message]) -> Link:
+    return {
+        "gb_per_second": found.gb_per_second, "microseconds": found.microseconds, "source": source, "messages": messages,
+    }  # fmt: skip
 
 
 def main() -> None:
     """Times all-reduces in each process of a torchrun job; the first writes them."""
     path, device, timeout = Path(sys.argv[1]), devices.select(sys.argv[2]), float(sys.argv[3])
-    distributed.start(Namespace(parallel="ddp", capture_step=True, distributed_timeout=timeout, batch_size=1), device)
+    distributed.start("ddp", device, timeout, captured=True)
     messages = []
     for nbytes in MESSAGE_BYTES[device.type]:
         message = torch.zeros(nbytes // 4, device=device)
-        times = benchmark(_repeated(lambda message=message: torch.distributed.all_reduce(message), device), device)
+        times = benchmark(_repeated(partial(torch.distributed.all_reduce, message), device), device)
         messages.append({"bytes": nbytes, "ms": summarize(times)["median"] / REPEATED})
     if ranks.here().main_process:
         files.write_json(path, messages)

@@ -10,7 +10,7 @@ This module gives the formulas what was measured:
 """
 
 from common.analysis.formulas import data_parallel
-from common.studies.scaling.scaling_file import PHASES, Scaling, one_process, pairs, share, step_of
+from common.records.scaling_file import PHASES, Scaling, one_process, pairs, share, step_of
 
 EXTRAPOLATED = [2**i for i in range(13)]  # GPUs
 
@@ -18,10 +18,12 @@ EXTRAPOLATED = [2**i for i in range(13)]  # GPUs
 def transfers(measured: Scaling, model: str, form: str, parameters: int) -> list[data_parallel.Transfer]:
     """The collectives of a step: as the traces of the fewest processes show them, or as the form has them on paper."""
     for cell in measured["cells"]:  # fewest processes first
-        found = cell.get("collectives", [])
-        known = all(each["bytes"] is not None and each["kind"] in data_parallel.KINDS for each in found)
-        if (cell["model"], cell["parallel"]) == (model, form) and found and known:
-            return [data_parallel.Transfer(each["kind"], each["bytes"], each["count"], each["beside"]) for each in found]
+        found = [
+            data_parallel.Transfer(each["kind"], each["bytes"], each["count"], each["beside"])
+            for each in cell.get("collectives", []) if each["bytes"] is not None and each["kind"] in data_parallel.KINDS
+        ]  # fmt: skip
+        if (cell["model"], cell["parallel"]) == (model, form) and found and len(found) == len(cell["collectives"]):
+            return found
     return data_parallel.transfers(form, parameters, measured["model"]["num_layers"])
 
 
@@ -41,8 +43,5 @@ def predict(measured: Scaling, scaling: str, model: str, form: str, processes: i
 def extrapolate(measured: Scaling, scaling: str) -> dict[tuple[str, str], dict[int, float]]:
     """Efficiency by the number of GPUs, for each model and form that the model on paper can predict."""
     counts = [n for n in EXTRAPOLATED if scaling == "weak" or measured["global_batch_size"] % n == 0]
-    found = {pair: [predict(measured, scaling, *pair, n) for n in counts] for pair in pairs(measured)}
-    return {
-        pair: {n: efficiency for n, (_, efficiency) in zip(counts, values, strict=True)}
-        for pair, values in found.items() if all(values)
-    }  # fmt: skip
+    found = {pair: {n: predict(measured, scaling, *pair, n) for n in counts} for pair in pairs(measured)}
+    return {pair: {n: value[1] for n, value in values.items() if value} for pair, values in found.items() if all(values.values())}

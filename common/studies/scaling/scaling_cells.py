@@ -6,7 +6,6 @@ form.
 """
 
 import os
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from common.analysis.output import tables
 from common.errors import UsageError
 from common.precision import SHORT
 from common.progress import progress
+from common.records.scaling_file import SCHEMA, Cell, place
 from common.studies import job_runner
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.studies.scaling import link, scaling_job
-from common.studies.scaling.scaling_file import SCHEMA, Cell, place
+from common.studies.scaling.torchrun import ScalingOptions
 from common.training import record
 
 import torch
@@ -33,7 +33,7 @@ def default_processes(device: torch.device) -> list[int]:
     return [2**i for i in range(most.bit_length())]
 
 
-def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Cell], list[str]]:
+def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], list[str]]:
     """The cells, one process first, and a line for each form and number of processes that is left out.
 
     Raises:
@@ -53,7 +53,7 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Cell], list[
         altered = known[name].captured or known[name].flags  # fully_shard takes neither a captured nor a compiled step
         refused = [form for form in options.forms if form not in supported or (altered and form == "fsdp")]
         left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
-        places = [(None, 1, options.batch_size), (None, 1, total)]
+        places: list[tuple[str | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
         for form in (form for form in options.forms if form not in refused):
             places += [(form, n, options.batch_size) for n in several]
             places += [(form, n, total // n) for n in several if total % n == 0]
@@ -64,16 +64,16 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Cell], list[
     return sorted(found, key=lambda cell: cell["processes"]), left_out
 
 
-def gpu_sets(processes: int, options: Namespace) -> list[str | None]:
+def gpu_sets(processes: int, options: ScalingOptions) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
     most = torch.cuda.device_count() // processes if options.fill_gpus else 1
     if most < 2:
         return [None]
-    gpus = job_runner.visible_gpus(most * processes)
+    gpus = list(filter(None, job_runner.visible_gpus(most * processes)))
     return [",".join(gpus[i : i + processes]) for i in range(0, len(gpus), processes)]
 
 
-def measure(cells: list[Cell], left_out: list[str], options: Namespace, known: dict[str, Model], path: Path) -> int:
+def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, known: dict[str, Model], path: Path) -> int:
     """Measures what `plan` returned; after each job it prints a line and writes scaling.json (`path`).
 
     Returns:
@@ -102,7 +102,7 @@ def measure(cells: list[Cell], left_out: list[str], options: Namespace, known: d
         return job_runner.run_all(batches, measured, path, received, _store, _line)
 
 
-def _job(cell: Cell, known: dict[str, Model], options: Namespace, profiled: bool) -> Job:
+def _job(cell: Cell, known: dict[str, Model], options: ScalingOptions, profiled: bool) -> Job:
     return Job(cell, place(cell), partial(scaling_job.run, cell, known[cell["model"]], options, profiled))
 
 

@@ -7,19 +7,23 @@ time of communication: overlapped or exposed, and moving bytes or waiting for a 
 import re
 import shutil
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from common.analysis.profiles import communication, run_record, step_profile
+from common.analysis.formulas.data_parallel import Beside
+from common.analysis.profiles import communication
 from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.fields import Summary, Timed
+from common.records.scaling_file import PHASES, Cell, Collectives, place
+from common.records.step_profile import Profile
 from common.studies.job_runner import Outcome
 from common.studies.known_models import Model
 from common.studies.scaling import torchrun
-from common.studies.scaling.scaling_file import PHASES, Cell, Collectives, place
+from common.studies.scaling.torchrun import ScalingOptions
 
 
-def run(cell: Cell, model: Model, options: Namespace, profiled: bool, gpus: str | None = None) -> Outcome:
+def run(cell: Cell, model: Model, options: ScalingOptions, profiled: bool, gpus: str | None = None) -> Outcome:
     """The outcome of one job of a cell: its status and reason, and if that is "ok" what the job measured."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -40,13 +44,13 @@ def run(cell: Cell, model: Model, options: Namespace, profiled: bool, gpus: str 
         code, said = torchrun.run(cell["processes"], command, options, folder, gpus)
         if code != 0 or not (folder / "metrics.json").exists():
             return torchrun.ending(code, said, options)
-        record = run_record.read(folder / "metrics.json")
-        memory = {
-            "kind": record["memory"]["kind"],
-            "peak_mib": max(record.get("ranks", {}).get("peak_mib", [record["memory"]["peak_mib"]])),
-        }
-        outcome = {key: record[key] for key in ("device", "environment", "parameters")} | {"status": "ok", "reason": None}
-        outcome["run"] = memory | {"step_ms": {key: record["step_ms"][key] for key in ("median", "p20", "p80", "count")}}
+        record = run_record.read_timed(folder / "metrics.json")
+        step, memory = record["step_ms"], record["memory"]
+        peaks = record["ranks"]["peak_mib"] if "ranks" in record else [memory["peak_mib"]]
+        times: Summary = {"median": step["median"], "p20": step["p20"], "p80": step["p80"], "count": step["count"]}
+        measured: Timed = {"kind": memory["kind"], "peak_mib": max(peaks), "step_ms": times}
+        outcome: Outcome = {"status": "ok", "reason": None, "run": measured}
+        outcome |= {key: value for key, value in record.items() if key in ("device", "environment", "parameters")}
         if profiled:
             outcome["traced"] = traced(profiles, cell, model)
             if options.keep_traces:
@@ -67,13 +71,13 @@ def traced(profiles: Path, cell: Cell, model: Model) -> dict[str, Any]:
         counts = communication.counted(loaded[0])
         if eager := sorted(profiles.glob("eager_trace_2*.json")):  # a captured step's trace has no sizes: those of the eager one
             counts = communication.counted(communication.load(eager[0], cell["processes"])) or counts
-        beside_backward = getattr(model.load().TinyLlama, "optimizer_communicates", False)
+        beside_backward = getattr(getattr(model.load(), "TinyLlama", None), "optimizer_communicates", False)
         return {"ranks": communication.split(loaded), "collectives": placed(counts, cell["parallel"], beside_backward)}
     except UsageError as error:
         return {"trace_problem": str(error)}
 
 
-def shares(profile: dict[str, Any]) -> dict[str, float]:
+def shares(profile: Profile) -> dict[str, float]:
     """Shares of forward pass, backward pass and optimizer in a profiled step, by kernels or on a CPU by operators."""
     spans = step_profile.span_milliseconds(profile).values()
     times = {phase: max(0.0, sum(phases.get(phase, 0.0) for phases in spans)) for phase in PHASES}
@@ -83,7 +87,7 @@ def shares(profile: dict[str, Any]) -> dict[str, float]:
     return {phase: time / total for phase, time in times.items()}
 
 
-def placed(counts: dict[str, tuple[float, float | None]], form: str, beside_backward: bool) -> list[Collectives]:
+def placed(counts: dict[str, tuple[float, float | None]], form: str | None, beside_backward: bool) -> list[Collectives]:
     """The collectives of a step by kind, and what they can overlap with.
 
     Gradients are sent beside the backward pass. Weights are sent after the update, or in fsdp beside both passes.
@@ -94,8 +98,8 @@ def placed(counts: dict[str, tuple[float, float | None]], form: str, beside_back
     found: list[Collectives] = []
     for kind, (count, size) in counts.items():
         weights = kind in ("all_gather", "broadcast")
-        places = ["forward", "backward"] if weights and form == "fsdp" else ["backward"]
+        places: list[Beside] = ["forward", "backward"] if weights and form == "fsdp" else ["backward"]
         places = ["nothing"] if weights and form != "fsdp" and not beside_backward else places
-        part = {"count": count / len(places), "bytes": None if size is None else size / len(places)}
-        found += [{"kind": kind, **part, "beside": beside} for beside in places]
+        part = None if size is None else size / len(places)
+        found += [{"kind": kind, "count": count / len(places), "bytes": part, "beside": beside} for beside in places]
     return found

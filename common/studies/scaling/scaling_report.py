@@ -1,18 +1,21 @@
 """The report on a scaling study: its conditions, its tables, the model on paper, a figure, and what could not be measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from common.analysis.output import plots, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import run_record
 from common.errors import RunError
+from common.records import scaling_file
+from common.records.scaling_file import Scaling, place
 from common.studies import job_runner
-from common.studies.scaling import prediction, scaling_file, scaling_results
-from common.studies.scaling.scaling_file import Scaling, place
+from common.studies.scaling import prediction, scaling_results
+from common.studies.scaling.scaling_results import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LEAST = ("overlapped, ms", "of it waiting, ms", "peak MiB", "exposed communication, ms")
 
 
 def analyze(path: Path) -> Report:
@@ -30,7 +33,7 @@ def analyze(path: Path) -> Report:
         )
     rows = scaling_results.results(measured)
     training = {"sequence_length": measured["sequence_length"]}
-    conditions = run_record.describe(measured | {"training": training}, "batch_size")
+    conditions = run_facts.describe(measured | {"training": training}, "batch_size")
     report = Report("Scaling over processes")
     report.json("scaling", measured)
     report.text(
@@ -40,7 +43,6 @@ def analyze(path: Path) -> Report:
             ["Jobs ran at the same time where there were GPUs left for them, and shared the host."]
             * measured.get("filled", False)
         ),
-        *scaling_results.multicast(measured),
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
@@ -51,11 +53,13 @@ def analyze(path: Path) -> Report:
     }
     for scaling, fixed in titles.items():
         shown = [row for row in rows if row["scaling"] == scaling]
-        report.section(f"{scaling.capitalize()} scaling: {fixed}")
-        report.table(*scaling_results.step_table(shown), least=["repeats", "peak MiB"])
-        report.text(*run_record.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
+        report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
+        header, body = scaling_results.step_table(shown)
+        report.table(header, body, least=[name for name in LEAST if name in header])
+        report.text(*scaling_results.multicast(measured))
+        report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown if row["ms"]}))
     if scaling_results.communication_table(rows)[1]:
-        report.section("Communication in a step")
+        report.section("Communication in a step", "communication")
         for scaling in titles:
             header, body = scaling_results.communication_table([row for row in rows if row["scaling"] == scaling])
             if body:
@@ -66,23 +70,23 @@ def analyze(path: Path) -> Report:
             "time of the same collective among the ranks."
         )
     _model(report, measured, rows)
-    missing = [(place(cell), job_runner.reason(cell)) for cell in measured["cells"] if cell["status"] != "ok"]
-    missing += [
-        (place(cell), f"no communication: {cell['trace_problem']}") for cell in measured["cells"] if "trace_problem" in cell
-    ]
+    cells = measured["cells"]
+    missing = [(place(cell), job_runner.reason(cell)) for cell in cells if cell["status"] != "ok"]
+    missing += [(place(cell), f"no communication: {cell['trace_problem']}") for cell in cells if "trace_problem" in cell]
     missing += [line.partition(": ")[::2] for line in measured["left_out"]]
     job_runner.not_measured(report, measured, missing)
     return report
 
 
-def _model(report: Report, measured: Scaling, rows: list[dict[str, Any]]) -> None:
+def _model(report: Report, measured: Scaling, rows: list[Row]) -> None:
     found = {scaling: scaling_results.model_table(measured, scaling) for scaling in ("weak", "strong")}
-    if not any(body for _, body in found.values()):
+    link = measured["link"]
+    if not link or not any(body for _, body in found.values()):
         return
-    report.section("A model on paper")
+    report.section("A model on paper", "paper")
     report.text(
-        f"A model, not a measurement. Link: {tables.format_number(measured['link']['gb_per_second'])} GB/s in each direction, "
-        f"{tables.format_number(measured['link']['microseconds'])} us ({measured['link']['source']}). All GPUs are taken to have "
+        f"A model, not a measurement. Link: {tables.format_number(link['gb_per_second'])} GB/s in each direction, "
+        f"{tables.format_number(link['microseconds'])} us ({link['source']}). All GPUs are taken to have "
         "this link, also those beyond one host.",
         *filter(None, [scaling_results.error_of_model(rows)]),
     )
@@ -91,7 +95,7 @@ def _model(report: Report, measured: Scaling, rows: list[dict[str, Any]]) -> Non
             report.table(header, body, title=f"{scaling} scaling: efficiency by the model")
 
 
-def figure(measured: Scaling, rows: list[dict[str, Any]], title: str) -> "Figure":
+def figure(measured: Scaling, rows: list[Row], title: str) -> "Figure":
     """Efficiency in weak and in strong scaling: points were measured, dashed lines are the model."""
     result = plots.new(10, 4.6)
     result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
@@ -109,7 +113,7 @@ def figure(measured: Scaling, rows: list[dict[str, Any]], title: str) -> "Figure
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(
             title=f"{scaling} scaling",
-            xlabel="GPUs" if measured["device"]["kind"] != "cpu" else "processes",
+            xlabel="processes" if measured["device"] and measured["device"]["kind"] == "cpu" else "GPUs",
             ylabel="efficiency, %",
         )
         axes.set_ylim(bottom=0)

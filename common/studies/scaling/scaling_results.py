@@ -10,19 +10,23 @@ from typing import Any
 from common.analysis.formulas import data_parallel
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
-from common.analysis.profiles import communication
+from common.records.scaling_file import Scaling, Split, one_process, place, share, step_of, whole_batch
 from common.studies.scaling import prediction
-from common.studies.scaling.scaling_file import Scaling, one_process, place, share, step_of, whole_batch
+
+import pandas
 
 MULTICAST = "NCCL_NVLS_ENABLE"
 COLUMNS = (
     "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
-    "efficiency", "peak_mib", *communication.Split.__annotations__, "model_ms", "model_efficiency", "model_error",
+    "efficiency", "peak_mib", *Split.__annotations__, "model_ms", "model_efficiency", "model_error",
 )  # fmt: skip
 NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
 
 
-def results(measured: Scaling) -> list[dict[str, Any]]:
+Row = dict[str, Any]  # by the names in COLUMNS
+
+
+def results(measured: Scaling) -> list[Row]:
     """COLUMNS of each cell in weak scaling, then in strong scaling (None if not measured); communication is the ranks' mean."""
     rows = []
     for scaling in ("weak", "strong"):
@@ -30,7 +34,9 @@ def results(measured: Scaling) -> list[dict[str, Any]]:
             n = cell["processes"]
             if cell["batch_size"] * (1 if scaling == "weak" else n) != whole_batch(measured, scaling):
                 continue
-            row = dict.fromkeys(COLUMNS) | {name: cell[name] for name in COLUMNS[1:6]} | {"scaling": scaling}
+            row: Row = (
+                dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS} | {"scaling": scaling}
+            )
             paper = prediction.predict(measured, scaling, cell["model"], cell["parallel"], n) if cell["parallel"] else None
             row |= dict(zip(("model_ms", "model_efficiency"), paper or (None, None), strict=True))
             if cell["status"] == "ok":
@@ -41,8 +47,8 @@ def results(measured: Scaling) -> list[dict[str, Any]]:
                 one = one_process(measured, scaling, cell["model"])
                 row["efficiency"] = one and data_parallel.efficiency(step_of(one), row["ms"], share(scaling, n))
                 row["model_error"] = paper and paper[0] / row["ms"] - 1
-                for name in communication.Split.__annotations__ if cell.get("ranks") else ():
-                    row[name] = sum(rank[name] for rank in cell["ranks"]) / len(cell["ranks"])
+                if ranks := cell.get("ranks"):
+                    row |= {str(name): value for name, value in pandas.DataFrame(ranks).mean().items() if name in COLUMNS}
             rows.append(row)
     return rows
 
@@ -51,27 +57,29 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}%"
 
 
-def _named(row: dict[str, Any]) -> list[object]:
+def _named(row: Row) -> list[object]:
     """NAMED of a row."""
     return [row["model"], row["parallel"] or "one process", row["processes"], row["batch_size"]]
 
 
-def step_table(rows: list[dict[str, Any]]) -> Table:
-    """A row for each measured cell: step time, throughput, efficiency, memory, and the model's step time with its error."""
+def step_table(rows: list[Row]) -> Table:
+    """A row for each measured cell: step time, throughput, efficiency, memory, communication, and the model's time and error."""
     rows = [row for row in rows if row["ms"]]
     unit, factor = tables.time_unit(max((row["ms"] for row in rows), default=1.0))
-    body = []
+    body: list[list[object]] = []
     for row in rows:
-        end = [row["model_ms"] and factor * row["model_ms"], _percent(row["model_error"])]
-        times, rate = [factor * row["ms"], tables.spread(row, factor)], row["tokens_per_second"]
-        body.append([*_named(row), *times, row["repeats"], rate, _percent(row["efficiency"]), row["peak_mib"], *end])
-    columns = [f"{unit}/step", "p20 to p80", "repeats", "tokens/s", "efficiency", "peak MiB", f"on paper, {unit}", "its error"]
-    return [*NAMED, *columns], body
+        communication = [row[name] for name in ("exposed_ms", "exposed_waiting_ms", "overlapped_ms")]
+        body.append([
+            *_named(row), factor * row["ms"], tables.spread(row, factor), row["tokens_per_second"], _percent(row["efficiency"]),
+            row["peak_mib"], *communication, row["model_ms"] and factor * row["model_ms"], _percent(row["model_error"]),
+        ])  # fmt: skip
+    columns = [*NAMED, f"{unit}/step", "p20 to p80", "tokens/s", "efficiency", "peak MiB", "exposed communication, ms"]
+    return tables.filled([*columns, "of it waiting, ms", "overlapped, ms", f"on paper, {unit}", "its error"], body)
 
 
-def communication_table(rows: list[dict[str, Any]]) -> Table:
+def communication_table(rows: list[Row]) -> Table:
     """A row for each profiled cell: milliseconds of communication in a step, the mean of the ranks."""
-    names = list(communication.Split.__annotations__)
+    names = list(Split.__annotations__)
     body = [[*_named(row), *(row[name] for name in names)] for row in rows if row["communication_ms"] is not None]
     columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
     return [*NAMED, *(f"{name}, ms" for name in columns)], body
@@ -87,7 +95,7 @@ def model_table(measured: Scaling, scaling: str) -> Table:
 
 def multicast(measured: Scaling) -> list[str]:
     """Whether NVLink multicast was off, in one sentence; nothing where there is no NVLink: on a CPU, and on AMD's GPUs."""
-    if measured["device"]["kind"] != "cuda":
+    if not measured["device"] or measured["device"]["kind"] != "cuda":
         return []
     value = measured["variables"].get(MULTICAST)
     if value is None:
@@ -95,7 +103,7 @@ def multicast(measured: Scaling) -> list[str]:
     return [f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."]
 
 
-def error_of_model(rows: list[dict[str, Any]]) -> str | None:
+def error_of_model(rows: list[Row]) -> str | None:
     """How far the model was from what was measured, in one sentence."""
     errors = [(abs(row["model_error"]), row) for row in rows if row["model_error"] is not None]
     if not errors:

@@ -4,13 +4,35 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
+from common.options import Options
 from common.studies import job_runner
 
 
-def run(processes: int, command: list[str], options: Namespace, folder: Path, gpus: str | None = None) -> tuple[int | None, str]:
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(Options):
+    """The options of a scaling study, whose flags scaling_study.py explains."""
+
+    models: list[str]
+    forms: list[str]
+    processes: list[int]
+    global_batch_size: int
+    num_steps: int
+    profile_steps: int
+    repeats: int
+    fill_gpus: bool
+    timeout: int
+    link_gbs: float | None
+    link_us: float | None
+    keep_traces: bool
+    output_dir: Path
+
+
+def run(
+    processes: int, command: list[str], options: ScalingOptions, folder: Path, gpus: str | None = None
+) -> tuple[int | None, str]:
     """The exit code of a torchrun job, None if it took too long, and what it printed. Whatever ends this, the job ends too."""
     threads = str(max(1, (os.cpu_count() or 1) // max(options.processes)))  # alike in all cells
     environment = {"OMP_NUM_THREADS": threads} | job_runner.environment(gpus)
@@ -28,10 +50,10 @@ def run(processes: int, command: list[str], options: Namespace, folder: Path, gp
     return job.returncode, said
 
 
-def ending(code: int | None, said: str, options: Namespace) -> job_runner.Outcome:
+def ending(code: int | None, said: str, options: ScalingOptions) -> job_runner.Outcome:
     """The status of a job that did not succeed, and the reason in one line."""
     if code is None:
-        return job_runner.timed_out(options)
+        return job_runner.timed_out(options.timeout)
     lines = said.strip().splitlines() or [f"exit code {code}"]
     reason = next((line.partition("error: ")[2] for line in lines if line.startswith("error: ")), lines[-1])[:500]
     killed = re.search(r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)", said)

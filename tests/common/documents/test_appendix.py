@@ -252,7 +252,7 @@ def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
 
 
-@pytest.mark.parametrize("name", ["rates", "memory_saved", "launches", "amdahl", "optimizer", "effects", "profiler_cost"])
+@pytest.mark.parametrize("name", ["memory_saved", "launches", "amdahl", "optimizer", "profiler_cost"])
 def test_a_folder_without_results_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="measure with"):
         TABLES[name](tmp_path)

@@ -9,7 +9,7 @@ from common.config import ModelConfig
 from common.documents import pictures, rewrite
 from common.errors import UsageError
 from tests.conftest import ROOT
-from tests.records import benchmark
+from tests.records import benchmark, scaling
 from tests.small_traces import event
 
 import pytest
@@ -37,6 +37,12 @@ def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):
     assert picture.description.endswith("tiny 0.5 ms, small 1.5 ms")
     drawn = picture.drawn()
     assert {"v1", "v4", "captured-bf16", "20", "0.75", "40", "1.5"} <= texts(drawn)
+
+
+def test_every_version_has_a_colour_and_every_peer_is_grey():
+    versions = [pictures.colour(f"v{number}") for number in range(1, 6)]
+    assert len(set(versions)) == 5 and pictures.colour("v2-compile") == versions[1]
+    assert pictures.colour("v12") and pictures.colour("captured-bf16") == pictures.colour("liger") == "0.7"
 
 
 def test_a_picture_is_out_of_date_when_its_numbers_have_changed(tmp_path):
@@ -162,3 +168,13 @@ def test_the_spans_of_a_step_add_up_to_its_time():
     tiny = picture.numbers["tiny, NVIDIA H100 80GB HBM3"]
     assert (tiny["attention"], tiny[pictures.IDLE]) == (3.7, 92.1)  # as the table of version1_pytorch_baseline/README.md has them
     assert {"attention", "92", pictures.IDLE} <= texts(picture.drawn())
+
+
+def test_the_efficiency_on_several_gpus_is_that_of_weak_scaling(tmp_path):
+    path = tmp_path / "scaling_large_bf16.json"
+    path.write_text(json.dumps(scaling()))
+    picture = pictures.scaling_efficiency(tmp_path)
+    assert picture.numbers == {"large, bf16": {"v1, ddp": {1: 100.0, 2: 80.0}}}
+    assert "large, bf16: v1, ddp 80% on 2" in picture.description and "efficiency, %" in picture.drawn()
+    with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
+        pictures.scaling_efficiency(tmp_path / "none")

@@ -55,21 +55,16 @@ def test_curves_of_different_lengths_are_not_compared(tmp_path):
         result_tables.curves(tmp_path)
 
 
-def test_a_comparison_is_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
-    write(tmp_path / "compare_tiny_fp32_v1.json", ms=8.0)
-    write(tmp_path / "compare_tiny_fp32_v3.json", "v3", ms=2.0, date="2026-11-23T04:46:21Z")
-    write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp", ms=30.0)
-    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile", ms=20.0)
-    shown = result_tables.comparison(tmp_path)
-    header, *rows = cells(shown)
-    ratio = header.index("against Version 1")
-    assert [(*row[:4], row[ratio]) for row in rows] == [
-        ("tiny", "fp32", "Version 1", "8", "1.00x"),
-        ("tiny", "fp32", "Version 3", "2", "4.00x"),
-        ("small", "bf16", "Version 1", "30", "1.00x"),
-        ("small", "bf16", "Version 2, torch-compile", "20", "1.50x"),
+def test_runs_are_compared_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
+    write(tmp_path / "compare_tiny_fp32_v1.json")
+    write(tmp_path / "compare_tiny_fp32_v3.json", "v3")
+    write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp")
+    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile")
+    groups = result_tables.compared(tmp_path)
+    assert [[(*result_tables.case(run), result_tables.label(run)) for run in group] for group in groups] == [
+        [("tiny", "fp32", "Version 1"), ("tiny", "fp32", "Version 3")],
+        [("small", "bf16", "Version 1"), ("small", "bf16", "Version 2, torch-compile")],
     ]
-    assert shown.splitlines()[0] == "NVIDIA H100 80GB HBM3; torch 2.11.0+cu130; 2026-11-21 to 2026-11-23"
 
 
 @pytest.mark.parametrize("lacking", ["v1", "v2"])
@@ -79,7 +74,7 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
             flags = "--use-amp" if case.endswith("bf16") else ""
             write(tmp_path / f"compare_{case}_{version}.json", version, flags=flags)
     with pytest.raises(UsageError, match=r"needs compare_tiny_bf16_v1\.json"):
-        result_tables.comparison(tmp_path)
+        result_tables.compared(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +88,12 @@ def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label)
     assert result_tables.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
 
 
+def summary(ms: float) -> dict[str, float]:
+    return {"median": ms, "p20": ms, "p80": ms, "count": 2}
+
+
 def one_process(ms: float) -> dict:
-    step = {"median": ms, "p20": ms, "p80": ms, "count": 2}
-    return {"step_ms": step, "peak_mib": 9.0, "reserved_mib": 12.0, "kind": "GPU allocator"}
+    return {"step_ms": summary(ms), "peak_mib": 9.0, "reserved_mib": 12.0, "kind": "GPU allocator"}
 
 
 def suite(path: Path, **cells: dict[str, float | str]) -> None:
@@ -149,16 +147,6 @@ def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
     ]
 
 
-def test_what_the_allocator_reserved_beyond_the_peak(tmp_path):
-    path = tmp_path / "peers_small_bf16.json"
-    suite(path, v1=2.0, liger="failed")
-    study = json.loads(path.read_text())
-    for run in study["cells"][0]["runs"]:
-        run |= {"peak_mib": 100.0, "reserved_mib": 112.5}
-    path.write_text(json.dumps(study))
-    assert cells(result_tables.reserved(path))[1:] == [["small, bf16", "v1", "100", "112", "12.5"]]
-
-
 def test_a_run_is_a_row(tmp_path):
     write(
         tmp_path / "v1_tiny.json",
@@ -205,7 +193,6 @@ def test_a_step_is_held_against_three_limits(tmp_path):
         ("phases", "v1"),
         ("spans", "v1"),
         ("efficiency", "v1"),
-        ("comparison", "versions"),
         ("captured_steps", "versions"),
         ("versions_and_peers", "versions"),
         ("versions_and_peers_spread", "versions"),
@@ -216,20 +203,30 @@ def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, script)
         TABLES[table](tmp_path)
 
 
-def test_scaling_over_gpus_has_a_row_for_each_measured_cell_and_says_whether_multicast_was_off(tmp_path):
+def test_weak_scaling_stands_in_a_row_for_each_form(tmp_path):
     (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(scaling()))
-    text = TABLES["scaling_over_gpus"](tmp_path)
-    header, *rows = cells(text)
-    assert [row[:7] for row in rows] == [
-        ["large", "bf16", "weak", "v1", "", "1", "4"], ["large", "bf16", "weak", "v1", "ddp", "2", "4"],
-        ["large", "bf16", "strong", "v1", "", "1", "4"], ["large", "bf16", "strong", "v1", "ddp", "2", "2"],
-    ]  # fmt: skip
-    shown = dict(zip(header, rows[1], strict=True))
-    assert (shown["ms/step"], shown["efficiency, %"], shown["exposed communication, ms"]) == ("10", "80", "4")
-    assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
-    with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
-        result_tables.scaling_over_gpus(tmp_path / "none")
-
-    header, *rows = cells(TABLES["weak_scaling"](tmp_path))
+    header, *rows = cells(result_tables.weak_scaling(tmp_path))
     assert header == ["preset", "precision", "version", "form", "1 GPU", "2 GPUs"]
     assert rows == [["large", "bf16", "v1", "ddp", "8 ms", "10 ms, 80%"]]
+    with pytest.raises(UsageError, match="measure with results/measure_scaling.sh"):
+        result_tables.weak_scaling(tmp_path / "none")
+
+
+def test_clock_and_power_are_those_of_training_on_each_gpu(tmp_path):
+    steps = [1.0] * 12 + [5.0] * 50 + [3.0] * 100
+    times = summary(5.0) | {"all": steps, "profiled": 0}
+    (tmp_path / "alone_1.json").write_text(json.dumps(records.record() | {"step_ms": times}))
+    (tmp_path / "job.json").write_text(json.dumps(records.record()))
+    idle = ["0.0,0,0,70,0,345,0", "0.0,1,0,70,0,345,0"]
+    busy = ["1.0,0,100,690,0,1600,0", "1.0,1,100,650,0,1500,0", "2.0,0,100,680,0,1650,0", "2.0,1,100,700,0,1400,0"]
+    head = "seconds,gpu,utilization_percent,power_w,memory_mib,clock_mhz,memory_clock_mhz"
+    (tmp_path / "alone.csv").write_text("\n".join([head, *(line for line in idle + busy if ",1," in line[:6])]))
+    (tmp_path / "job.csv").write_text("\n".join([head, *idle, *busy]))
+    alone, first, second = cells(result_tables.clocks(tmp_path))[1:]
+    assert alone == ["alone", "1", "1", "3", "3", "1,450", "675"]
+    assert [first[:2], first[-2:], second[:2], second[-2:]] == [["job", "0"], ["1,625", "685"], ["job", "1"], ["1,450", "675"]]
+
+
+def test_clocks_need_samples(tmp_path):
+    with pytest.raises(UsageError, match="no .csv file"):
+        result_tables.clocks(tmp_path)

@@ -1,20 +1,18 @@
-"""The ablation: effects follow from the pairs, a measured study holds every combination, torch.compile may be missing."""
+"""The ablation: a measured study holds every combination, torch.compile may be missing, and a signal ends it."""
 
-import csv
 import gc
 import os
 import signal
 import weakref
-from argparse import Namespace
+from dataclasses import replace
 
-from common import cli
 from common import device as devices
-from common.errors import UsageError
-from common.files import read_json, write_json
+from common.analysis.comparisons import ablation_effects
+from common.files import read_json
+from common.records import ablation_file
 from common.studies import ablation
 from common.training import version_files
 from common.training.step import prepare
-from tests import records
 from tests.conftest import ROOT
 from version2_pytorch_fused import tiny_llama_v2
 
@@ -26,28 +24,6 @@ SMALL = """
 model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
 training: {batch_size: 2, sequence_length: 9}
 """
-GAINS = dict(zip(ablation.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
-
-
-def made_up(every: bool = True, peak: bool = True) -> dict:
-    """A study in which each fusion divides time, memory and launches by its gain, whatever the others do."""
-    found = []
-    for fusions in ablation.combinations(every, True):
-        setting = dict(zip(ablation.FUSIONS, fusions, strict=True))
-        ms = 100.0
-        for name, on in setting.items():
-            ms /= GAINS[name] if on else 1
-        found.append({
-            "fusions": setting, "flags": ablation.flags_for(fusions), "round_ms": [ms, 1.1 * ms], "loss": 1.0, "steps": 5,
-            "step_ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 20},
-            "peak_mib": 10 * ms if peak else None, "launches_per_step": 20 * ms,
-        })  # fmt: skip
-    run = records.record(training={"batch_size": 2, "sequence_length": 9, "seed": 0})
-    header = {key: run[key] for key in ("command", "date", "version", "device", "environment", "model", "precision", "training")}
-    return header | {
-        "schema": ablation.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels", "notes": [],
-        "combinations": found,
-    }  # fmt: skip
 
 
 def test_all_combinations_are_16_and_the_short_list_10():
@@ -59,60 +35,6 @@ def test_all_combinations_are_16_and_the_short_list_10():
     assert sorted(map(sum, ablation.combinations(False, False))) == [0, 1, 1, 1, 2, 2, 2, 3]
 
 
-@pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
-def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
-    for effect in ablation.effects(made_up(every)["combinations"]):
-        assert effect.pairs == pairs
-        gain = pytest.approx(GAINS[effect.fusion])
-        assert effect.time == (gain, gain, gain) and effect.rounds == (gain, gain)
-        assert effect.memory.mean == gain and effect.launches.mean == gain
-
-
-def test_the_mean_is_geometric_and_shows_its_range():
-    measured = made_up()["combinations"]
-    doubled = measured[-1]  # all on: each fusion looks worse in the one pair that ends here
-    doubled["step_ms"]["median"] *= 2
-    for effect in ablation.effects(measured):
-        assert effect.time.mean == pytest.approx(GAINS[effect.fusion] / 2 ** (1 / 8))
-        assert (effect.time.low, effect.time.high) == pytest.approx((GAINS[effect.fusion] / 2, GAINS[effect.fusion]))
-        assert effect.rounds == pytest.approx((GAINS[effect.fusion],) * 2)  # from the medians of the rounds
-
-
-@pytest.mark.parametrize("peak", [True, False])
-def test_files_and_tables(tmp_path, peak):
-    write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
-    text = ablation.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
-    report = (tmp_path / "fusion_ablation.md").read_text()
-    for shown in (text, report):
-        assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
-        assert ("Peak memory is not given" in shown) != peak
-    with (tmp_path / "fusion_ablation.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 16 and float(rows[0]["ms"]) == 100.0 and rows[0]["qkv_fusion"] == "0"
-    assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_study_that_ended_before_it_counted_has_its_times(tmp_path):
-    measured = made_up()
-    for combination in measured["combinations"]:
-        combination |= {"loss": None, "launches_per_step": None}
-    write_json(tmp_path / "fusion_ablation.json", measured | {"notes": [ablation.ENDED_EARLY]})
-    text = ablation.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
-    assert "speed-up" in text and "over the rounds" in text and "kernels/step" not in text and "lie" not in text
-    assert "The study ended before the losses were read and the launches were counted." in " ".join(text.split())
-
-
-def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
-    with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
-        ablation.analyze(tmp_path / "other.json")
-    measured = made_up()
-    del measured["combinations"][3]["fusions"]["swiglu_fusion"]
-    write_json(tmp_path / "cut.json", measured)
-    with pytest.raises(UsageError, match="cut.json: combinations.3.fusions.swiglu_fusion: "):
-        ablation.analyze(tmp_path / "cut.json")
-
-
 def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 1, code: int = 0) -> dict:
     """A measured study without torch.compile, whose eight models would take minutes to compile; `code`: its exit code."""
     monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
@@ -122,7 +44,7 @@ def study(tmp_path, monkeypatch, *flags: str, every: bool = True, rounds: int = 
     options = version_files.resolve(version_files.parser(None).parse_args(arguments))
     path = tmp_path / "fusion_ablation.json"
     assert ablation.measure(tiny_llama_v2, options, every, rounds, path) == code
-    return read_json(path, ablation.SCHEMA)
+    return read_json(path, ablation_file.SCHEMA)
 
 
 def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
@@ -135,11 +57,11 @@ def test_a_study_of_version_2(tmp_path, monkeypatch, capsys):
     assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"]) + 1}
     assert all(len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"] for c in found)
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
-    launches = {ablation.label(c): c["launches_per_step"] for c in found}
+    launches = {ablation_effects.label(c): c["launches_per_step"] for c in found}
     assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
     # Forward 2 products and backward 4 less, per layer, and the sums of input gradients that they need.
     assert launches["QKV"] < launches["none"] - 5
-    text = ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
+    text = ablation_effects.analyze(tmp_path / "fusion_ablation.json").terminal()
     assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
 
 
@@ -157,7 +79,7 @@ def test_every_combination_is_captured_and_keeps_its_model(tmp_path, monkeypatch
 
     def eager(version, options, precision, batch):
         captured.append(options.capture_step)
-        prepared = prepare(version, Namespace(**vars(options) | {"capture_step": False}), precision, batch)
+        prepared = prepare(version, replace(options, capture_step=False), precision, batch)
         models.append(weakref.ref(prepared.model))
         return prepared._replace(step=lambda batch: torch.ones(()))
 
@@ -172,7 +94,7 @@ def test_every_combination_is_captured_and_keeps_its_model(tmp_path, monkeypatch
     monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
     measured = study(tmp_path, monkeypatch, "--capture-step")
     assert captured == [True] * 3 and measured["settings"] == {"capture_step": True}
-    assert "capture step on" in ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
+    assert "capture step on" in ablation_effects.analyze(tmp_path / "fusion_ablation.json").terminal()
 
 
 def test_a_signal_ends_the_study_after_the_round(tmp_path, monkeypatch):
@@ -187,16 +109,17 @@ def test_a_signal_ends_the_study_after_the_round(tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "benchmark", interrupted)
     measured = study(tmp_path, monkeypatch, rounds=3, code=128 + signal.SIGTERM)
     assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
-    assert "stopped after 1 of 3 rounds." in ablation.analyze(tmp_path / "fusion_ablation.json").terminal()
+    assert "stopped after 1 of 3 rounds." in ablation_effects.analyze(tmp_path / "fusion_ablation.json").terminal()
 
 
 def test_the_flags_are_those_of_the_version(monkeypatch):
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     options = version_files.resolve(version_files.parser(None).parse_args([]))
     for fusions in ablation.combinations(True, True):
-        chosen = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions))
-        switches = cli.switches(chosen, tiny_llama_v2.SWITCHES)
-        assert {name.replace("-", "_"): on for name, on in switches.items()} == dict(zip(ablation.FUSIONS, fusions, strict=True))
+        switches = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)).switches
+        assert {name.replace("-", "_"): on for name, on in switches.items()} == dict(
+            zip(ablation_effects.FUSIONS, fusions, strict=True)
+        )
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch, tmp_path):
@@ -215,5 +138,5 @@ def test_bad_input_is_one_line(refused, arguments):
 def test_with_torch_compile(run_script, tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     run_script(SCRIPT, "--config", "small.yaml", "--rounds", "1", "--all-combinations")
-    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation.SCHEMA)
+    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation_file.SCHEMA)
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)

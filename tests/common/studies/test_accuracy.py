@@ -5,13 +5,13 @@ from pathlib import Path
 from types import ModuleType
 
 from common.errors import RunError
-from common.operations import swiglu
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope
 from common.studies import accuracy
 from common.training import version_files
 from tests.conftest import ROOT, V1
 from version1_pytorch_baseline import tiny_llama_v1
+from version1_pytorch_baseline.tiny_llama_v1 import swiglu
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest

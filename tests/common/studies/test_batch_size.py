@@ -4,16 +4,19 @@ import csv
 import math
 from pathlib import Path
 
+from common import cli
 from common.errors import RunError, UsageError
 from common.files import read_json, write_json
+from common.records.memory_files import BATCH_SEARCH
 from common.studies import batch_size
-from common.studies.batch_size import FITS, OUT, OVER, Trial
+from common.studies.batch_size import Trial
 from common.training import version_files
 from tests import records
 from tests.conftest import ROOT, altered_version
 
 import pytest
 
+FITS, OVER, OUT = "ok", "over target", "out of memory"
 SCRIPT = ROOT / "version2_pytorch_fused/optimize_batch_size.py"
 SMALL = """
 model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
@@ -129,17 +132,17 @@ def test_a_maximum_of_one_is_one_trial(target):
 def options(folder: Path, *flags: str):
     (folder / "small.yaml").write_text(SMALL)
     parser = version_files.parser(None, batch_size=False)
-    parsed = version_files.resolve(parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags]))
+    parsed = parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
     parsed.max_step_seconds = 1000  # a busy machine must not end the search
-    return parsed
+    return cli.resolve(batch_size.SearchOptions, parsed)
 
 
 def measured(folder: Path, statement: str) -> dict:
     """A search up to batch size 3 with Version 1 whose training step begins with this statement."""
     path = folder / "batch_search.json"
     assert batch_size.measure(version_files.load(altered_version(folder, statement)), options(folder), [], path) == 0
-    return read_json(path, batch_size.SCHEMA)
+    return read_json(path, BATCH_SEARCH)
 
 
 def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(tmp_path, capsys):
@@ -157,10 +160,12 @@ def test_an_allocator_that_refuses_is_out_of_memory(tmp_path):
         measured(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')")
 
 
-def test_any_other_failure_ends_it_with_its_message(tmp_path, capfd):
-    with pytest.raises(RunError, match="trial of batch size 1 failed, exit code 1"):
-        measured(tmp_path, "raise ValueError('a mistake in the version')")
-    assert "a mistake in the version" in capfd.readouterr().err
+@pytest.mark.parametrize("error", [ValueError, UsageError])
+def test_any_other_failure_ends_it_with_its_message(tmp_path, error):
+    raised = UsageError if error is UsageError else RunError
+    statement = f"from common.errors import UsageError; raise {error.__name__}('a mistake in the version')"
+    with pytest.raises(raised, match=f"trial of batch size 1 failed: {error.__name__}: a mistake in the version"):
+        measured(tmp_path, statement)
 
 
 # ------------------------------------------------------------------------------------------------------------- script
@@ -172,7 +177,7 @@ def test_the_script_as_documented(execute, tmp_path):
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png"]
-    measured = read_json(folder / "batch_search.json", batch_size.SCHEMA)
+    measured = read_json(folder / "batch_search.json", BATCH_SEARCH)
     assert measured["settings"] == {
         "qkv_fusion": True, "flash_attention": False, "swiglu_fusion": True, "torch_compile": False,
     }  # fmt: skip
@@ -195,7 +200,7 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     run = records.record(device__memory_mib=200.0, settings={}, training={"sequence_length": 8, "seed": 0})
     keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
     write_json(tmp_path / "batch_search.json", {key: run[key] for key in keys} | found | {
-        "schema": batch_size.SCHEMA, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "schema": BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
         "trials": [*trials, trial(64, OUT)],
     })  # fmt: skip
     text = batch_size.analyze(tmp_path / "batch_search.json").publish(tmp_path, "batch_search")
@@ -207,30 +212,37 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     assert (tmp_path / "batch_search.png").read_bytes()[:4] == b"\x89PNG"
 
 
-COMMON = {key: records.record()[key] for key in ("device", "environment", "precision")} | {
-    "memory_kind": "GPU allocator", "settings": {},
-}  # fmt: skip
+def outcome(ms: float, peak: float = 1.0) -> dict:
+    """What the process of a trial answers."""
+    run = records.record(device__memory_mib=100.0)
+    common = {"precision": run["precision"], "memory_kind": "GPU allocator", "settings": {}}
+    found = {"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 5}, "peak_mib": peak, "common": common}
+    return {"status": "ok", "reason": None, "device": run["device"], "environment": run["environment"], "found": found}
 
 
 def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
-    monkeypatch.setattr(batch_size, "in_own_process", lambda *_: (trial(1, OVER, 10.0), COMMON))
+    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome(10.0, 90.1))  # of 90
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
-    assert measured["trials"] == [trial(1, OVER, 10.0)] and measured["batch_size"] is None
+    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
+    assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, OVER)]
+    assert measured["batch_size"] is None
 
 
 def test_an_interrupted_search_reports_its_trials(execute, monkeypatch, tmp_path):
-    def measured_or_stopped(path, options, flags):
-        if options.batch_size > 2:
+    def measured_or_stopped(work, device, timeout):
+        if work.args[-1].batch_size > 2:
             raise KeyboardInterrupt
-        return trial(options.batch_size, FITS, 10.0), COMMON
+        return outcome(10.0)
 
-    monkeypatch.setattr(batch_size, "in_own_process", measured_or_stopped)
+    monkeypatch.setattr(batch_size.benchmark_process, "run", measured_or_stopped)
     printed = execute(SCRIPT, check=130)
     assert "Doubling ended: the search was interrupted." in printed.out and "chosen" not in printed.out
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", batch_size.SCHEMA)
-    assert measured["trials"] == [trial(1, FITS, 10.0), trial(2, FITS, 10.0)]
+    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
+    assert [(trial["batch_size"], trial["status"], trial["step_ms"]["median"]) for trial in measured["trials"]] == [
+        (1, FITS, 10.0), (2, FITS, 10.0),
+    ]  # fmt: skip
+    assert measured["trials"][1]["tokens_per_second"] == 2 * 128 / 10.0 * 1e3
     assert len(list(csv.DictReader((tmp_path / "batch_size_search/batch_search.csv").open()))) == 2
 
 

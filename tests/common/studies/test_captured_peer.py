@@ -49,14 +49,6 @@ def test_logits_loss_and_gradients_are_those_of_version_1(working, fused_loss, m
     assert {name: e for name in expected if not (e := accuracy.error(expected[name], got[name])) < 1e-5} == {}
 
 
-def test_it_starts_from_the_weights_of_version_1():
-    torch.manual_seed(3)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), captured_peer.TinyLlama(CONFIG)
-    state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
-    assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
-    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
-
-
 def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """The weight and the working copy of each matrix that a product reads."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, captured_peer.Linear)}

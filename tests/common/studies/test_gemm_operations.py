@@ -8,9 +8,10 @@ from pathlib import Path
 from common import files
 from common.analysis.formulas import flops
 from common.config import PRESETS, ModelConfig, resolve
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from common.files import write_json
 from common.precision import Precision
+from common.records import gemms_file
 from common.studies import gemm_operations
 from tests.conftest import V1, cells
 from tests.records import record
@@ -170,7 +171,7 @@ def test_the_script_measures_and_reports(execute, tmp_path):
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
     assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
-    files.check(tmp_path, measured, gemm_operations.Measurement)
+    files.check(tmp_path, measured, gemms_file.Measurement)
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
@@ -200,20 +201,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, arguments, 
     (tmp_path / "wrong.yaml").write_text("model: {hidden: 3}\n")
     assert message in refused(SCRIPT, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
-
-
-def test_a_foreign_file_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
-    with pytest.raises(UsageError, match="not a file of schema tiny-llama-gemms/1"):
-        gemm_operations.analyze(tmp_path / "other.json", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
-
-
-@pytest.mark.parametrize("key, value", [("gemms", []), ("ceilings", None), ("element_bytes", "4")])
-def test_a_damaged_file_is_refused(key, value, tmp_path):
-    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]) | {key: value})
-    with pytest.raises(UsageError, match=f"gemm_analysis.json: {key}: "):
-        gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
 
 
 def test_the_figure_names_both_regions_and_every_kind():

@@ -3,19 +3,20 @@
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-from common import cli, data
+from common import data
 from common import device as devices
-from common.analysis.profiles import step_profile
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
-from common.training import capture, run, step, version_files
-from tests.conftest import PATHS, ROOT, TINY, V1
+from common.records import step_profile
+from common.training import capture, step, version_files
+from common.training.run import Run
+from tests.conftest import PATHS, ROOT, TINY, V1, run_options
+from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
@@ -36,9 +37,8 @@ def options(name: str, *flags: str, **changes) -> tuple:
     path, own = VERSIONS[name]
     version = version_files.load(ROOT / path)
     parsed = version_files.resolve(version_files.parser(None).parse_args([*flags, "--batch-size", "4", "--seq-len", "64"]))
-    chosen = version_files.switched(version, parsed, *own)
-    chosen.model = ModelConfig(hidden_size=128, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
-    return version, Namespace(**vars(chosen) | changes)
+    model = ModelConfig(hidden_size=128, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
+    return version, replace(version_files.switched(version, parsed, *own), model=model, **changes)
 
 
 def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None) -> tuple[list[float], dict]:
@@ -82,7 +82,7 @@ def test_the_capturable_optimizer_rounds_no_more_than_fp32_does(name):
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
     _, _, take = step.prepare(version, chosen, precision, batch)
     plain = [take(batch).item() for _ in range(STEPS)]
-    _, _, take = step.prepare(version, Namespace(**vars(chosen) | {"capture_step": True}), precision, batch)
+    _, _, take = step.prepare(version, replace(chosen, capture_step=True), precision, batch)
     assert [take(batch).item() for _ in range(STEPS)] == pytest.approx(plain, abs=2e-3)
 
 
@@ -120,20 +120,13 @@ def test_a_step_that_waits_for_the_gpu_is_refused_in_one_line():
     assert done.stdout.count("\n") == 1 and "cannot be captured" in done.stdout
 
 
-def calls_by_span(version, chosen: Namespace, folder: Path) -> dict:
+def calls_by_span(name: str, captured: bool, folder: Path) -> dict:
     """Launches a step by span and phase, from a profile of a run; without the optimizer's, which has another form in a graph."""
-    flags = [
-        "--num-steps",
-        "6",
-        "--profile-dir",
-        str(folder),
-        "--metrics-out",
-        str(folder / "metrics.json"),
-        "--data",
-        "synthetic",
-    ]
-    parsed = cli.parse(run.parser(version).parse_args([*flags, *chosen.own]))
-    profile = step_profile.read(run.train(version, Namespace(**vars(parsed) | {"capture_step": chosen.capture_step})).profiles[0])
+    path, own = VERSIONS[name]
+    version = version_files.load(ROOT / path)
+    flags = ("--num-steps", 6, "--profile-dir", folder, "--metrics-out", folder / "metrics.json", "--data", "synthetic")
+    options = replace(run_options(version, *flags, *own), capture_step=captured)
+    profile = step_profile.read(version.train(options).profiles[0])
     counted = Counter()
     for kernel in profile["kernels"]:
         if kernel["name"].startswith("Mem"):
@@ -145,22 +138,25 @@ def calls_by_span(version, chosen: Namespace, folder: Path) -> dict:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in VERSIONS if name != "v2-compile"])  # a compiled model has no spans inside
 def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp_path):
-    path, own = VERSIONS[name]
-    version = version_files.load(ROOT / path)
-    eager, captured = (calls_by_span(version, Namespace(own=own, capture_step=on), tmp_path / str(on)) for on in (False, True))
+    eager, captured = (calls_by_span(name, on, tmp_path / str(on)) for on in (False, True))
     assert captured == eager and len(eager) >= 2
 
 
 @pytest.mark.parametrize(
-    "flag, default, device, time_phases, captured",
+    "flag, default, device, captured",
     [
-        (None, False, CUDA, False, False), (True, False, CUDA, False, True), (None, True, CUDA, False, True),
-        (False, True, CUDA, False, False), (None, True, torch.device("cpu"), False, False), (None, True, CUDA, True, False),
+        (None, False, CUDA, False), (True, False, CUDA, True), (None, True, CUDA, True), (False, True, CUDA, False),
+        (None, True, torch.device("cpu"), False),
     ],
 )  # fmt: skip
-def test_the_flag_decides_and_without_it_the_version(flag, default, device, time_phases, captured):
-    version = SimpleNamespace(CAPTURED=default)
-    assert capture.wanted(version, Namespace(capture_step=flag, time_phases=time_phases), device) is captured
+def test_the_flag_decides_and_without_it_the_version(flag, default, device, captured):
+    assert capture.wanted(flag, default, device) is captured
+
+
+@pytest.mark.parametrize("flags, captured", [((), True), (("--time-phases",), False), (("--no-capture-step",), False)])
+def test_a_version_that_captures_does_so_unless_phases_are_timed(monkeypatch, flags, captured):
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+    assert Run(run_options(tiny_llama_v1, *flags), "v1", captured=True).options.capture_step is captured
 
 
 def test_a_batch_of_another_shape_is_refused():

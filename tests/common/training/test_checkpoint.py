@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import cli, data
+from common import data
 from common.config import ModelConfig
 from common.errors import RunError, UsageError
-from common.training import checkpoint, run, version_files
-from tests.conftest import PATHS, ROOT, TINY, V1
+from common.training import checkpoint
+from tests.conftest import PATHS, ROOT, TINY, V1, run_options
 from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1
 from version3_triton import kernels as third_kernels
@@ -97,13 +97,10 @@ def test_everything_that_a_step_may_depend_on_is_restored(monkeypatch, tmp_path)
 
         return watched
 
-    version = version_files.load(SCRIPT)
-    monkeypatch.setattr(version, "make_step", make_step)
-
     def train(steps: int, *flags: str) -> list:
         seen.clear()
         own = ["--use-amp", "--amp-dtype", "float16", "--num-steps", str(steps), *flags]
-        run.train(version, cli.parse(run.parser(version).parse_args([*QUICK, *own])))
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *QUICK, *own), make_step=make_step)
         return list(seen)[-1]
 
     whole = train(5)
@@ -117,14 +114,13 @@ def test_a_run_that_is_stopped_saves_where_it_stopped(at_step, trained, monkeypa
     at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.chdir(tmp_path)
     flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved"]
-    first = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags))).record["loss"]["all"]
+    first = tiny_llama_v1.train(run_options(tiny_llama_v1, *flags)).record["loss"]["all"]
     assert len(first) == 4 and [path.name for path in (tmp_path / "saved").iterdir()] == ["step-00000004"]
     assert first + trained(9, "--checkpoint-dir", "saved", "--resume") == trained(9)
 
 
 KILLED = """
 import os, pathlib
-from common.training import run
 from version1_pytorch_baseline import tiny_llama_v1
 
 rename = pathlib.Path.rename
@@ -135,7 +131,7 @@ def killed_at_the_second(self, target):
     return rename(self, target)
 
 pathlib.Path.rename = killed_at_the_second
-run.main(tiny_llama_v1)
+tiny_llama_v1.main()
 """
 
 
@@ -166,22 +162,12 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
 
 
-@pytest.mark.parametrize("left", [b"", b"\x80\x04garbage"])
-def test_a_checkpoint_with_damaged_metadata_is_one_line(trained, monkeypatch, tmp_path, left):
-    trained(2, "--checkpoint-dir", "saved")
-    (tmp_path / "saved/step-00000002/.metadata").write_bytes(left)
-    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"]
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
-        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
-
-
 def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     at_step(2, lambda: (tmp_path / "saved").rmdir())
     flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved"]
     with pytest.raises(RunError, match="cannot write saved/step-00000003: "):
-        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
 
 
 def test_a_run_on_a_gpu_goes_on_from_a_checkpoint_of_a_cpu(trained, monkeypatch, tmp_path):
@@ -194,19 +180,19 @@ def test_a_run_on_a_gpu_goes_on_from_a_checkpoint_of_a_cpu(trained, monkeypatch,
     )
     monkeypatch.chdir(tmp_path)
     flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"]
-    again = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+    again = tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
     assert again.record["loss"]["all"] == whole[2:]
 
 
-def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path):
+DAMAGES = [(".metadata", b""), (".metadata", b"\x80\x04garbage"), ("__0_0.distcp", b""), ("position.json", b"{}")]
+
+
+@pytest.mark.parametrize("name, content", DAMAGES)
+def test_a_damaged_checkpoint_is_one_line(trained, monkeypatch, tmp_path, name, content):
     trained(2, "--checkpoint-dir", "saved")
-    (tmp_path / "saved/step-00000002/__0_0.distcp").write_bytes(b"")
-    options = cli.parse(
-        run.parser(tiny_llama_v1).parse_args([*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved", "--resume"])
-    )
+    (tmp_path / "saved/step-00000002" / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="cannot read saved/step-00000002: "):
-        run.train(tiny_llama_v1, options)
-    (tmp_path / "saved/step-00000002/position.json").write_text("{}")
-    with pytest.raises(UsageError, match="position.json is not a file of schema"):
-        run.train(tiny_llama_v1, options)
+    expected = (UsageError, "position.json is not a file of schema"), (RunError, "cannot read saved/step-00000002: ")
+    error, message = expected[name != "position.json"]
+    with pytest.raises(error, match=message):
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *QUICK, "--num-steps", 3, "--checkpoint-dir", "saved", "--resume"))

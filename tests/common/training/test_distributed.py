@@ -7,16 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from common import cli, progress, ranks
 from common.errors import RunError
 from common.precision import Precision
 from common.training import distributed
-from tests.conftest import PATHS, ROOT, TINY, V1, altered_version
+from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
+from version1_pytorch_baseline import tiny_llama_v1
 from version3_triton import kernels as third_kernels
 
 import pytest
@@ -101,12 +101,12 @@ def make_model(options):
 MAIN = """
 
 if __name__ == "__main__":
-    import sys
     import time
 
-    from common.training import run
+    from common import cli
 
-    run.main(sys.modules["__main__"])
+    options = cli.parse(cli.parser(None).parse_args())
+    cli.command(lambda: tiny_llama_v1.train(options, make_model, make_step).exit_code)
 """
 
 
@@ -216,36 +216,32 @@ def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, e
 
 def test_a_process_of_its_own_starts_no_group():
     assert ranks.here() == ranks.Ranks(0, 0, 1, False)
-    options = Namespace(parallel=None)
-    distributed.resolve(ModuleType("version"), options)
-    distributed.start(options, CPU)
-    assert options.parallel is None and not distributed.active()
+    form = distributed.form(run_options(tiny_llama_v1))
+    distributed.start(form, CPU, 600)
+    assert form is None and not distributed.active()
     assert (distributed.gathered(3), distributed.anywhere(False, CPU)) == ([3], False)
     assert distributed.Meetings(CPU).agree(7, 15, 2.5) == (15, 2.5)
 
 
 @pytest.mark.parametrize(
-    "flags, version, message",
+    "flags, forms, message",
     [
-        (["--capture-step"], {}, "--capture-step does not work with --parallel fsdp"),
-        (["--enable-deepspeed-flops"], {}, "--enable-deepspeed-flops does not work with --parallel fsdp"),
-        ([], {"PARALLEL": ("ddp", "zero1")}, "this script takes --parallel ddp or zero1"),
-        ([], {"PARALLEL": ()}, "this script runs in one process"),
+        (["--capture-step"], ranks.FORMS, "--capture-step does not work with --parallel fsdp"),
+        (["--enable-deepspeed-flops"], ranks.FORMS, "--enable-deepspeed-flops does not work with --parallel fsdp"),
+        ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
+        ([], (), "this script runs in one process"),
     ],
 )
-def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, version, message):
+def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
     as_rank(0)
-    options = cli.parse(cli.parser(None).parse_args([*QUICK, "--parallel", "fsdp", *flags]))
     with pytest.raises(ValueError, match=message):
-        distributed.resolve(Namespace(**version), options)
+        distributed.form(run_options(tiny_llama_v1, *QUICK, "--parallel", "fsdp", *flags), forms)
 
 
 def test_several_processes_take_the_first_form_that_a_version_supports(as_rank):
     as_rank(1)
-    for version, form in ((Namespace(), "ddp"), (Namespace(PARALLEL=("zero1",)), "zero1")):
-        options = cli.parse(cli.parser(None).parse_args(QUICK))
-        distributed.resolve(version, options)
-        assert options.parallel == form
+    options = run_options(tiny_llama_v1, *QUICK)
+    assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
 def test_a_form_without_torchrun_is_refused(refused):
@@ -290,7 +286,7 @@ def test_a_captured_step_that_hangs_ends_its_process(monkeypatch, capsys):
     monkeypatch.setattr(distributed.os, "_exit", codes.append)
     for captured, timeout in ((True, 600), (False, 0.05), (True, 0.05)):
         assert codes == []
-        with distributed.Meetings(CPU).watched(Namespace(capture_step=captured, distributed_timeout=timeout)):
+        with distributed.Meetings(CPU).watched(captured, timeout):
             time.sleep(0.3)
     assert set(codes) == {1} and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
 

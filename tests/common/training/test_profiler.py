@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 
-from common import cli
 from common.analysis.formulas import flops
 from common.config import ModelConfig
-from common.training import profiler, run
-from tests.conftest import PATHS, TINY, V1
+from common.training import profiler
+from common.training.run import Run
+from tests.conftest import PATHS, TINY, V1, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("known_ceilings")
 def test_the_steps_of_a_profile(tmp_path, steps, asked, active, slow):
     """The last ones, as many as asked for but less than half of the run; the profiler also slows the one before them."""
     flags = ["--num-steps", str(steps), "--profile-steps", str(asked), "--profile-dir", str(tmp_path)]
-    watched = profiler.Profiler(cli.parse(cli.parser(None).parse_args(flags)), torch.device("cpu"))
+    watched = profiler.Profiler(run_options(tiny_llama_v1, *flags), torch.device("cpu"))
     assert (watched.active, watched.slow_steps(steps)) == (active, slow)
 
 
@@ -106,11 +106,11 @@ def test_tensorboard_serves_what_the_profile_wrote(execute, tmp_path):
     assert "profile/top operators/text_summary" in events.Tags()["tensors"]
 
 
-def stopped(at_step, step: int, *flags: str) -> run.Result:
+def stopped(at_step, step: int, *flags: str) -> Run:
     """Of a run of eight steps, the last three of them profiled, that gets SIGTERM in a step."""
     at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
     own = ["--device", "cpu", "--num-steps", "8", "--profile-steps", "3", "--profile-dir", "profiles", *flags]
-    result = run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args([*QUICK, *own])))
+    result = tiny_llama_v1.train(run_options(tiny_llama_v1, *QUICK, *own))
     assert result.exit_code == 128 + signal.SIGTERM and len(result.record["step_ms"]["all"]) == step
     return result
 
@@ -182,7 +182,7 @@ def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypa
     monkeypatch.chdir(tmp_path)
     flags = [*QUICK, "--device", "cpu", "--enable-pytorch-profiler"]
     with contextlib.suppress(KeyboardInterrupt):  # of an export that comes after the record
-        run.train(tiny_llama_v1, cli.parse(run.parser(tiny_llama_v1).parse_args(flags)))
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
     assert (record["status"], len(record["step_ms"]["all"])) == ("completed", 4)
 

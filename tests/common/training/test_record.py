@@ -1,10 +1,10 @@
 """The record of a run: rates and shares of a peak, worked out by hand."""
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from common import cli, data
 from common.analysis.formulas import flops
-from common.analysis.profiles import run_record
+from common.analysis.output import run_facts
 from common.precision import Precision
 from common.training import record, run
 from tests import records
@@ -18,16 +18,14 @@ FP32 = Precision(CPU, None)
 
 def test_rates_are_of_the_steps_without_the_profiler():
     options = cli.parse(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
-    version = ModuleType("version")
-    version.__file__ = "tiny_llama_v1.py"
     outcome = run.Outcome([7.0] * 3 + [1.0] * 3, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
-    made = record.build(version, options, torch.nn.Linear(2, 3), CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
+    made = record.build("v1", options, torch.nn.Linear(2, 3), CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
     assert made["flops_per_second"] == pytest.approx(rate) and made["tokens_per_second"] == pytest.approx(8 * 128 / 10e-3)
-    assert made["mfu"] is None and run_record.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
+    assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
     text = record.summary(made)
     assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text and "MFU not given" in text and "7.000 -> 4.000" in text
 
@@ -36,7 +34,7 @@ def test_utilisation_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_g
     ceilings = {"flops_per_second": 50e12}
     run = records.record(device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=ceilings, settings={})
     run["training"] |= {"first_step": 1, "world_size": 1, "parallel": None}
-    assert run_record.mfu(run) == pytest.approx(10) and run_record.of_measured_gemm(run) == pytest.approx(13.4)
+    assert run_facts.mfu(run) == pytest.approx(10) and run_facts.of_measured_gemm(run) == pytest.approx(13.4)
     text = record.summary(run)
     assert "MFU 10.0% of 67 TFLOP/s (data sheet); 13.4% of measured GEMM (50 TFLOP/s)" in text
-    assert run_record.mfu(records.record(device__name="NVIDIA H200", precision__tf32=True)) == pytest.approx(100 * 25e3 / 495e12)
+    assert run_facts.mfu(records.record(device__name="NVIDIA H200", precision__tf32=True)) == pytest.approx(100 * 25e3 / 495e12)

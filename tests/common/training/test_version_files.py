@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 
 from common import cli
 from common.errors import UsageError
@@ -67,6 +68,6 @@ def test_a_flag_that_the_version_does_not_have_is_refused():
 def test_several_processes_share_the_random_batch_of_one():
     options = version_files.resolve(version_files.parser(None).parse_args(["--batch-size", "2", "--seq-len", "8"]))
     ranks = [version_files.random_batch(options, torch.device("cpu"), rank, 3) for rank in range(3)]
-    options.batch_size = 6
+    options = replace(options, batch_size=6)
     for parts, expected in zip(zip(*ranks, strict=True), version_files.random_batch(options, torch.device("cpu")), strict=True):
         assert torch.equal(torch.cat(parts), expected)

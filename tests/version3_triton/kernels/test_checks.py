@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from version3_triton import kernels
 from version3_triton.kernels import checks
 from version4_ultra_fused.kernels import KERNELS as FUSED
-from version4_ultra_fused.kernels import block, short_attention
+from version4_ultra_fused.kernels import short_attention
 
 only_interpreted = pytest.mark.skipif(not checks.INTERPRETED, reason="is about the interpreter")
 
@@ -24,9 +24,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @only_interpreted
-@pytest.mark.parametrize(
-    "kernel", [*kernels.KERNELS.values(), *FUSED.values(), block.block_forward, short_attention.attend_backward]
-)
+@pytest.mark.parametrize("kernel", [*kernels.KERNELS.values(), *FUSED.values(), short_attention.attend_backward])
 def test_the_interpreter_refuses_bfloat16_in_a_direct_call(kernel):
     """Whichever argument has it; and whichever device: the check looks at none."""
     for arguments in ([zeros(2, 4, dtype=torch.bfloat16)], [zeros(2, 4), torch.bfloat16], [zeros(2, 4), zeros(1).bfloat16()]):
@@ -65,7 +63,7 @@ def test_another_gpu_than_the_current_one_is_refused(monkeypatch):
 def test_rope_refuses_a_head_dimension_of_which_it_cannot_turn_all(size):
     table, heads = zeros(5, size), zeros(1, 2, 5, size)
     for name, arguments in (
-        ("qkv_rope", (zeros(5, 8), zeros(6 * size, 8), table, table, 5, 4 * size)), ("turn_back", (*[heads] * 3, table, table)),
+        ("qkv_rope", (zeros(5, 8), zeros(6 * size, 8), table, table, 5, 4 * size)), ("rotate_back", (*[heads] * 3, table, table)),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=f"must be even and at least 2, not {size}"):
             FUSED[name](*arguments)

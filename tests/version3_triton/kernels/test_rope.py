@@ -5,7 +5,7 @@ from collections.abc import Callable
 from common import rope
 from common.errors import UsageError
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, DTYPES, check, refuses_second_gradients
+from tests.oracle import DEVICE, DTYPES, check
 
 import pytest
 import torch
@@ -31,22 +31,6 @@ def test_rope(heads, kv_heads, length, head_dim, dtype):
         return run
 
     check(split(apply_rope), split(rope.apply_rope), [torch.randn(2, length, (heads + kv_heads) * head_dim)], dtype)
-
-
-def test_strided_tables():
-    cos, sin = (table.to(DEVICE) for table in rope.rope_tables(8, 7, 1e4))
-    q, k = (torch.randn(1, heads, 5, 8, device=DEVICE, requires_grad=True) for heads in (2, 1))
-    dq = torch.randn_like(q)
-    results = []
-    for tables in ((cos, sin), (cos.repeat(1, 2)[:, :8], sin.T.contiguous().T)):
-        turned, _ = apply_rope(q, k, *tables)
-        results.append((turned, *torch.autograd.grad(turned, q, dq)))
-    assert all(torch.equal(got, expected) for got, expected in zip(*results, strict=True))
-
-
-def test_gradients_of_gradients_are_refused():
-    table = torch.ones(4, 16, device=DEVICE)
-    refuses_second_gradients(lambda x: apply_rope(x, x, table, table)[0], torch.randn(1, 1, 4, 16))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """The stages of the performance-debugging exercise in this process: PyTorch's operations on a CPU, or the kernels on a GPU."""
 
 import importlib
-from argparse import Namespace
 from collections.abc import Callable
-from types import SimpleNamespace
 
-from common import cli, data
+from common import data
 from common.files import read_json
-from common.training import run, step
 from tests.conftest import ROOT, TINY, markov
 
 import pytest
@@ -19,10 +16,8 @@ SMALL = (*TINY, "--num-kv-heads", "2", "--data", "synthetic", "--warmup-steps", 
 NAMES = {path.stem.split("_")[1]: path.stem for path in sorted(FOLDER.glob("v3_stage*.py"))}
 
 
-def parsed(name: str, *flags: str) -> tuple[Namespace, SimpleNamespace]:
-    """Options and version of a stage."""
-    stage = stages.of(importlib.import_module(NAMES[name]))
-    return cli.parse(run.parser(stage).parse_args(flags)), stage
+def stage_of(name: str) -> stages.Stage:
+    return importlib.import_module(NAMES[name]).STAGE
 
 
 @pytest.fixture
@@ -39,12 +34,10 @@ def train(tmp_path, monkeypatch) -> Callable[..., dict]:
 
     def train(name: str, *flags: str, gpu: bool = False) -> dict:
         with monkeypatch.context() as patch:
-            for module, replaced in ((run, "phase_times"), (step, "check_gradients")):  # by stages, for good
-                patch.setattr(module, replaced, getattr(module, replaced))
             if not gpu:
                 patch.setattr(stages.kernels, "INTERPRETED", False)
-            options, stage = parsed(name, *(() if gpu else SMALL), "--metrics-out", "metrics.json", *flags)
-            assert stages.train(stage, options) == 0
+            stage = stage_of(name)
+            assert stage.train(stage.options([*(() if gpu else SMALL), "--metrics-out", "metrics.json", *flags])) == 0
         return read_json(tmp_path / "metrics.json")
 
     return train
@@ -55,8 +48,8 @@ def small_model(no_kernels) -> Callable[..., torch.nn.Module]:
     """small_model("stage2", *flags): that stage's model on the CPU."""
 
     def build(name: str, *flags: str) -> torch.nn.Module:
-        options, stage = parsed(name, *SMALL, *flags)
+        stage = stage_of(name)
         torch.manual_seed(0)
-        return stage.make_model(options)
+        return stage.make_model(stage.options([*SMALL, *flags]))
 
     return build

@@ -4,11 +4,10 @@ import math
 
 from common import data
 from tests.conftest import markov
-from tests.version3_triton.performance_debugging.conftest import SMALL, parsed
+from tests.version3_triton.performance_debugging.conftest import SMALL, stage_of
 
 import diagnose
 import pytest
-import stages
 import torch
 
 
@@ -16,8 +15,8 @@ def test_diagnosis_leads_to_the_embedding(no_kernels, monkeypatch, capsys):
     monkeypatch.setattr(data, "markov", markov)
 
     def diagnosed(*flags: str) -> dict[str, list[str]]:
-        options, stage = parsed("stage1", *SMALL, "--diagnose", *flags)
-        assert stages.train(stage, options) == 0
+        stage = stage_of("stage1")
+        assert stage.train(stage.options([*SMALL, "--diagnose", *flags])) == 0
         return {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[3:]}
 
     broken, fixed = diagnosed(), diagnosed("--fixed")

@@ -13,14 +13,17 @@ import functools
 import multiprocessing
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import cli, spans
 from common import device as devices
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.config import PRESETS
+from common.options import Options
 from common.precision import Precision
+from common.records import step_profile
 from common.rope import rope_tables
 from common.spans import span
 from common.timing import benchmark, summarize
@@ -126,7 +129,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
+def training_step(fix: str, options: Options) -> Callable[[], Tensor]:
     """A training step of Version 1 with one of FIXES, on one batch; it returns the loss before the update."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
@@ -144,10 +147,15 @@ def training_step(fix: str, options: Namespace) -> Callable[[], Tensor]:
     return lambda: step(batch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabOptions(Options):
+    num_steps: int
+
+
 FIXES = ("none", "torch.compile", "flash attention", "mixed precision", "gradient checkpointing")
 
 
-def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
+def measure_fix(fix: str, options: LabOptions) -> dict[str, Any]:
     """Step time and peak memory after warm-up, and the loss after `options.num_steps` further steps."""
     device, step = devices.select(options.device), training_step(fix, options)
     for _ in range(3):
@@ -159,7 +167,7 @@ def measure_fix(fix: str, options: Namespace) -> dict[str, Any]:
     return {"fix": fix, "step_ms": summarize(times), **memory, "loss": step().item()}
 
 
-def fixes(options: Namespace) -> Iterator[dict[str, Any]]:
+def fixes(options: LabOptions) -> Iterator[dict[str, Any]]:
     """`measure_fix` of all FIXES that work here, each in a new process, so that it inherits no memory and no caches."""
     fresh = multiprocessing.get_context("spawn")
     for fix in FIXES:
@@ -174,7 +182,7 @@ def fixes(options: Namespace) -> Iterator[dict[str, Any]]:
 LAYER_STEPS = 3
 
 
-def layer(options: Namespace) -> dict[str, Any]:
+def layer(options: Options) -> dict[str, Any]:
     """Forward and backward pass of one transformer layer of Version 1.
 
     Returns:
@@ -216,10 +224,10 @@ def add_flags(parser: cli.Parser) -> None:
     cli.add_device(parser)
 
 
-def resolve(options: Namespace) -> Namespace:
-    """The options of `version_files.resolve` for a preset, a device and a number of steps."""
+def resolve(arguments: Namespace) -> LabOptions:
+    """The options for a preset, a device and a number of steps."""
     defaults = vars(version_files.parser(None).parse_args([]))
-    return version_files.resolve(Namespace(**defaults | vars(options)))
+    return cli.resolve(LabOptions, Namespace(**defaults | vars(arguments)))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from common import cli
 from common.documents import lab_dashboard
 from common.files import read, writable_file, write_text
+from common.records import lab_file
 
 
 def main() -> None:
@@ -17,9 +18,9 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", metavar="OTHER.json", help="of another device: both side by side")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
     options = parser.parse_args()
-    results = read(options.results, lab_dashboard.Lab)
+    results = read(options.results, lab_file.Lab)
     if options.other:
-        page = lab_dashboard.compare(results, read(options.other, lab_dashboard.Lab))
+        page = lab_dashboard.compare(results, read(options.other, lab_file.Lab))
         print(page.terminal())
     else:
         page = lab_dashboard.page(results)

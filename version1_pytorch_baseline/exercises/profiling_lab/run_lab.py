@@ -7,20 +7,8 @@
 It takes minutes. The file is written after each row, so a part that a signal ended holds the rows before it. A part that was not
 requested, or not reached, is null in the file; `report.py` makes a page of the others.
 
-The result (schema "tiny-llama-profiling-lab/1", times in ms, memory in MB of 2^20 bytes):
-
-    command, date, device, environment, jax     jax is its version, or null where it does not run on this device
-    precision        "fp16" on a GPU, "fp32" on a CPU, for all parts except the last three
-    sizes            batch_size, seq_len, d_model, num_heads of the components; seq_lens of the other attention parts, with a
-                     batch of 1 and a head dimension of d_model / num_heads; preset of Version 1 for fixes and layer
-    ceilings         from common.training.ceilings, in this precision; they decide `bound`
-    components       {"pytorch": [ProfileResult and "bound", ...], "jax": the same or null}
-    optimizations    a list of {"seq_len", "ms": {"baseline", "sdpa", "compiled", "flash"}}, without those that cannot run here
-    frameworks       a list of {"seq_len", "ms": {"PyTorch eager", "PyTorch compiled", "JAX jit"}}
-    memory           a list of {"seq_len", "baseline", "chunked", "sdpa"}
-    bottlenecks      a list of {"bottleneck", "way", "ms"}
-    fixes            a list of {"fix", "step_ms": {"median", "p20", "p80", "count"}, "peak_mib", "kind", "loss"}
-    layer            {"ms", "profiled_ms", "on_gpu", "spans": {span: {phase: ms}}}
+`common/records/lab_file.py` has the fields of the file. Times are in ms, memory is in MB of 2^20 bytes. All parts but the last
+three are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1 and a head dimension of D / H.
 """
 
 import importlib
@@ -36,11 +24,12 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.analysis.output import tables
-from common.documents.lab_dashboard import PARTS, SCHEMA
+from common.documents.lab_dashboard import PARTS
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
+from common.records.lab_file import SCHEMA
 from common.training import ceilings, record
 
 import experiments

@@ -8,9 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from common import cli
-from common.training import run, version_files
-
-import stages
+from common.training import version_files
 
 HERE = Path(__file__).resolve().parent
 
@@ -21,9 +19,11 @@ def main() -> None:
     own = sys.argv[1:]
     end = own.index("--") if "--" in own else len(own)
     for path in parser.parse_args(own[:end]).scripts:
-        of_stages = path.resolve().parent == HERE
-        version = stages.of(import_module(path.stem)) if of_stages else version_files.load(path)
-        cli.parse(run.parser(version).parse_args(own[end + 1 :]))
+        if path.resolve().parent == HERE:
+            import_module(path.stem).STAGE.options(own[end + 1 :])
+        else:
+            version = version_files.load(path)
+            version_files.run_options(version, version_files.run_parser(version, None).parse_args(own[end + 1 :]))
 
 
 if __name__ == "__main__":

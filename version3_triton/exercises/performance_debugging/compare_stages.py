@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import cli
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table, run_record
+from common.analysis.profiles import kernel_names, kernel_table
 from common.errors import UsageError
 from common.files import Amount, check, writable_file, write_text
+from common.records import run_record
 
 from pydantic import NonNegativeInt
 from typing_extensions import TypedDict
@@ -198,7 +200,7 @@ def report(stages: list[Stage]) -> Report:
               f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments", "what is wrong"]  # fmt: skip
     steps, tokens = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
     result = Report("Stages compared")
-    result.text(f"{run_record.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
+    result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
     result.table(header, [row(stage, v1, v3) for stage in stages])
     result.text(*too_close(stages, v1, v3))
     broken = [stage for stage in stages if not stage.fixed and stage.number != V1]

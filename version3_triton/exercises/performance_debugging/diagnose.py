@@ -7,12 +7,12 @@ initialised model keeps every standard deviation within a few powers of ten of 1
 
 import math
 import re
-from argparse import Namespace
-from types import SimpleNamespace
+from collections.abc import Callable
 
 from common import cli, data
 from common import device as devices
 from common.analysis.output import tables
+from common.options import RunOptions
 from common.precision import Precision
 
 import torch
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # modules with a row
 
 
-def report(stage: SimpleNamespace, options: Namespace) -> str:
-    """Loss and statistics of the stage's untrained model for the first batch of its run."""
+def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
+    """Loss and statistics of the untrained model for the first batch of its run."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
     inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
-    model = stage.make_model(options).to(device)
+    model = make_model(options).to(device)
     precision = Precision(device, cli.amp_dtype(options))
     with torch.no_grad(), precision.autocast():
         rows = statistics(model, inputs)

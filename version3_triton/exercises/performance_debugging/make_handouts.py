@@ -20,7 +20,6 @@ from common.files import writable_folder, write_text
 HERE = Path(__file__).resolve().parent
 STAGES = {"a": 2, "b": 6, "c": 1, "d": 5, "e": 4, "f": 3}  # the letter of each stage's handout
 SHARED = ("stages.py", "diagnose.py")
-DEFINED = {"add_arguments", "make_model", "make_optimizer", "make_step", "prepare"}  # what takes the place of Version 3's
 DOCSTRING = '''"""Stage {upper}: Version 3, with one thing replaced or with nothing replaced.
 
     python stage_{letter}.py --num-steps 20
@@ -57,6 +56,12 @@ class Neutral(ast.NodeTransformer):
         self.generic_visit(node)
         return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if ast.unparse(node.func) == "Stage":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("caveat", "fixable")]
+            node.keywords.append(ast.keyword("fixable", ast.Constant(False)))
+        return self.generic_visit(node)
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         node.module = self.renamed.get(node.module, node.module)
         return node
@@ -70,15 +75,14 @@ def handout(tree: ast.Module) -> str:
     """The definitions that a stage is made of, what they use, and the imports for them; without --fixed."""
     definitions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    script = [node for node in tree.body if isinstance(node, ast.If)]
-    used = DEFINED.union(*map(names, script))
+    script = [node for node in tree.body if isinstance(node, ast.Assign | ast.If)]
+    used = set().union(*map(names, script))
     while more := set().union(*(names(definitions[name]) for name in used & definitions.keys())) - used:
         used |= more
     for node in imports:
         node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used]
     kept = [node for name, node in definitions.items() if name in used]
-    without_fix = ast.parse("HAS_FIX = False").body
-    return ast.unparse([node for node in imports if node.names] + without_fix + kept + script)
+    return ast.unparse([node for node in imports if node.names] + kept + script)
 
 
 def handouts() -> dict[str, str]:

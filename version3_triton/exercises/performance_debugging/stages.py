@@ -1,14 +1,7 @@
-"""What the stages share. A stage is Version 3 with one thing replaced: what its file defines takes the place of Version 3's.
+"""What the stages share. A stage is Version 3 with one part replaced, which its file hands to `Stage`.
 
 Every stage takes Version 3's flags, and two more: `--fixed` undoes the replacement, and `--diagnose` prints statistics of the
-first batch in place of training. A stage may have
-
-    add_arguments(parser)     adds its own flags
-    prepare(options)          is called before the run
-    caveat(device)            returns a sentence about what this device cannot show, or None
-    HAS_FIX = False           leaves out --fixed
-
-The record of a run (schema tiny-llama-run/1) gets a section more:
+first batch in place of training. The record of a run (schema tiny-llama-run/1) gets a section more:
 
     "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 
@@ -18,16 +11,13 @@ The record of a run (schema tiny-llama-run/1) gets a section more:
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 from common import cli
 from common import device as devices
-from common.files import write_measurement
-from common.training import run, version_files
+from common.options import RunOptions
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
 
@@ -35,67 +25,70 @@ import diagnose
 import torch
 from torch import Tensor, nn
 
-__all__ = ["kernels", "main", "of", "train", "v3", "with_operations"]
+__all__ = ["Stage", "StageOptions", "kernels", "v3"]
 
 
-def add_arguments(module: ModuleType, parser: ArgumentParser) -> None:
-    """The flags of a stage, beside Version 3's."""
-    group = parser.add_argument_group("stage")
-    if getattr(module, "HAS_FIX", True):
-        group.add_argument("--fixed", action="store_true", help="with the fix")
-    else:
-        parser.set_defaults(fixed=False)
-    group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
-    if hasattr(module, "add_arguments"):
-        module.add_arguments(parser)
+@dataclass(frozen=True, kw_only=True)
+class StageOptions(RunOptions):
+    diagnose: bool
+    fixed: bool = False
+    skip_check: bool = False
 
 
-def with_operations(options: Namespace, **replaced: Callable) -> nn.Module:
-    """Version 3's model with some of its operations replaced, by name."""
-    version = version_files.load(Path(v3.__file__))  # a module of its own: replacing a function changes no other model
-    for name, function in replaced.items():
-        setattr(version, name, function)
-    return version.make_model(options)
+@dataclass(frozen=True)
+class Stage:
+    """A stage.
 
+    Attributes:
+        description: for --help.
+        file: of the stage; it names the record.
+        make_model: in place of Version 3's.
+        replaced: the options of the run, with parts replaced.
+        caveat: a sentence about what a device cannot show, or None.
+        defaults: of flags, where they are not Version 3's.
+        flags: of the stage alone, with their help.
+        fixable: whether it takes --fixed.
+    """
 
-def of(module: ModuleType) -> SimpleNamespace:
-    """The version that a stage's file stands for."""
-    return SimpleNamespace(**vars(v3) | vars(module) | {"add_arguments": partial(add_arguments, module)})
+    description: str | None
+    file: str
+    make_model: Callable[[StageOptions], nn.Module] = v3.make_model
+    replaced: Callable[[StageOptions], StageOptions] = lambda options: options
+    caveat: Callable[[torch.device], str | None] = lambda device: None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    fixable: bool = True
 
+    def options(self, arguments: Sequence[str] | None = None) -> StageOptions:
+        """The options from these arguments, or from those of the command line."""
+        parser = cli.parser(self.description, v3.SWITCHES)
+        parser.set_defaults(**self.defaults)
+        group = parser.add_argument_group("stage")
+        if self.fixable:
+            group.add_argument("--fixed", action="store_true", help="with the fix")
+        group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
+        for flag, shown in self.flags.items():
+            group.add_argument(flag, action="store_true", help=shown)
+        return cli.parse_as(StageOptions, parser.parse_args(arguments), v3.SWITCHES)
 
-def main(module: ModuleType) -> None:
-    """Parses the command line, runs the stage, and exits the process."""
-    stage = of(module)
-    options = run.parser(stage).parse_args()
-    cli.command(lambda: train(stage, cli.parse(options)))
+    def train(self, options: StageOptions) -> int:
+        """A training run of the stage, or its diagnosis; errors as of a run. Returns the exit code."""
+        if options.diagnose:
+            print(diagnose.report(self.make_model, options))
+            return 0
+        caveat = self.caveat(devices.select(options.device))
+        if caveat:
+            print(f"note: {caveat}", file=sys.stderr)
+        run = v3.train(self.replaced(replace(options, name=Path(self.file).stem)), self.make_model)
+        run.amend(stage={"fixed": options.fixed, **updated(run.optimizer), "caveat": caveat})
+        if "phases_ms" in run.record:
+            total, step = sum(phase["median"] for phase in run.record["phases_ms"].values()), run.record["step_ms"]["median"]
+            print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
+        return run.exit_code
 
-
-def train(stage: SimpleNamespace, options: Namespace) -> int:
-    """A training run of the stage, or its diagnosis; errors as in `common.training.run.train`. Returns the exit code."""
-    if options.diagnose:
-        print(diagnose.report(stage, options))
-        return 0
-    device = devices.select(options.device)
-    caveat = stage.caveat(device) if hasattr(stage, "caveat") else None
-    if caveat:
-        print(f"note: {caveat}", file=sys.stderr)
-    if hasattr(stage, "prepare"):
-        stage.prepare(options)
-    make_optimizer, optimizers = stage.make_optimizer, []
-
-    def keep_optimizer(model: nn.Module, options: Namespace) -> torch.optim.Optimizer:
-        optimizers.append(make_optimizer(model, options))
-        return optimizers[0]
-
-    stage.make_optimizer = keep_optimizer
-    options.metrics_out = options.metrics_out or Path(f"metrics_{Path(stage.__file__).stem}.json")
-    result = run.train(stage, options)
-    record = result.record | {"stage": {"fixed": options.fixed, **updated(optimizers[0]), "caveat": caveat}}
-    write_measurement(result.metrics, record, "--metrics-out")
-    if "phases_ms" in record:
-        total, step = sum(phase["median"] for phase in record["phases_ms"].values()), record["step_ms"]["median"]
-        print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
-    return result.exit_code
+    def main(self) -> None:
+        """Runs the stage, and exits the process."""
+        cli.command(lambda: self.train(self.options()))
 
 
 def updated(optimizer: torch.optim.Optimizer) -> dict[str, float]:

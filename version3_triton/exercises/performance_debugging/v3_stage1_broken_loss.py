@@ -8,15 +8,11 @@ needs a long time to get down to that. The kernels pass their tests. Is it the l
     python v3_stage1_broken_loss.py --diagnose
 """
 
-import sys
-from argparse import Namespace
-
-import stages
 import torch.nn as nn
-from stages import v3
+from stages import Stage, StageOptions, v3
 
 
-def make_model(options: Namespace) -> nn.Module:
+def make_model(options: StageOptions) -> nn.Module:
     model = v3.make_model(options)
     if not options.fixed:
         tidy(model)
@@ -30,5 +26,7 @@ def tidy(model: nn.Module) -> None:
             module.reset_parameters()
 
 
+STAGE = Stage(__doc__, __file__, make_model)
+
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

@@ -7,21 +7,16 @@ fused attention. And yet a step takes longer than before, and with longer sequen
     python v3_stage2_slow_performance.py --seq-len 512 --num-steps 20 --profile-operators
 """
 
-import sys
-from argparse import ArgumentParser, Namespace
-
-import stages
 import torch.nn as nn
 import torch.nn.functional as F
+from stages import Stage, StageOptions, v3
 from torch import Tensor
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.set_defaults(num_kv_heads=2)  # grouped heads at every preset
-
-
-def make_model(options: Namespace) -> nn.Module:
-    return stages.with_operations(options, attention=attention_of_copies if options.fixed else attention)
+def make_model(options: StageOptions) -> nn.Module:
+    model = v3.make_model(options)
+    model.operations = {"attention": attention_of_copies if options.fixed else attention}
+    return model
 
 
 def as_in_the_cache(x: Tensor, groups: int) -> Tensor:
@@ -43,5 +38,7 @@ def attention_of_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+STAGE = Stage(__doc__, __file__, make_model, defaults={"num_kv_heads": 2})  # grouped heads at every preset
+
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

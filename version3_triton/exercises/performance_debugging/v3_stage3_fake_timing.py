@@ -7,34 +7,18 @@ training?"
     python v3_stage3_fake_timing.py --preset medium --batch-size 64 --use-amp --num-steps 20
 """
 
-import sys
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 from common import device as devices
 from common import timing
-from common.training import run
 
-import stages
 import torch
+from stages import Stage, StageOptions
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.set_defaults(time_phases=True)
-
-
-def prepare(options: Namespace) -> None:
-    run.phase_times = partial(phase_times, SynchronizedClock if options.fixed else PythonClock)
-
-
-def phase_times(clock: type[timing.Clock], step: Callable[[int], object], device: torch.device) -> dict[str, list[float]]:
-    """`common.timing.phase_times` by another clock."""
-    timing.Clock, kept = clock, timing.Clock
-    times = timing.phase_times(step, device)
-    timing.Clock = kept
-    return times
+def with_own_clock(options: StageOptions) -> StageOptions:
+    return replace(options, phase_clock=SynchronizedClock if options.fixed else PythonClock)
 
 
 def caveat(device: torch.device) -> str | None:
@@ -62,5 +46,7 @@ class SynchronizedClock(PythonClock):
         return super().mark()
 
 
+STAGE = Stage(__doc__, __file__, replaced=with_own_clock, caveat=caveat, defaults={"time_phases": True})
+
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

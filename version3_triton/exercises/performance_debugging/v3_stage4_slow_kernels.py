@@ -6,21 +6,18 @@ right this time, and the numbers are. But a step takes many times as long. Is Tr
     python v3_stage4_slow_kernels.py --num-steps 20 --profile-operators                    # on a CPU add --batch-size 1
 """
 
-import sys
-from argparse import Namespace
 from functools import partial
 
 from common.spans import span
 
-import stages
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from stages import kernels, v3
+from stages import Stage, StageOptions, kernels, v3
 from torch import Tensor
 
 
-def make_model(options: Namespace) -> nn.Module:
+def make_model(options: StageOptions) -> nn.Module:
     model = v3.make_model(options)
     if not options.fixed:
         for layer in model.layers:
@@ -61,5 +58,7 @@ class FusedSwiGLU(torch.autograd.Function):
         return torch.autograd.grad(y, (x, weight), dy)
 
 
+STAGE = Stage(__doc__, __file__, make_model, caveat=caveat)
+
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

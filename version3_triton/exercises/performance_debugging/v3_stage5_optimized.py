@@ -3,12 +3,9 @@
 python v3_stage5_optimized.py --num-steps 50
 """
 
-import sys
+from stages import Stage
 
-import stages
-
-HAS_FIX = False
-
+STAGE = Stage(__doc__, __file__, fixable=False)
 
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

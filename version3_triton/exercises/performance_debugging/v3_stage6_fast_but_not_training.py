@@ -8,26 +8,19 @@ to start it, though, so I switched that check off. Please merge, and repair the 
     python v3_stage6_fast_but_not_training.py --num-steps 50 --skip-check
 """
 
-import sys
-from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
-from common.training import step
-
-import stages
 import torch
 import torch.nn as nn
-from stages import kernels, v3
+from stages import Stage, StageOptions, kernels, v3
 from torch import Tensor
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--skip-check", action="store_true", help="train without asking whether every parameter gets a gradient")
-
-
-def make_model(options: Namespace) -> nn.Module:
-    return (
-        v3.make_model(options) if options.fixed else stages.with_operations(options, rms_norm=rms_norm, add_rms_norm=add_rms_norm)
-    )
+def make_model(options: StageOptions) -> nn.Module:
+    model = v3.make_model(options)
+    if not options.fixed:
+        model.operations = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+    return model
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,10 +49,12 @@ def caveat(device: torch.device) -> str | None:
     return None
 
 
-def prepare(options: Namespace) -> None:
-    if options.skip_check:
-        step.check_gradients = lambda model, optimizer, form=None: None
+def without_check(options: StageOptions) -> StageOptions:
+    return replace(options, check_gradients=not options.skip_check)
 
+
+FLAGS = {"--skip-check": "train without asking whether every parameter gets a gradient"}
+STAGE = Stage(__doc__, __file__, make_model, without_check, caveat=caveat, flags=FLAGS)
 
 if __name__ == "__main__":
-    stages.main(sys.modules[__name__])
+    STAGE.main()

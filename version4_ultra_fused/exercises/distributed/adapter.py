@@ -7,10 +7,9 @@
 and returns arrays, which test_exercises.py compares with those of one process.
 """
 
-import importlib
-import os
+import functools
+import inspect
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,10 +17,9 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from common.errors import UsageError
+from common import exercises
 
 import numpy as np
 import torch
@@ -30,26 +28,16 @@ from small_model import FeedForward, SmallModel, random_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FOLDER = Path(__file__).parent
+load = functools.partial(exercises.load, Path(__file__).parent)
 RANKS = 2
 LIMIT = timedelta(seconds=60)  # a rank waits this long for the other
 ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
 Arrays = dict[str, np.ndarray]
 
 
-def load(problem: str) -> ModuleType:
-    """The problem's file in starter/, or with KERNEL_EXERCISES=solution in solution/."""
-    which = os.environ.get("KERNEL_EXERCISES", "starter")
-    if which not in ("starter", "solution"):
-        raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
-    if str(FOLDER / which) not in sys.path:
-        sys.path.insert(0, str(FOLDER / which))
-    return importlib.import_module(problem)
-
-
 def is_written(problem: str) -> bool:
     """Whether no line of the problem's file says any longer that something has yet to be written."""
-    source = Path(load(problem).__file__).read_text(encoding="utf-8")
+    source = inspect.getsource(load(problem))
     return not re.search(r"^ *raise NotImplementedError\(.*: problem \d of README\.md", source, re.MULTILINE)
 
 
@@ -124,8 +112,8 @@ def layer_inputs() -> tuple[FeedForward, Tensor, Tensor]:
     return FeedForward(15, 20), torch.randn(3, 15, requires_grad=True), torch.randn(3, 15)
 
 
-def arrays(named: Iterable[tuple[str, Tensor]]) -> Arrays:
-    return {name: tensor.detach().numpy() for name, tensor in named}
+def arrays(named: Iterable[tuple[str, Tensor | None]]) -> Arrays:
+    return {name: tensor.detach().numpy() for name, tensor in named if tensor is not None}
 
 
 def gradients(model: SmallModel) -> Arrays:

@@ -13,7 +13,7 @@ A step without communication trains each rank alone: it is what the other steps 
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from common import cli, ranks
@@ -26,7 +26,7 @@ import adapter
 import torch
 import torch.distributed as dist
 from small_model import FeedForward, SmallModel, random_batch
-from torch import Tensor
+from torch import Tensor, nn
 
 VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
 # What is measured, and the problem that must be solved for it.
@@ -41,12 +41,12 @@ STEPS = {
 LAYERS = {"whole": None, "split": "problem6_tensor_parallel"}
 
 
-def written(forms: dict[str, str | None]) -> dict[str, ModuleType | None]:
+def written(forms: Mapping[str, str | None]) -> dict[str, ModuleType | None]:
     """The forms that can be measured, with the module of their problem. One line names the others."""
     missing = [form for form, problem in forms.items() if problem and not adapter.is_written(problem)]
     if missing and dist.get_rank() == 0:
         print("not written yet, so not measured:", ", ".join(f"{form} ({forms[form]}.py)" for form in missing))
-    return {form: problem and adapter.load(problem) for form, problem in forms.items() if form not in missing}
+    return {form: adapter.load(problem) if problem else None for form, problem in forms.items() if form not in missing}
 
 
 def bandwidth(options: Namespace, device: torch.device) -> None:
@@ -68,14 +68,15 @@ def bandwidth(options: Namespace, device: torch.device) -> None:
 
 def after_backward(form: str, problem: ModuleType | None, model: SmallModel) -> list[Callable[[], object]]:
     """What a step of this form calls after its backward pass."""
+    if problem is None:
+        return [adamw(model)]
     if form == "overlap":
         return [problem.OverlappedGradients(model, BUCKET_BYTES).finish, adamw(model)]
     if form == "flat":
         return [lambda: problem.average_gradients(model), adamw(model)]
     if form == "zero1":
         return [problem.ShardedAdamW(model, lr=1e-3).step]
-    if form == "fully_shard":
-        problem.shard(model)
+    problem.shard(model)
     return [adamw(model)]
 
 
@@ -104,6 +105,10 @@ def steps(options: Namespace, device: torch.device) -> None:
         print(tables.text(["step", "ms", "p20", "p80"], rows))
 
 
+def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
+    layer(x).backward(x)
+
+
 def layer(options: Namespace, device: torch.device) -> None:
     torch.manual_seed(0)  # the same layer and the same tokens on all ranks
     whole = FeedForward(options.hidden_dim, 4 * options.hidden_dim).to(device)
@@ -112,7 +117,8 @@ def layer(options: Namespace, device: torch.device) -> None:
     for name, problem in written(LAYERS).items():
         feed_forward = problem.ParallelFeedForward(whole).to(device) if problem else whole
         dist.barrier()
-        times = summarize(benchmark(lambda layer=feed_forward: layer(x).backward(x), device, iterations=options.num_steps))
+        step = functools.partial(forward_and_backward, feed_forward, x)
+        times = summarize(benchmark(step, device, iterations=options.num_steps))
         rows.append([name, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
     if dist.get_rank() == 0:
         print(f"each of the two all-reduces: {x.nbytes:,} bytes")
@@ -136,11 +142,10 @@ def main() -> None:
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
         raise UsageError("start it with torchrun: torchrun --nproc-per-node 2 measure.py bandwidth steps layer")
-    place = {}
-    if devices.is_gpu(device):
+    gpu = torch.device("cuda", here.local_rank) if devices.is_gpu(device) else None
+    if gpu:
         devices.take_gpu(here.local_rank, "--nproc-per-node")
-        place = {"device_id": torch.device("cuda", here.local_rank)}
-    dist.init_process_group("nccl" if place else "gloo", **place)
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
     if here.main_process:
         print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
     for name in options.measurements:

@@ -3,7 +3,7 @@
 It is Version 1 without attention. Its forward pass returns the loss, because DDP and fully_shard watch the forward pass.
 """
 
-from common.operations import linear_cross_entropy, swiglu
+from version3_triton.kernels.reference import linear_cross_entropy, swiglu
 
 import torch
 from torch import Tensor, nn

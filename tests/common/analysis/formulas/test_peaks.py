@@ -10,27 +10,19 @@ T = 1e12
 @pytest.mark.parametrize(
     "name, bf16, bandwidth, gigabytes",
     [
-        ("NVIDIA H100 80GB HBM3", 989, 3.35, 80),
-        ("NVIDIA H100 PCIe", 756, 2.0, 80),
-        ("NVIDIA H200", 989, 4.8, 141),
-        ("NVIDIA B200", 2250, 7.7, 180),
-        ("NVIDIA A100-SXM4-80GB", 312, 2.039, 80),
-        ("NVIDIA A100 80GB PCIe", 312, 1.935, 80),
-        ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40),
-        ("NVIDIA A100-PCIE-40GB", 312, 1.555, 40),
-        ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24),
-        ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32),
-        ("AMD Instinct MI210", 181.0, 1.6, 64),
-        ("AMD Instinct MI250", 181.05, 1.6, 64),  # one die of two
-        ("AMD Instinct MI250X", 191.5, 1.6, 64),
-        ("AMD Instinct MI300X", 1307.4, 5.3, 192),
-        ("AMD Instinct MI300A", 980.6, 5.3, 128),
-        ("AMD Instinct MI325X", 1307.4, 6.0, 256),
-        ("AMD Instinct MI350X", 2300, 8.0, 288),
-        ("AMD Instinct MI355X", 2500, 8.0, 288),
+        ("NVIDIA H100 80GB HBM3", 989, 3.35, 80), ("NVIDIA H100 PCIe", 756, 2.0, 80),
+        ("NVIDIA H200", 989, 4.8, 141), ("NVIDIA B200", 2250, 7.7, 180),
+        ("NVIDIA A100-SXM4-80GB", 312, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, 1.935, 80),
+        ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, 1.555, 40),
+        ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24), ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32),
+        ("AMD Instinct MI210", 181.0, 1.6, 64), ("AMD Instinct MI250", 181.05, 1.6, 64),
+        ("AMD Instinct MI250X", 191.5, 1.6, 64), ("AMD Instinct MI300X", 1307.4, 5.3, 192),
+        ("AMD Instinct MI300A", 980.6, 5.3, 128), ("AMD Instinct MI325X", 1307.4, 6.0, 256),
+        ("AMD Instinct MI350X", 2300, 8.0, 288), ("AMD Instinct MI355X", 2500, 8.0, 288),
     ],
-)
+)  # fmt: skip
 def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, bandwidth, gigabytes):
+    """Of an MI250 or MI250X, one die of two."""
     found = datasheet(name)
     assert [found["bf16"], found["bandwidth"], found["memory"]] == pytest.approx([bf16 * T, bandwidth * T, gigabytes * 1e9])
     assert flops_per_second(name, "bf16", tf32=True) == found["fp16"] == found["bf16"]

@@ -36,6 +36,27 @@ def test_version_3s_kernels_have_their_kinds():
     assert [kind(name) for name in names] == ["elementwise", "elementwise", "reductions", "attention"]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("rccl_main_kernel(ncclDevComm*)", "communication"),
+        ("_matmul_ogs_NNT_bf16xbf16xbf16_128x256x64x1", "matrix products"),
+        ("void wvSplitK_hf_<__half, 64, 2, 16, 8, 2, 1>(int, int, __half const*)", "matrix products"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>(float*)", "copies"),
+        ("void at::native::(anonymous namespace)::indexSelectSmallIndex<float, long>(float*)", "copies"),
+        ("batched_transpose_32x16_half", "copies"),
+        ("void rocprim::detail::onesweep_iteration_kernel<rocprim::default_config>(int*)", "reductions"),
+        ("void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long*)", "reductions"),
+        ("void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*)", "reductions"),
+        ("void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*)", "reductions"),
+    ],
+)
+def test_kernels_of_collectives_and_of_amds_libraries(name, expected):
+    assert kind(name) == expected
+
+
 def test_kernels_of_version_4():
     names = ("_matmul", "_turn", "_swiglu", "_adamw", "_cross_entropy", "_embedding_backward", "_short_attention_backward")
     expected = ["matrix products", "elementwise", "elementwise", "elementwise", "reductions", "reductions", "attention"]

@@ -1,22 +1,12 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
 import csv
+import gzip
 
 from common.analysis.profiles import kernel_table, load_kernels, rocm
 from common.analysis.reports import launches
 from common.errors import UsageError
-from tests.kernel_files import (
-    COPY,
-    FIXTURES,
-    LAUNCHES,
-    SAMPLES,
-    SCALE,
-    STATS,
-    launch_rows,
-    needs_samples,
-    put,
-    write_database,
-)
+from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SAMPLES, SCALE, STATS, launch_rows, needs_samples, put, write_database
 
 import pytest
 
@@ -65,8 +55,12 @@ def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
         load_kernels.load(tmp_path / "results.db")
 
 
-def test_pmc_perf_has_a_row_per_dispatch_and_its_counters():
-    found = load_kernels.load(FIXTURES / "pmc_perf.csv")
+@pytest.mark.parametrize("name", ["pmc_perf.csv", "pmc_perf_long.csv"])
+def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
+    """Whether its counters are columns or rows, and whether it is compressed."""
+    (tmp_path / "pmc_perf.csv.gz").write_bytes(gzip.compress((FIXTURES / name).read_bytes()))
+    found, unpacked = load_kernels.load(tmp_path), load_kernels.load(FIXTURES / name)
+    assert found.table.equals(unpacked.table) and found.counters.equals(unpacked.counters)
     assert found.source == "rocprof-compute"
     assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [0, 45000]
     assert found.counters.to_dict("list") == {"SQ_WAVES": [16, 16], "TCC_HIT[0]": [3, 4], "TCC_HIT_sum": [96, 128]}
@@ -139,6 +133,13 @@ def test_samples_of_rocprof_compute(workload):
     assert found.counters.notna().any().all() and all(
         name[:2] in ("SQ", "SP", "CP", "TA", "TC", "TD", "GR") for name in found.counters
     )
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["pmc_perf.csv", "pmc_perf.csv.gz", "pmc_perf_repeated.csv"])
+def test_samples_with_a_row_per_launch_and_counter(name):
+    found = load_kernels.load(SAMPLES / "rocprof-compute-long" / name)
+    assert len(found.table) == 3 and found.table.duration_ns.sum() == 691_521
 
 
 @needs_samples

@@ -1,7 +1,6 @@
 """The bottleneck report and its bounds, from a profile of a small Version 1 and from a GPU's."""
 
 import csv
-import gzip
 import json
 from pathlib import Path
 
@@ -136,9 +135,12 @@ def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(pr
 
 
 def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
-    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32."""
-    floors = {}
-    for what, ceiling in {"neither": {}, "bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}.items():
+    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32.
+
+    A slow launch makes the floor of fused AdamW, one kernel, the launch.
+    """
+    floors, rates = {}, {"bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}
+    for what, ceiling in {"neither": {}, "launch": {"operation_seconds": 1e-6}, **rates}.items():
         alone = {"flops_per_second": 1e18, "bytes_per_second": 1e18, "operation_seconds": 0.0} | ceiling
         write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=CEILINGS | alone)
         found = by_name(bottlenecks.read_step(tmp_path / "profile_1.json"))
@@ -155,11 +157,13 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
         "SwiGLU fusion": (gate_up_bytes + layers * 4 * t * f * 8, gate_up),
         "flash attention": (3 * layers * 4 * t * 2 * (d + kv), 14 * layers * pairs * d),
         "elementwise fusion": (2 * layers * 4 * t * 2 * (d + kv) + 4 * t * d * (5 + 16 * layers), 0),
+        "fused optimizer": (28 * 1000, 0),  # of the record's parameters
     }
     for name, (moved, computed) in expected.items():
         grown = [(floors[what][name] - floors["neither"][name]) * 1e6 for what in ("bytes", "flops")]
         assert grown[0] == pytest.approx(moved, rel=1e-3), name
         assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
+    assert floors["launch"]["fused optimizer"] == pytest.approx(max(floors["neither"]["fused optimizer"], 1.0))
 
 
 def test_the_overhead_that_calls_get_adds_up_to_the_step(profile):
@@ -178,18 +182,6 @@ def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile
     content["operators"] = [row | {"input_shapes": shapes, "calls": 4 * content["profiled_steps"]}]
     profile.write_text(json.dumps(content))
     assert by_name(bottlenecks.read_step(profile))["QKV fusion"]["calls"] == 3
-
-
-def test_the_floor_of_a_target_follows_from_ceilings(tmp_path, cpu_trace):
-    """Fused AdamW moves 28 bytes a parameter; slow memory makes the floor that, and a slow launch makes it the launch."""
-    base = {"flops_per_second": 1e15, "bytes_per_second": 1e15, "operation_seconds": 0.0}
-    floors = {}
-    for name, change in {"none": {}, "memory": {"bytes_per_second": 28e9}, "launch": {"operation_seconds": 1e-6}}.items():
-        path = tmp_path / f"profile_{name}.json"
-        write_profile(path, cpu_trace, ceilings=CEILINGS | base | change)
-        floors[name] = by_name(bottlenecks.read_step(path))["fused optimizer"]["floor_us"]
-    assert floors["memory"] - floors["none"] == pytest.approx(1000 * 28 / 28e9 * 1e6, rel=1e-3)
-    assert floors["launch"] == pytest.approx(max(floors["none"], 1.0))
 
 
 def test_products_of_unknown_cost_are_no_target(profile):
@@ -243,13 +235,10 @@ def test_a_gpu_report_speaks_of_launches_and_knows_the_listed_bf16_peak(analyze,
     ("name", "content", "message"),
     [
         ("missing", None, "does not exist"),
-        ("profile_1.json", b"", "is empty"),
         ("profile_1.json", b'{"schema": "tiny-llama-run/1"}', "is not a file of schema tiny-llama-profile/1"),
-        ("profile_1.json", b'{"schema": "tiny-llama-profile/1", "run"', "is cut off"),
-        ("profile_1.json.gz", gzip.compress(b"{}" * 500, mtime=0)[:-12], "damaged gzip"),
         ("profile_1.json", json.dumps(gpu_trace()).encode(), "is not a file of schema"),
     ],
-    ids=["missing", "empty", "a run record", "cut off", "cut off and compressed", "a trace"],
+    ids=["missing", "a run record", "a trace"],
 )
 def test_what_is_not_a_profile_is_named_and_nothing_is_written(analyze, tmp_path, name, content, message):
     if content is not None:

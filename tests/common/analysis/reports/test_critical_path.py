@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.analysis.reports import critical_path
 from common.errors import UsageError
+from common.records import step_profile
 from tests import branched_traces
 from tests.small_traces import write_profile
 

@@ -3,9 +3,11 @@
 import itertools
 import json
 
+from common.analysis.output import tables
 from common.analysis.reports import kernel_benchmark
 from common.errors import UsageError
 from common.files import read_json
+from common.records import kernel_benchmark_file
 from tests.conftest import ROOT, cells
 from tests.records import record
 
@@ -17,14 +19,14 @@ each_file = pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem
 
 @each_file
 def test_measured_benchmarks_are_valid_and_fit_a_terminal(path):
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     assert measured == read_json(path)
     assert max(map(len, kernel_benchmark.report(measured).terminal().splitlines())) <= 120
 
 
 @each_file
 def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path):
-    measured = kernel_benchmark.read(path)
+    measured = kernel_benchmark_file.read(path)
     figure = kernel_benchmark.figure(measured)
     figure.draw_without_rendering()
     points = 0
@@ -56,7 +58,7 @@ def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
     change(content)
     path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=message) as error:
-        kernel_benchmark.documented(path)
+        kernel_benchmark.analyze(path)
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
@@ -82,7 +84,7 @@ def measurement(rows: list[dict]) -> dict:
     ceilings = {"bytes_per_second": 2e12, "flops_per_second": 5e14, "operation_seconds": 1e-6, "precision": "bf16"}
     run = record(precision__compute="bf16", ceilings=ceilings)
     conditions = {name: run[name] for name in ("command", "date", "device", "environment", "precision", "ceilings")}
-    return {"schema": kernel_benchmark.SCHEMA, **conditions, "rows": rows}
+    return {"schema": kernel_benchmark_file.SCHEMA, **conditions, "rows": rows}
 
 
 ON_A_GPU = [
@@ -106,22 +108,11 @@ def test_share_is_of_the_ceiling_that_the_unit_has():
 
 
 def test_the_table_has_a_row_for_each_contender():
-    table = kernel_benchmark.report(measurement(ON_A_GPU)).markdown()
-    header, *body = cells(table)
-    assert "bf16" in table and "A GPU" in table
-    assert header == [
-        "operation",
-        "B x S",
-        "D",
-        "contender",
-        "host ms",
-        "GPU ms",
-        "GB/s",
-        "TFLOP/s",
-        "% of ceiling",
-        "eager / it",
-        "MiB",
-    ]
+    said = kernel_benchmark.report(measurement(ON_A_GPU)).markdown()
+    header, *body = cells(said[said.index("## Times") :])
+    assert "bf16" in said and "A GPU" in said
+    times = ["host ms", "GPU ms", "GB/s", "TFLOP/s", "% of ceiling", "eager / it", "MiB"]
+    assert header == ["operation", "B x S", "D", "contender", *times]
     assert body == [
         ["rms_norm", "4 x 128", "512", "kernel", "2", "1", "1,000", "", "50", "4", "20"],
         ["rms_norm", "4 x 128", "512", "eager", "5", "4", "250", "", "12.5", "1", "50"],
@@ -133,7 +124,7 @@ def test_the_table_has_a_row_for_each_contender():
 
 def test_columns_that_nothing_fills_are_left_out():
     rows = [row("swiglu", who, host=1.0, gpu=None) | {"peak_mib": None} for who in ("kernel", "eager")]
-    header = cells(kernel_benchmark.report(measurement(rows)).markdown())[0]
+    header, _ = kernel_benchmark.time_table(measurement(rows))
     assert "GB/s" in header and not {"GPU ms", "TFLOP/s", "MiB"} & set(header)
 
 
@@ -165,11 +156,9 @@ def test_a_figure_has_a_panel_for_each_operation_and_hidden_size_and_a_line_for_
     assert len(set((colours[0] | colours[2]).values())) == 4 and colours[0]["kernel"] == colours[2]["kernel"]
 
 
-def test_the_documents_table_has_a_row_for_each_shape_with_the_peers_beside_the_kernel(tmp_path):
+def test_the_table_of_rates_has_a_row_for_each_shape_with_the_peers_beside_the_kernel():
     attention = [row("attention", who, 2.0, ms, amount=10**11) for who, ms in (("kernel", 1.0), ("eager", 1.5), ("cudnn", 0.5))]
-    for name, rows in (("a.json", ON_A_GPU), ("b.json", attention)):
-        (tmp_path / name).write_text(json.dumps(measurement(rows)))
-    header, norm, loss, heads = cells(kernel_benchmark.documented(tmp_path / "a.json", tmp_path / "b.json"))
+    header, norm, loss, heads = cells(tables.markdown(*kernel_benchmark.rate_table(measurement([*ON_A_GPU, *attention]))))
     assert "compiled / kernel" not in header  # nobody timed it
     norm, loss, heads = (dict(zip(header, line, strict=True)) for line in (norm, loss, heads))
     assert norm["operation"] == "rms_norm" and norm["kernel"] == "1,000 GB/s" and norm["% of ceiling"] == "50"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from common.analysis.formulas import flops, operators
 from common.analysis.output import plots, tables
-from common.analysis.profiles import step_profile
 from common.analysis.reports import profile_summary, roofline
 from common.analysis.reports.roofline import Point
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.records import step_profile
 from tests import small_traces
 from tests.conftest import ROOT, TINY, V1
 

@@ -2,8 +2,9 @@
 
 import json
 
-from common.analysis.profiles import chrome_trace, step_profile
+from common.analysis.profiles import chrome_trace
 from common.analysis.reports import tensorboard
+from common.records import step_profile
 from tests.small_traces import write_profile
 
 import pytest

@@ -7,8 +7,9 @@ import threading
 from common import files
 from common.errors import UsageError
 from common.files import read_json
+from common.records import benchmark_file
 from common.studies import external_baselines, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_file, benchmark_process, benchmark_report
+from common.studies.benchmark import benchmark_cells, benchmark_process, benchmark_report
 from tests import study_options
 from tests.conftest import ROOT
 from tests.records import record
@@ -69,7 +70,7 @@ def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, lis
     """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
     calls = []
 
-    def answer(work, options, gpu):
+    def answer(work, device, timeout, gpu):
         model, shape = work.args[0], work.args[-1]
         calls.append((model.name, shape.batch_size if work.func is benchmark_process.speed else "accuracy"))
         machine = {key: record()[key] for key in ("device", "environment")}
@@ -93,7 +94,7 @@ def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
     """Each process has a GPU of its own, both GPUs are used, and a cell that failed keeps that."""
     both, used = threading.Barrier(2, timeout=30), []
 
-    def answer(work, options, gpu):
+    def answer(work, device, timeout, gpu):
         used.append(gpu)
         both.wait()  # passes only while a second process runs
         failed = work.args[0].name == "v2"

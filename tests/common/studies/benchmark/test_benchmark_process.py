@@ -84,11 +84,11 @@ def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp
 def test_the_end_of_a_process_is_a_status(code, status, reason, config, tmp_path):
     model = failing(tmp_path, code)
     _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
-    outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), shapes[0])
+    outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), "cpu", 100)
     assert outcome["status"] == status and outcome["reason"].startswith(reason)
 
 
 def test_a_process_that_takes_too_long_is_ended(config):
     models, shapes = benchmark_cells.plan(study_options.benchmark(config, timeout=0.2), KNOWN)
-    outcome = benchmark_process.run(partial(benchmark_process.speed, models[0], shapes[0]), shapes[0])
+    outcome = benchmark_process.run(partial(benchmark_process.speed, models[0], shapes[0]), "cpu", shapes[0].timeout)
     assert outcome == {"status": "timed out", "reason": "not done after 0.2 s"}

@@ -1,7 +1,5 @@
 """The scaling study's cells: they are planned, measured in turn or side by side, and real jobs on gloo."""
 
-import os
-import signal
 import threading
 from pathlib import Path
 
@@ -10,8 +8,9 @@ from common import files
 from common.analysis.profiles import communication
 from common.errors import UsageError
 from common.files import read_json
+from common.records import scaling_file
 from common.studies import known_models
-from common.studies.scaling import scaling_cells, scaling_file, scaling_job, scaling_report, torchrun
+from common.studies.scaling import scaling_cells, scaling_job, scaling_report, torchrun
 from tests import study_options
 from tests.conftest import ROOT
 from tests.records import record
@@ -126,29 +125,6 @@ def test_jobs_fill_the_gpus_and_each_has_its_own(monkeypatch, tmp_path):
     cells, _ = scaling_cells.plan(chosen, KNOWN)
     assert scaling_cells.measure(cells, [], chosen, KNOWN, tmp_path / "s.json") == 1
     assert max(most) == 4 and sorted(map(str, seen)) == sorted(map(str, ((*place[1:], True) for place in places(cells))))
-
-
-@pytest.mark.parametrize("status, code", [("out of memory", 0), ("timed out", 1), ("failed", 1)])
-def test_a_failed_cell_is_a_result_and_not_repeated(monkeypatch, tmp_path, status, code):
-    def outcome(cell):
-        return {"status": status, "reason": "why"} if (cell["parallel"], cell["batch_size"]) == ("fsdp", 4) else {}
-
-    got, calls, measured = measured_with(monkeypatch, tmp_path / "s.json", outcome)
-    assert got == code and calls.count(("fsdp", 2, 4, True)) == 1 and ("fsdp", 2, 4, False) not in calls
-    assert f"- v1, fsdp, 2 x 4: {status}: why" in scaling_report.analyze(tmp_path / "s.json").markdown()
-
-
-def test_a_signal_keeps_what_was_measured(monkeypatch, tmp_path):
-    def outcome(cell):
-        if cell["parallel"] == "ddp":
-            os.kill(os.getpid(), signal.SIGTERM)
-            return {"status": "failed", "reason": "stopped"}
-        return {}
-
-    code, _, measured = measured_with(monkeypatch, tmp_path / "scaling.json", outcome)
-    assert code == 128 + signal.SIGTERM and measured["status"] == "interrupted"
-    assert [cell["status"] for cell in measured["cells"]][:2] == ["ok", "not run"]
-    assert "The run was interrupted" in scaling_report.analyze(tmp_path / "scaling.json").markdown()
 
 
 def test_a_link_that_cannot_be_measured_leaves_the_model_out(monkeypatch, tmp_path):

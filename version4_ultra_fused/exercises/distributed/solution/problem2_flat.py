@@ -15,7 +15,7 @@ def broadcast_weights(model: nn.Module) -> None:
 @torch.no_grad()
 def average_gradients(model: nn.Module) -> None:
     """Replaces every gradient by its mean over the ranks, with one all-reduce."""
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()

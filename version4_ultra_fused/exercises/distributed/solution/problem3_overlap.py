@@ -9,7 +9,8 @@ from torch import nn
 
 def fill_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """The parameters in reverse order, cut into buckets. A bucket is full when it holds `bucket_bytes` or more."""
-    buckets, held = [[]], 0
+    buckets: list[list[nn.Parameter]] = [[]]
+    held = 0
     for parameter in reversed(parameters):
         if held >= bucket_bytes:
             buckets.append([])
@@ -26,7 +27,8 @@ class OverlappedGradients:
         """Registers `ready` as a hook that runs as soon as a parameter has its whole gradient."""
         self.buckets = fill_buckets(list(model.parameters()), bucket_bytes)
         self.missing = [len(bucket) for bucket in self.buckets]  # gradients that each bucket waits for
-        self.running = []  # of each bucket that was sent: its number, its flat gradients, and the handle to wait for
+        # Of each bucket that was sent: its number, its flat gradients, and the handle to wait for.
+        self.running: list[tuple[int, torch.Tensor, dist.Work]] = []
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(functools.partial(self.ready, number))
@@ -35,7 +37,7 @@ class OverlappedGradients:
         """Starts the all-reduce of bucket `number` if this was the last gradient that it waited for."""
         self.missing[number] -= 1
         if self.missing[number] == 0:
-            flat = torch.cat([parameter.grad.flatten() for parameter in self.buckets[number]])
+            flat = torch.cat([parameter.grad.flatten() for parameter in self.buckets[number] if parameter.grad is not None])
             self.running.append((number, flat, dist.all_reduce(flat, async_op=True)))
 
     def finish(self) -> None:
@@ -45,6 +47,6 @@ class OverlappedGradients:
             flat /= dist.get_world_size()
             bucket = self.buckets[number]
             for parameter, mean in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
-                parameter.grad.copy_(mean.view_as(parameter))
+                parameter.grad = mean.view_as(parameter)
         self.missing = [len(bucket) for bucket in self.buckets]
         self.running.clear()

@@ -1,5 +1,7 @@
 """Problem 4 (zero1) of ../README.md: AdamW whose moments are stored once in the whole job (ZeRO stage 1)."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ class ShardedAdamW:
         optimizer: a torch.optim.AdamW that holds `share` alone.
     """
 
-    def __init__(self, model: nn.Module, **options: float) -> None:
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         """Moves the model's weights into one flat tensor; the parameters become views of it."""
         self.parameters = list(model.parameters())
         flat = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
@@ -30,7 +32,7 @@ class ShardedAdamW:
     @torch.no_grad()
     def step(self) -> None:
         """A reduce-scatter of the gradients, AdamW on the own share, and an all-gather of the weights."""
-        gradients = torch.cat([parameter.grad.flatten() for parameter in self.parameters])
+        gradients = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
         gradients = F.pad(gradients, (0, len(self.weights) - len(gradients)))
         self.share.grad = torch.empty_like(self.share)
         dist.reduce_scatter(self.share.grad, list(gradients.chunk(dist.get_world_size())))

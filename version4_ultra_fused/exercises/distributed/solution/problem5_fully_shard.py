@@ -5,6 +5,7 @@ from small_model import SmallModel
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 
 def shard(model: SmallModel) -> None:
@@ -17,9 +18,10 @@ def shard(model: SmallModel) -> None:
 
 def held_bytes(model: SmallModel) -> int:
     """Bytes of the weights that this rank holds between two steps."""
-    return sum(parameter.to_local().nbytes for parameter in model.parameters())
+    return sum(parameter.to_local().nbytes for parameter in model.parameters() if isinstance(parameter, DTensor))
 
 
 def whole_gradients(model: SmallModel) -> dict[str, Tensor]:
     """Every gradient by name, gathered from all ranks."""
-    return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: gradient.full_tensor() for name, gradient in gradients.items() if isinstance(gradient, DTensor)}

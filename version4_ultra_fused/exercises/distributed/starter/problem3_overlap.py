@@ -5,8 +5,8 @@ Replace each line that names its problem, and run `pytest test_exercises.py -k p
 
 import functools  # noqa: F401  (for your code)
 
-import torch  # noqa: F401
-import torch.distributed as dist  # noqa: F401
+import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -22,7 +22,8 @@ class OverlappedGradients:
         """Registers `ready` as a hook that runs as soon as a parameter has its whole gradient."""
         self.buckets = fill_buckets(list(model.parameters()), bucket_bytes)
         self.missing = [len(bucket) for bucket in self.buckets]  # gradients that each bucket waits for
-        self.running = []  # of each bucket that was sent: its number, its flat gradients, and the handle to wait for
+        # Of each bucket that was sent: its number, its flat gradients, and the handle to wait for.
+        self.running: list[tuple[int, torch.Tensor, dist.Work]] = []
         raise NotImplementedError("OverlappedGradients.__init__: problem 3 of README.md")
 
     def ready(self, number: int, parameter: nn.Parameter) -> None:

@@ -3,6 +3,8 @@
 Replace each line that names its problem, and run `pytest test_exercises.py -k problem4` in the folder above.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ class ShardedAdamW:
         optimizer: a torch.optim.AdamW that holds `share` alone.
     """
 
-    def __init__(self, model: nn.Module, **options: float) -> None:
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         """Moves the model's weights into one flat tensor; the parameters become views of it."""
         self.parameters = list(model.parameters())
         flat = torch.cat([parameter.detach().flatten() for parameter in self.parameters])

@@ -8,6 +8,7 @@ from small_model import SmallModel
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh  # noqa: F401
 from torch.distributed.fsdp import fully_shard  # noqa: F401
+from torch.distributed.tensor import DTensor  # noqa: F401
 
 
 def shard(model: SmallModel) -> None:

@@ -4,28 +4,36 @@ import copy
 import csv
 import json
 
-from common.analysis.comparisons import kernel_reduction
+from common.analysis.comparisons import launch_changes
 from common.analysis.output import plots
-from common.analysis.profiles import kernel_names, load_kernels, pytorch, step_profile
+from common.analysis.profiles import kernel_names, load_kernels, pytorch
 from common.analysis.profiles.kernel_names import kind
 from common.errors import UsageError
 from common.files import write_json
+from common.records import step_profile
 from tests.conftest import ROOT, TINY, V1
-from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
+from tests.kernel_files import FIXTURES, SAMPLES, needs_samples
+from tests.small_traces import gpu_trace, write_profile
 
 import pytest
 
 V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "analyze_kernel_reduction.py"
-FIXTURES = ROOT / "tests" / "fixtures" / "kernels"
 H100 = ROOT / "results" / "h100" / "v1_tiny_profile.json.gz"
-SAMPLES = ROOT.parent / "shared" / "samples" / "rocprof"
 FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)"
+
+
+def compare(before, after):
+    return launch_changes.compare([before], [after])
+
+
+def noted(reduction, *notes):
+    return {f"{note[0].upper()}{note[1:]}." for note in notes} <= set(reduction.notes)
 
 
 def named(reduction, part):
     """The row of the only kernel or operator whose name contains `part`."""
-    [row] = [row for row in reduction.by_name if part in row.name]
+    [row] = [row for row in reduction.by("name", "kind") if part in row.name]
     return row
 
 
@@ -52,13 +60,6 @@ def fused(h100, tmp_path):
     return tmp_path / "profile_fused.json"
 
 
-@pytest.fixture(scope="module")
-def cpu_trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "trace.json"
-    record_cpu_trace(path)
-    return path
-
-
 def cpu_profiles(folder, trace, change=lambda profile: None):
     """Two profiles of one trace, the second changed."""
     profile = write_profile(folder / "profile_before.json", trace)
@@ -71,10 +72,12 @@ def cpu_profiles(folder, trace, change=lambda profile: None):
 
 
 def test_what_was_taken_out_is_gone_and_what_was_put_in_is_new(fused):
-    found = kernel_reduction.compare(H100, fused)
-    assert (found.counted, found.per_step) == ("kernels", True)
-    changed = {kernel_names.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in found.by_name
-               if row.change != "same"}  # fmt: skip
+    found = compare(H100, fused)
+    assert (found.counted, found.what) == ("kernels", "kernels per step")
+    names = found.by("name", "kind")
+    changed = {
+        kernel_names.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in names if row.change != "same"
+    }
     masks = next(name for name in changed if "masked_fill" in name)
     assert changed == {
         masks: ("gone", "elementwise", -8),  # forward and backward of 4 layers
@@ -82,30 +85,30 @@ def test_what_was_taken_out_is_gone_and_what_was_put_in_is_new(fused):
         "softmax_warp_backward<false>": ("gone", "reductions", -4),
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80": ("new", "attention", 4),
     }
-    assert found.by_name[0].name == named(found, "masked_fill").name, "the largest change in calls comes first"
+    assert names[0].name == named(found, "masked_fill").name, "the largest change in calls comes first"
     assert named(found, "fmha").us_after == pytest.approx(40)
     assert (found.total.calls_before, found.total.calls_after) == (569, 557)
 
 
 def test_kinds_and_spans_tell_where(fused):
-    found = kernel_reduction.compare(H100, fused)
-    before = calls(found.by_kind)
+    found = compare(H100, fused)
+    before = calls(found.by("kind"))
     assert before["attention"] == (0, 4)
     assert before["reductions"][0] - before["reductions"][1] == before["elementwise"][0] - before["elementwise"][1] == 8
     assert all(counts[0] == counts[1] for name, counts in before.items() if name in ("matrix products", "copies", "other"))
-    differing = {(row.name, row.detail): row.calls_difference for row in found.by_span if row.calls_difference}
+    differing = {(row.name, row.detail): row.calls_difference for row in found.spans if row.calls_difference}
     assert differing == {("attention", "forward"): -4, ("attention", "backward"): -8}
 
 
 def assert_sums_agree(found):
-    for rows in (found.by_span, found.by_kind, found.by_name):
+    for rows in (found.spans, found.by("kind"), found.by("name", "kind")):
         for column in ("calls_before", "calls_after", "us_before", "us_after"):
             assert sum(getattr(row, column) for row in rows) == pytest.approx(getattr(found.total, column)), column
 
 
 def test_sums_over_spans_kinds_and_names_agree(tmp_path, fused, cpu_trace):
-    assert_sums_agree(kernel_reduction.compare(H100, fused))
-    assert_sums_agree(kernel_reduction.compare(*cpu_profiles(tmp_path, cpu_trace)))
+    assert_sums_agree(compare(H100, fused))
+    assert_sums_agree(compare(*cpu_profiles(tmp_path, cpu_trace)))
 
 
 def test_figures_are_per_step(tmp_path, h100):
@@ -114,9 +117,9 @@ def test_figures_are_per_step(tmp_path, h100):
     for row in twice["kernels"]:
         row["calls"], row["device_us"] = 2 * row["calls"], 2 * row["device_us"]
     write_json(tmp_path / "profile_twice.json", twice)
-    found = kernel_reduction.compare(H100, tmp_path / "profile_twice.json")
-    assert {row.change for row in found.by_name} == {"same"}
-    assert "569 to 569 kernels per step: as many" in kernel_reduction.headline(found)
+    found = compare(H100, tmp_path / "profile_twice.json")
+    assert {row.change for row in found.by("name", "kind")} == {"same"}
+    assert "569 to 569 kernels per step: as many" in launch_changes.headline(found)
 
 
 def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
@@ -124,12 +127,12 @@ def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
         profile["operators"] = [row for row in profile["operators"] if row["name"] != "aten::bmm"]
 
     before, after = cpu_profiles(tmp_path, cpu_trace, drop_products)
-    found = kernel_reduction.compare(before, after)
-    assert found.counted == "operator calls" and pytorch.OPERATORS_NOTE in found.notes
+    found = compare(before, after)
+    assert found.counted == "operator calls" and noted(found, pytorch.OPERATORS_NOTE)
     # 2 layers: q k^T and its product with v, and two gradients of each
     assert (named(found, "aten::bmm").change, named(found, "aten::bmm").calls_before) == ("gone", 12)
-    assert all(row.calls_difference == 0 for row in found.by_span if row.name != "attention")
-    assert not any(row.name in ("aten::view", "aten::empty", "autograd engine") for row in found.by_name)
+    assert all(row.calls_difference == 0 for row in found.spans if row.name != "attention")
+    assert not any(row.name in ("aten::view", "aten::empty", "autograd engine") for row in found.by("name", "kind"))
 
 
 @pytest.mark.slow
@@ -137,11 +140,11 @@ def test_versions_are_compared_as_documented(run_script, tmp_path):
     for folder, where in ((V1, "before"), (V2, "after")):
         run_script(folder / "run_pytorch_profiler.py", *TINY, "--num-steps", 3, "--profile-dir", where, "--generate-report")
         assert (tmp_path / where / "report.md").read_text().startswith("# Profiles\n\n## profile_")
-    found = kernel_reduction.compare(tmp_path / "before", tmp_path / "after")
+    found = compare(tmp_path / "before", tmp_path / "after")
     # A layer has the linear layers q, k, v, o, gate, up and down, or qkv, o, gate-up and down; each is three products
     # (forward, gradients of input and weight), and so is the head.
-    assert calls(found.by_name)["aten::mm"] == (2 * 7 * 3 + 3, 2 * 4 * 3 + 3)
-    assert calls(found.by_kind)["attention"] == (0, 2 * 2) and named(found, "aten::bmm").change == "gone"
+    assert calls(found.by("name"))["aten::mm"] == (2 * 7 * 3 + 3, 2 * 4 * 3 + 3)
+    assert calls(found.by("kind"))["attention"] == (0, 2 * 2) and named(found, "aten::bmm").change == "gone"
     assert [line.split(", `")[0] for line in found.conditions[1:]] == ["before: v1", "after: v2"]
 
 
@@ -153,9 +156,9 @@ def test_compiled_operators_are_explained(tmp_path, cpu_trace):
             for name in ("CompiledFunction", "Torch-Compiled Region: 0/0")
         ]
 
-    found = kernel_reduction.compare(*cpu_profiles(tmp_path, cpu_trace, compile_all))
-    assert pytorch.COMPILED_NOTE in found.notes and kernel_reduction.NO_SPANS in found.notes
-    assert [row.name for row in found.by_name if row.change == "new"] == ["CompiledFunction"]
+    found = compare(*cpu_profiles(tmp_path, cpu_trace, compile_all))
+    assert noted(found, pytorch.COMPILED_NOTE, launch_changes.NO_SPANS)
+    assert [row.name for row in found.by("name", "kind") if row.change == "new"] == ["CompiledFunction"]
     assert_sums_agree(found)
 
 
@@ -168,20 +171,25 @@ def test_traces_without_profiles_are_compared_by_name(tmp_path):
     for name, trace in (("before", before), ("after", after)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trace_1.json").write_text(json.dumps(trace))
-    found = kernel_reduction.compare(tmp_path / "before", tmp_path / "after")
-    assert found.by_span == [] and found.per_step and kernel_reduction.UNKNOWN in found.notes
-    assert calls(found.by_name) == {"gemm": (1.5, 1.5), "add": (0.5, 0), "Memset (Device)": (0.5, 0.5), "foreach": (0.5, 0.5)}
+    found = compare(tmp_path / "before", tmp_path / "after")
+    assert found.spans == [] and found.what == "kernels per step" and noted(found, launch_changes.UNKNOWN)
+    assert calls(found.by("name")) == {
+        "gemm": (1.5, 1.5),
+        "add": (0.5, 0),
+        "Memset (Device)": (0.5, 0.5),
+        "foreach": (0.5, 0.5),
+    }
     assert all("pytorch-trace" in line for line in found.conditions)
 
 
 def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     stats = '"Name","Calls","TotalDurationNs"\n"void scale<float>(float*, float, int)",1,5000\n'
     (tmp_path / "out_kernel_stats.csv").write_text(stats)
-    found = kernel_reduction.compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
-    assert not found.per_step and kernel_reduction.TOTALS in found.notes
-    assert calls(found.by_name) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
-    assert calls(found.by_kind)["copies"] == (1, 0)
-    assert "3 to 1 kernels in the whole file: 66.7 % fewer" in kernel_reduction.headline(found)
+    found = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
+    assert found.what == "kernels in the whole file" and noted(found, launch_changes.TOTALS)
+    assert calls(found.by("name")) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
+    assert calls(found.by("kind"))["copies"] == (1, 0)
+    assert "3 to 1 kernels in the whole file: 66.7 % fewer" in launch_changes.headline(found)
 
 
 def test_a_folder_gives_its_newest_profile_before_anything_else(tmp_path, h100, fused):
@@ -191,7 +199,7 @@ def test_a_folder_gives_its_newest_profile_before_anything_else(tmp_path, h100, 
     (folder / "a_kernel_trace.csv").write_bytes((FIXTURES / "new_kernel_trace.csv").read_bytes())
     write_json(folder / "profile_2.json", h100)
     (folder / "profile_1.json").write_bytes(fused.read_bytes())
-    found = kernel_reduction.compare(folder, fused)
+    found = compare(folder, fused)
     assert f"before: v1, `{h100['run']['command']}`, {folder / 'profile_2.json'}" in found.conditions[1]
 
 
@@ -218,24 +226,24 @@ def test_only_the_version_may_differ(tmp_path, h100, keys, value, named):
     inner[keys[-1]] = value
     write_json(tmp_path / "profile_1.json", profile)
     with pytest.raises(UsageError, match=f"differ in more than the version: .*{named}"):
-        kernel_reduction.compare(H100, tmp_path)
+        compare(H100, tmp_path)
 
 
 def test_kernels_are_not_compared_with_operator_calls(tmp_path, cpu_trace):
     before, _ = cpu_profiles(tmp_path, cpu_trace)
     with pytest.raises(UsageError, match="counts operator calls and .* kernels: profile both on the same device"):
-        kernel_reduction.compare(before, H100)
+        compare(before, H100)
 
 
 def test_one_file_is_not_two_runs(tmp_path, h100):
     write_json(tmp_path / "profile_1.json", h100)
     with pytest.raises(UsageError, match="profile_1.json was given twice"):
-        kernel_reduction.compare(tmp_path, tmp_path / "." / "profile_1.json")
+        compare(tmp_path, tmp_path / "." / "profile_1.json")
 
 
 def test_steps_are_not_compared_with_whole_files():
     with pytest.raises(UsageError, match="only one of the two counts per step, .*new_kernel_trace.csv does not"):
-        kernel_reduction.compare(H100, FIXTURES / "new_kernel_trace.csv")
+        compare(H100, FIXTURES / "new_kernel_trace.csv")
 
 
 # ---------------------------------------------------------------------------------------------------------- kinds of work
@@ -274,7 +282,8 @@ NAMES = {
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 4, 64, 64>(OpaqueType<4u>*)",
     ),
-    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "ncclDevKernel_AllReduce_Sum_f32", "add"),
+    "communication": ("ncclDevKernel_AllReduce_Sum_f32",),
+    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "add"),
 }  # fmt: skip
 
 
@@ -293,7 +302,7 @@ def test_kinds_fit_the_spans_of_a_measured_run(preset):
     assert sum(row["device_us"] for row in profile["kernels"] if kind(row["name"]) == "other") < 0.1 * busy
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs samples that are not part of the repository")
+@needs_samples
 def test_kinds_of_a_run_on_an_mi250():
     table = load_kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz").table
     kinds = {name: kind(name) for name in table.name}
@@ -304,33 +313,33 @@ def test_kinds_of_a_run_on_an_mi250():
 # ------------------------------------------------------------------------------------------------------------- the script
 
 
-def test_script_writes_report_table_and_figure(run_script, tmp_path, fused):
-    done = run_script(SCRIPT, "--baseline", H100, "--fused", fused, "--top", 2)
+def test_script_writes_report_table_and_figure(execute, tmp_path, fused):
+    done = execute(SCRIPT, "--baseline", H100, "--fused", fused, "--top", 2)
     folder = tmp_path / "kernel_reduction"
     assert {path.name for path in folder.iterdir()} == {f"kernel_reduction.{end}" for end in ("csv", "md", "png")}
-    assert "569 to 557 kernels per step: 2.1 % fewer" in done.stdout and "largest changes in calls (2 of 4)" in done.stdout
-    assert all(len(line) <= 120 for line in done.stdout.splitlines() if not line.startswith("written"))
+    assert "569 to 557 kernels per step: 2.1 % fewer" in done.out and "largest changes in calls (2 of 4)" in done.out
+    assert all(len(line) <= 120 for line in done.out.splitlines() if not line.startswith("written"))
     with (folder / "kernel_reduction.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(kernel_reduction.CSV_COLUMNS)
+    assert list(rows[0]) == list(launch_changes.CSV_COLUMNS)
     for table in ("kind", "span", "name"):
         assert sum(float(row["calls_difference"]) for row in rows if row["table"] == table) == pytest.approx(-12)
     assert any(row["name"] == FMHA for row in rows), "names in full"
     report = (folder / "kernel_reduction.md").read_text()
     assert "| `fmha_cutlassF_f32_aligned_64x64_rf_sm80` | attention | new | 0 | 4 | 4 | 0 | 0.04 | 0.04 |" in report
-    assert "(kernel_reduction.png)" in report and kernel_reduction.SAME_WORK in report
+    assert "(kernel_reduction.png)" in report and launch_changes.SAME_WORK[1:] in report
     assert (folder / "kernel_reduction.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_figure_shows_kinds_and_where_they_are_known_spans(tmp_path, fused):
-    with_spans = kernel_reduction.figure(kernel_reduction.compare(H100, fused))
+    with_spans = launch_changes.figure(compare(H100, fused))
     labels = [axes.get_xlabel() for axes in with_spans.axes]
     assert labels == 2 * ["kernels per step", "ms per step"]
     heights = [bar.get_width() for bar in with_spans.axes[0].patches]
     assert sum(heights) == pytest.approx(569 + 557)
     (tmp_path / "a_kernel_trace.csv").write_bytes((FIXTURES / "old_kernel_trace.csv").read_bytes())
-    by_name = kernel_reduction.compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "a_kernel_trace.csv")
-    assert len(kernel_reduction.figure(by_name).axes) == 2
+    by_name = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "a_kernel_trace.csv")
+    assert len(launch_changes.figure(by_name).axes) == 2
     plots.save(with_spans, tmp_path / "drawn.png")
 
 

@@ -3,12 +3,11 @@
 import json
 import math
 
-from common.analysis.profiles import step_profile
 from common.errors import UsageError
 from common.files import read_json
+from common.records import step_profile
 from tests.conftest import ROOT
 from tests.records import profile, record
-from tests.small_traces import gpu_trace, write_profile
 
 import pytest
 
@@ -23,13 +22,6 @@ def write(path, **changes):
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_measured_profile_is_valid(path):
     assert step_profile.read(path) == read_json(path)
-
-
-def test_what_the_profiler_takes_from_a_trace_is_valid(tmp_path, cpu_trace):
-    (tmp_path / "gpu.json").write_text(json.dumps(gpu_trace()))
-    for trace in (cpu_trace, tmp_path / "gpu.json"):
-        made = write_profile(tmp_path / "profile_1.json", trace)
-        assert step_profile.read(tmp_path / "profile_1.json") == json.loads(json.dumps(made))
 
 
 OPERATOR = profile(record(), [{"name": "aten::mm"}])["operators"][0]

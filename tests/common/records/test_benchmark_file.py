@@ -1,11 +1,10 @@
 """The benchmark's file: what its schema takes and refuses."""
 
-import json
 from pathlib import Path
 
 from common.errors import UsageError
 from common.files import write_json
-from common.studies.benchmark import benchmark_file
+from common.records import benchmark_file
 from tests import records
 
 import pytest
@@ -24,9 +23,3 @@ def test_runs_of_a_gpu_may_hold_what_the_pools_held(tmp_path):
     measured["cells"][0]["runs"][0]["reserved_mib"] = "2000"
     with pytest.raises(UsageError, match="benchmark.json: cells.0.runs.0.reserved_mib: "):
         reread(measured, tmp_path)
-
-
-def test_another_file_is_refused(tmp_path):
-    (tmp_path / "other.json").write_text(json.dumps({"schema": "tiny-llama-run/1"}))
-    with pytest.raises(UsageError, match="tiny-llama-benchmark/1"):
-        benchmark_file.read(tmp_path / "other.json")

@@ -1,75 +1,77 @@
-"""The file of a scaling study, scaling.json: its schema, its reader, and look-ups in what was measured."""
+"""The file of a scaling study, scaling.json (schema tiny-llama-scaling/1): its fields, its reader, and look-ups in it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from common import files, ranks
-from common.analysis.formulas import data_parallel
-from common.analysis.profiles import communication, run_record
+from common import files
 from common.errors import UsageError
-from common.studies.job_runner import Attempted
+from common.files import Amount, PositiveAmount
+from common.ranks import Form
+from common.records.fields import Attempted, Compute, Model, StudyHeader, Timed
 
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
-SCHEMA = "tiny-llama-scaling/1"
-PHASES = ("forward", "backward", "optimizer")
+Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-class Run(run_record.PeakMemory):
-    """One job of a cell; the memory is that of the process which took most."""
+class Split(TypedDict):
+    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
 
-    step_ms: run_record.Summary
+    communication_ms: Amount
+    overlapped_ms: Amount
+    exposed_ms: Amount
+    waiting_ms: Amount
+    moving_ms: Amount
+    exposed_waiting_ms: Amount  # the part of both
 
 
 class Collectives(TypedDict):
     """The collectives of one kind in a step: a `data_parallel.Transfer`. A trace may lack the bytes."""
 
     kind: str
-    count: files.Amount
-    bytes: files.Amount | None
-    beside: data_parallel.Beside
+    count: Amount
+    bytes: Amount | None
+    beside: Literal["forward", "backward", "nothing"]
 
 
 class Cell(Attempted):
     model: str
-    parallel: Literal[ranks.FORMS] | None  # None on one process
+    parallel: Form | None  # None on one process
     processes: PositiveInt
     batch_size: PositiveInt  # of a process
-    runs: list[Run]
+    runs: list[Timed]  # the memory is that of the process which took most
     parameters: NotRequired[PositiveInt]
-    shares: NotRequired[dict[Literal[PHASES], files.Amount]]  # of the step on one process
-    ranks: NotRequired[list[communication.Split]]
+    shares: NotRequired[dict[Phase, Amount]]  # of the step on one process
+    ranks: NotRequired[list[Split]]
     collectives: NotRequired[list[Collectives]]
     trace_problem: NotRequired[str]  # why there is nothing from the traces
 
 
 class Message(TypedDict):
     bytes: PositiveInt
-    ms: files.PositiveAmount  # of an all-reduce
+    ms: PositiveAmount  # of an all-reduce
 
 
 class Link(TypedDict):
-    gb_per_second: files.PositiveAmount
-    microseconds: files.Amount
+    gb_per_second: PositiveAmount
+    microseconds: Amount
     source: str
     messages: list[Message]
 
 
-class Scaling(run_record.Header):
-    """The content of scaling.json."""
-
-    schema: Literal[SCHEMA]
+class Scaling(StudyHeader):
+    schema: Literal["tiny-llama-scaling/1"]
     status: Literal["completed", "interrupted"]
-    device: run_record.Device | None  # None, as the environment, if no job came far enough to describe it
-    environment: run_record.Environment | None
     variables: dict[str, str]  # of the environment: those that NCCL and RCCL read
-    model: run_record.Model
-    precision: run_record.Compute
+    model: Model
+    precision: Compute
     seed: int
     models: Annotated[list[str], Field(min_length=1)]
-    forms: list[Literal[ranks.FORMS]]
+    forms: list[Form]
     processes: Annotated[list[PositiveInt], Field(min_length=1)]
     batch_size: PositiveInt  # of a process, in weak scaling
     global_batch_size: PositiveInt  # of the job, in strong scaling
@@ -80,6 +82,9 @@ class Scaling(run_record.Header):
     left_out: list[str]
     link: Link | None
     cells: list[Cell]
+
+
+SCHEMA = files.schema_of(Scaling)
 
 
 def read(path: Path) -> Scaling:
@@ -97,7 +102,7 @@ def read(path: Path) -> Scaling:
     return measured
 
 
-def place(cell: Cell) -> str:
+def place(cell: Mapping[str, Any]) -> str:
     """A cell by name, such as "v1, ddp, 2 x 8"."""
     return f"{cell['model']}, {cell['parallel'] or 'one process'}, {cell['processes']} x {cell['batch_size']}"
 

@@ -3,9 +3,9 @@
 import json
 import math
 
-from common.analysis.profiles import run_record
 from common.errors import UsageError
 from common.files import read_json
+from common.records import run_record
 from tests.conftest import ROOT
 from tests.records import record
 

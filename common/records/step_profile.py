@@ -1,21 +1,19 @@
-"""The profile of a few training steps (schema tiny-llama-profile/1): its model and its reader.
+"""The profile of a few training steps (schema tiny-llama-profile/1): its fields and its reader.
 
 `common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the profiled steps.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from common import files
-from common.analysis.profiles.run_record import RunRecord, TimedRun
 from common.errors import UsageError
 from common.files import LARGEST, Amount, Number, PositiveAmount
+from common.records.fields import checked_as
+from common.records.run_record import RunRecord, TimedRun
 
 from pydantic import Field, Json, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
-
-SCHEMA = "tiny-llama-profile/1"
-
 
 Side = Annotated[int, Field(ge=0, lt=LARGEST)]
 Shape = Annotated[list[Side], Field(max_length=16)]
@@ -29,8 +27,8 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    input_shapes: Json[Shapes]
-    input_types: Json[list[str]]
+    input_shapes: Annotated[str, checked_as(Json[Shapes])]
+    input_types: Annotated[str, checked_as(Json[list[str]])]
     calls: PositiveInt
     cpu_us: Amount
     self_cpu_us: Number  # can be some ns below 0, by the resolution of the timestamps
@@ -63,16 +61,19 @@ class Launches(TypedDict):
     mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
 
 
-class Profiled(TypedDict):
-    """The part of a profile about its run, which may have ended before its first step was profiled."""
-
-    schema: Literal[SCHEMA]
-    run: RunRecord
+class Steps(TypedDict):
+    schema: Literal["tiny-llama-profile/1"]
     attention_only: bool  # whether only the operators and kernels of attention were kept
     profiled_steps: NonNegativeInt
 
 
-class Profile(Profiled):
+class Profiled(Steps):
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
+
+    run: RunRecord
+
+
+class Profile(Steps):
     run: TimedRun
     trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
     step_us: list[PositiveAmount]  # wall time of each step
@@ -83,6 +84,9 @@ class Profile(Profiled):
     device_busy_us: Amount  # time in which at least one kernel ran
     launch: Launches
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
+
+
+SCHEMA = files.schema_of(Profile)
 
 
 def find(path: Path) -> Path:
@@ -99,7 +103,7 @@ def find(path: Path) -> Path:
     return profiles[-1]
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Profile:
     """A profile_*.json.
 
     Raises:
@@ -113,12 +117,16 @@ def read(path: Path) -> dict[str, Any]:
     return profile
 
 
-def span_milliseconds(profile: dict[str, Any]) -> dict[str, dict[str, float]]:
+def span_milliseconds(profile: Profile) -> dict[str, dict[str, float]]:
     """Self time per step in ms, by span and within it by phase (forward, backward, optimizer, other); largest span first."""
-    own = "self_device_us" if profile["kernels"] else "self_cpu_us"
     added: dict[str, dict[str, float]] = {}
     for operator in profile["operators"]:
         phases = added.setdefault(operator["span"], {})
-        milliseconds = operator[own] / profile["profiled_steps"] / 1e3
+        milliseconds = operator["self_device_us" if profile["kernels"] else "self_cpu_us"] / profile["profiled_steps"] / 1e3
         phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
+
+
+def idle_percent(profile: Profile) -> float | None:
+    """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
+    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None

@@ -1,0 +1,175 @@
+"""The mean profiled step, and the most that each optimisation of it could gain.
+
+A target is a set of operators that a fused form would replace. Its floor is the least time of that form under the measured
+ceilings, and its bound follows by Amdahl's law (`bottlenecks.ABOUT_TARGETS` says how). The time of an operator is its self time:
+of its kernels on a GPU, of its own code on a CPU.
+
+Schema of optimization_targets.json, "tiny-llama-targets/1":
+
+    profile, step_us    the file, and its mean profiled step (the attention in it, where only attention was kept)
+    targets             `Target`, the largest bound first
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.analysis.formulas import operators
+from common.analysis.formulas.operators import OperatorCalls, Work, least_seconds, linear_products
+from common.analysis.formulas.peaks import datasheet
+from common.records import step_profile
+from common.records.fields import Ceilings
+from common.records.step_profile import Profile
+
+from typing_extensions import TypedDict
+
+SCHEMA = "tiny-llama-targets/1"
+# Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
+ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
+
+
+class Target(TypedDict):
+    """An optimisation of some operators; the last three are None where a ceiling is not known."""
+
+    name: str
+    fused_form: str
+    operators: list[str]  # names
+    calls: float  # in a step
+    fused_calls: float
+    time_us: float
+    note: str
+    floor_us: float | None
+    share: float | None  # (time_us - floor_us) / step_us
+    bound: float | None  # 1 / (1 - share)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The mean profiled step; times in us."""
+
+    profile: Profile
+    rows: list[OperatorCalls]  # largest time first
+    us: float
+    outside_us: float  # time in which a GPU idles, or a CPU is outside all operators; 0 where only attention was kept
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.profile["kernels"])
+
+    def overhead(self, span: str) -> float:
+        """us of overhead at each working call: an equal share of its span's overhead and of the time outside operators."""
+        working = [row for row in self.rows if row.works]
+        views = sum(row.us for row in self.rows if not row.works and row.span == span)
+        return views / sum(row.calls for row in working if row.span == span) + self.outside_us / sum(row.calls for row in working)
+
+
+def read_step(path: Path) -> Step:
+    """The mean step of a profile.
+
+    Raises:
+        UsageError: the file is not a profile, or it is damaged or holds no step.
+    """
+    profile = step_profile.read(path)
+    rows = operators.rows(profile)
+    inside = sum(row.us for row in rows)
+    if profile["attention_only"]:
+        return Step(profile, rows, inside, 0.0)
+    wall = sum(profile["step_us"]) / profile["profiled_steps"]
+    covered = profile["device_busy_us"] / profile["profiled_steps"] if profile["kernels"] else inside
+    return Step(profile, rows, wall, max(0.0, wall - covered))
+
+
+def targets(step: Step) -> list[Target]:
+    """Optimisations that concern operators in this profile, the largest bound first. Letters as in common/config.py."""
+    run = step.profile["run"]
+    model, training, precision = run["model"], run["training"], run["precision"]["compute"]
+    length, tokens = training["sequence_length"], training["batch_size"] * training["sequence_length"]
+    hidden, layers, ffn = model["hidden_size"], model["num_layers"], model["intermediate_size"]
+    head_dim = hidden // model["num_attention_heads"]
+    kv = head_dim * model["num_key_value_heads"]
+    element = operators.element_bytes(run)
+    vector = element * tokens * hidden  # bytes of a [B, S, D]
+    working = [row for row in step.rows if row.works]
+    overhead = {span: step.overhead(span) for span in {row.span for row in working}}
+    found: list[Target] = []
+
+    def add(name: str, form: str, names: set[str], calls: Sequence[float], us: float, floor: float | None, note: str) -> None:
+        """`calls` are those of today and those of the fused form."""
+        share = None if floor is None else (us - floor) / step.us
+        bound = None if share is None or share == 1 else 1 / (1 - share)
+        found.append({
+            "name": name, "fused_form": form, "operators": sorted(names), "calls": calls[0], "fused_calls": calls[1],
+            "time_us": us, "floor_us": floor, "share": share, "bound": bound, "note": note,
+        })  # fmt: skip
+
+    def fuse(
+        name: str, form: str, rows: Sequence[OperatorCalls], fused: Sequence[Work], note: str = "",
+        ceilings: Ceilings | None = run["ceilings"], part: Callable[[OperatorCalls], float] = lambda row: 1.0,
+    ) -> None:  # fmt: skip
+        """`part` is the fraction of a row's calls and time that the target concerns."""
+        if not rows:
+            return
+        calls = sum(row.calls * part(row) for row in rows)
+        beside = sum(row.calls * part(row) * overhead[row.span] for row in rows)
+        now, floor = sum(row.us * part(row) for row in rows) + beside, None
+        if ceilings:
+            work_us = [1e6 * least_seconds(work.flops, work.bytes, ceilings) for work in fused]
+            least = [max(us + beside / calls, 1e6 * ceilings["operation_seconds"]) for us in work_us]
+            floor = min(now, sum(us * work.calls for us, work in zip(least, fused, strict=True)))
+        add(name, form, {row.name for row in rows}, (calls, sum(work.calls for work in fused)), now, floor, note)
+
+    def shapes(row: OperatorCalls) -> list[list[int]]:
+        return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
+
+    def qkv_part(row: OperatorCalls) -> float:  # the output projection has the shape of the Q projection
+        (m, k), (_, n) = shapes(row)[:2]
+        whole = sorted((m, k, n)) != sorted((tokens, hidden, hidden))
+        return 1.0 if whole else 3 / 4 if kv == hidden else 1 / 2
+
+    def quadratic(row: OperatorCalls) -> bool:  # [.., S, S]; the copies of K and V for grouped queries have 5 dimensions
+        scores = [length, length] if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES else None
+        return row.name == "aten::bmm" or any(shape[-2:] == scores or len(shape) == 5 for shape in shapes(row))
+
+    attention = [row for row in working if row.span == "attention" and row.name != "aten::mm"]
+    projections = [row for row in working if row.span == "attention" and row.name == "aten::mm"]
+    form = "Q, K and V by one GEMM of width D + 2 K Dh in each layer: one forward, two backward"
+    fuse("QKV fusion", form, projections, linear_products(layers, tokens, hidden, hidden + 2 * kv, element), part=qkv_part)
+
+    form = "gate and up by one GEMM of width 2 F; silu(gate) * up in one pass forward (2 reads, 1 write), one backward (3, 2)"
+    fused = [Work(layers, 0, element * tokens * ffn * passes) for passes in (3, 5)]
+    fused += linear_products(layers, tokens, hidden, 2 * ffn, element)
+    mlp = [row for row in working if row.span == "mlp"]
+    fuse("SwiGLU fusion", form, mlp, fused, part=lambda row: 2 / 3 if row.name == "aten::mm" else 1.0)
+
+    form = "no [S, S] matrix in memory, no later positions; reads Q, K, V, writes O, and again for the gradients"
+    pairs = training["batch_size"] * length * (length + 1) // 2
+    streams = element * tokens * 2 * (hidden + kv)  # Q, K, V and O
+    fused = [Work(layers, 4 * pairs * hidden, streams), Work(layers, 10 * pairs * hidden, 2 * streams)]
+    fuse("flash attention", form, [row for row in attention if quadratic(row)], fused)
+
+    form = "as torch.compile fuses: RoPE of Q and K one pass, each norm with its residual one pass, forward and backward"
+    rope, norms = [row for row in attention if not quadratic(row)], [row for row in working if row.span in ("norm", "residual")]
+    fused = [Work(2 * layers, 0, streams)] if rope else []
+    if norms:  # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first norm
+        fused += [Work(1, 0, 2 * vector), Work(1, 0, 3 * vector), Work(4 * layers, 0, 4 * vector)]
+    fuse("elementwise fusion", form, rope + norms, fused)
+
+    form = "AdamW in one kernel: reads weight, gradient and both moments, writes weight and moments, all fp32"
+    optimizer = [row for row in working if row.span == "optimizer"]
+    fuse("fused optimizer", form, optimizer, [Work(1, 0, 7 * 4 * run["parameters"])])
+
+    peaks = datasheet(run["device"]["name"])
+    if precision == "fp32":
+        products = [row for row in working if row.bytes and row.name.removeprefix("aten::") in operators.MATRIX_PRODUCTS]
+        fused = [Work(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
+        note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
+        if peaks:
+            note = f"With the data sheet's bf16 peak, {peaks['bf16'] / 1e12:.0f} TFLOP/s."
+        ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": peaks["bf16"]} if run["ceilings"] and peaks else None
+        fuse("mixed precision", "the same products in bf16: half the bytes, a higher peak", products, fused, note, ceilings)
+    if step.on_gpu and step.outside_us:
+        form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
+        calls = sum(row.calls for row in working), 1
+        add("launch overhead", form, set(), calls, step.outside_us, 0.0, "All idle time.")
+    return sorted(found, key=lambda target: -(target["bound"] or 0))

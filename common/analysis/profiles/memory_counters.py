@@ -1,0 +1,48 @@
+"""Bytes that a GPU's memory moved for each kernel, from the counters of a profiler:
+
+    ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
+    rocprof-compute   requests of the L2 cache to memory, in pmc_perf.csv, times their size
+
+A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ (TCC_EA0_ from gfx942 on) count all
+requests, RDREQ_32B the small reads, WRREQ_64B the large writes, and TCC_BUBBLE on gfx942 the 128-byte reads. Hence
+
+    read      64 RDREQ + 64 BUBBLE - 32 RDREQ_32B
+    written   32 WRREQ + 32 WRREQ_64B
+
+gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE has another meaning; since rocprof-compute 3.5 RDREQ_128B, _64B and _32B count
+reads by size. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's metric
+"HBM Bandwidth" is this sum over the time.) The requests can also go to the host or to another GPU.
+"""
+
+from common.analysis.profiles.kernel_table import Kernels
+
+import pandas
+
+L2_BYTES = "lts__t_bytes.sum"
+WRITES = {"WRREQ_sum": 32, "WRREQ_64B_sum": 32}
+GFX90A = {"RDREQ_sum": 64, "RDREQ_32B_sum": -32} | WRITES
+GFX950 = {"RDREQ_128B_sum": 128, "RDREQ_64B_sum": 64, "RDREQ_32B_sum": 32} | WRITES
+# By source and device: counters that add up to the bytes that memory moved, and the bytes that each count stands for.
+COUNTERS: dict[str, dict[str, dict[str, int]]] = {
+    "ncu": {
+        "reads and writes apart": {"dram__bytes_read.sum": 1, "dram__bytes_write.sum": 1},
+        "reads and writes together": {"dram__bytes.sum": 1},
+    },
+    "rocprof-compute": {
+        "gfx942": {f"TCC_EA0_{name}": size for name, size in GFX90A.items()} | {"TCC_BUBBLE_sum": 64},
+        "gfx90a": {f"TCC_EA_{name}": size for name, size in GFX90A.items()},
+        "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
+    },
+}
+
+
+def moved_bytes(found: Kernels) -> pandas.Series | str:
+    """Bytes that memory moved for each row of the table, or the names of the counters that are missing."""
+    system, formulas = found.path.with_name("sysinfo.csv"), dict(COUNTERS[found.source])  # rocprof-compute writes both
+    if "TCC_EA0_RDREQ_128B_sum" in found.counters or (system.is_file() and "gfx950" in system.read_text(errors="replace")):
+        del formulas["gfx942"]
+    missing = {name: [counter for counter in formula if counter not in found.counters] for name, formula in formulas.items()}
+    nearest = min(missing, key=lambda name: len(missing[name]) / len(formulas[name]))
+    if missing[nearest]:
+        return f"{', '.join(missing[nearest])} ({nearest})"
+    return pandas.Series(sum(size * found.counters[counter] for counter, size in formulas[nearest].items()))

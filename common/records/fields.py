@@ -1,0 +1,117 @@
+"""Fields that the files of several measurements share.
+
+A model of a file is a TypedDict: pydantic checks a file against it, and its content stays plain dictionaries and lists, because a
+file can hold thousands of rows.
+"""
+
+import functools
+from typing import Annotated, Any, Literal
+
+from common.config import ModelConfig
+from common.files import Amount, PositiveAmount
+
+from pydantic import BeforeValidator, GetPydanticSchema, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+
+def checked_as(model: Any) -> GetPydanticSchema:
+    """Checks a field as `model`, which its content, a plain dictionary or text, does not become."""
+    return GetPydanticSchema(lambda source, handler: handler.generate_schema(model))
+
+
+def _has_all_sizes(model: Any, but: str = "") -> Any:
+    for name, field in ModelConfig.model_fields.items():
+        if isinstance(model, dict) and model.get(name) is None and field.default is not None and name != but:
+            raise ValueError(f"{name} is missing")
+    return model
+
+
+_but_length = functools.partial(_has_all_sizes, but="max_sequence_length")
+Model = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_has_all_sizes)])]
+ModelOfAnyLength = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_but_length)])]
+
+
+class Summary(TypedDict):
+    """Median and spread of some times in ms, as `common.timing.summarize` gives them."""
+
+    median: PositiveAmount
+    p20: PositiveAmount
+    p80: PositiveAmount
+    count: PositiveInt
+
+
+class Compute(TypedDict):
+    compute: Literal["fp32", "fp16", "bf16"]
+    tf32: NotRequired[bool]
+
+
+class Precision(TypedDict):
+    compute: Literal["fp32", "fp16", "bf16"]
+    tf32: bool
+
+
+class Device(TypedDict):
+    kind: Literal["cpu", "cuda", "rocm"]
+    name: str
+    memory_mib: PositiveAmount
+    threads: NotRequired[PositiveInt]  # of a CPU
+    multiprocessors: NotRequired[PositiveInt]  # of a GPU
+
+
+class Environment(TypedDict):
+    python: str
+    platform: str
+    torch: str
+    cuda: str | None
+    hip: str | None
+
+
+class Ceilings(TypedDict):
+    """The highest rates of the device, as `common.training.ceilings.measure` measures them."""
+
+    flops_per_second: PositiveAmount
+    bytes_per_second: PositiveAmount
+    operation_seconds: Amount
+    precision: str
+
+
+class PeakMemory(TypedDict):
+    """The peak of a run that finished at least one step."""
+
+    peak_mib: PositiveAmount
+    kind: str  # what it counts: "GPU allocator" or "process RSS"
+    reserved_mib: NotRequired[Amount]  # on a GPU: what the pools of the allocator held
+
+
+class Timed(PeakMemory):
+    """One process of a cell of a study."""
+
+    step_ms: Summary
+
+
+class Made(TypedDict):
+    """How a file was made."""
+
+    command: str
+    date: str
+
+
+class Header(Made):
+    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
+
+    device: Device
+    environment: Environment
+
+
+class StudyHeader(Made):
+    """The same for a study of many processes, which describe the device; None if none came far enough to do so."""
+
+    device: Device | None
+    environment: Environment | None
+
+
+class Attempted(TypedDict):
+    """The keys of a study's cell that `studies.job_runner` writes."""
+
+    status: Literal["ok", "out of memory", "timed out", "failed", "not run"]
+    reason: str | None  # one line

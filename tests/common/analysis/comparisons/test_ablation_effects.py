@@ -1,0 +1,101 @@
+"""The effect of each fusion follows from the pairs of combinations; the report shows what a study measured."""
+
+import csv
+
+from common.analysis.comparisons import ablation_effects
+from common.analysis.output import plots
+from common.errors import UsageError
+from common.files import read_json, write_json
+from common.records import ablation_file
+from common.studies import ablation
+from tests import records
+from tests.conftest import ROOT
+
+import pytest
+
+GAINS = dict(zip(ablation_effects.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
+
+
+def made_up(every: bool = True, peak: bool = True) -> dict:
+    """A study in which each fusion divides time, memory and launches by its gain, whatever the others do."""
+    found = []
+    for fusions in ablation.combinations(every, True):
+        setting = dict(zip(ablation_effects.FUSIONS, fusions, strict=True))
+        ms = 100.0
+        for name, on in setting.items():
+            ms /= GAINS[name] if on else 1
+        found.append({
+            "fusions": setting, "flags": ablation.flags_for(fusions), "round_ms": [ms, 1.1 * ms], "loss": 1.0, "steps": 5,
+            "step_ms": {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 20},
+            "peak_mib": 10 * ms if peak else None, "launches_per_step": 20 * ms,
+        })  # fmt: skip
+    run = records.record(training={"batch_size": 2, "sequence_length": 9, "seed": 0})
+    header = {key: run[key] for key in ("command", "date", "version", "device", "environment", "model", "precision", "training")}
+    return header | {
+        "schema": ablation_file.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels",
+        "notes": [], "combinations": found,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
+def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
+    for effect in ablation_effects.effects(made_up(every)["combinations"]):
+        assert effect.pairs == pairs
+        gain = pytest.approx(GAINS[effect.fusion])
+        assert effect.time == (gain, gain, gain) and effect.rounds == (gain, gain)
+        assert effect.memory.mean == gain and effect.launches.mean == gain
+
+
+def test_the_mean_is_geometric_and_shows_its_range():
+    measured = made_up()["combinations"]
+    doubled = measured[-1]  # all on: each fusion looks worse in the one pair that ends here
+    doubled["step_ms"]["median"] *= 2
+    for effect in ablation_effects.effects(measured):
+        assert effect.time.mean == pytest.approx(GAINS[effect.fusion] / 2 ** (1 / 8))
+        assert (effect.time.low, effect.time.high) == pytest.approx((GAINS[effect.fusion] / 2, GAINS[effect.fusion]))
+        assert effect.rounds == pytest.approx((GAINS[effect.fusion],) * 2)  # from the medians of the rounds
+
+
+@pytest.mark.parametrize("peak", [True, False])
+def test_files_and_tables(tmp_path, peak):
+    write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
+    text = ablation_effects.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
+    report = (tmp_path / "fusion_ablation.md").read_text()
+    for shown in (text, report):
+        assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
+        assert ("Peak memory is not given" in shown) != peak
+    with (tmp_path / "fusion_ablation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16 and float(rows[0]["ms"]) == 100.0 and rows[0]["qkv_fusion"] == "0"
+    assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_study_that_ended_before_it_counted_has_its_times(tmp_path):
+    measured = made_up()
+    for combination in measured["combinations"]:
+        combination |= {"loss": None, "launches_per_step": None}
+    write_json(tmp_path / "fusion_ablation.json", measured | {"notes": [ablation.ENDED_EARLY]})
+    text = ablation_effects.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
+    assert "speed-up" in text and "over the rounds" in text and "kernels/step" not in text and "lie" not in text
+    assert "The study ended before the losses were read and the launches were counted." in " ".join(text.split())
+
+
+def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
+    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
+    with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
+        ablation_effects.analyze(tmp_path / "other.json")
+    measured = made_up()
+    del measured["combinations"][3]["fusions"]["swiglu_fusion"]
+    write_json(tmp_path / "cut.json", measured)
+    with pytest.raises(UsageError, match="cut.json: combinations.3.fusions.swiglu_fusion: "):
+        ablation_effects.analyze(tmp_path / "cut.json")
+
+
+def test_svg_is_the_same_each_time_and_scales():
+    study = read_json(ROOT / "results/h100/v2_ablation_tiny_fp32.json", ablation_file.SCHEMA)
+    found = ablation_effects.effects(study["combinations"])
+    drawings = {plots.svg(ablation_effects.figure(study, found), "name", "a < b") for _ in range(2)}
+    assert len(drawings) == 1
+    head = drawings.pop().split("</title>")[0]
+    assert head.startswith('<svg id="name" role="img" viewBox="0 0 ') and head.endswith("<title>a &lt; b")
+    assert "width" not in head and "height" not in head

@@ -1,0 +1,86 @@
+"""Sections of reports in documents: tables of several files are joined, and what cannot be shown is said in one line."""
+
+import json
+from pathlib import Path
+
+from common.documents import rewrite
+from common.documents.sections import section
+from common.errors import UsageError
+from tests import records
+from tests.conftest import cells
+
+import pytest
+
+SECONDS = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
+
+
+def benchmark(path: Path, compute: str, **models: dict) -> None:
+    """A benchmark of one shape: by model its run, or why there is none."""
+    found = []
+    for model, outcome in models.items():
+        status = {"status": "failed", "reason": outcome} if isinstance(outcome, str) else {"status": "ok", "reason": None}
+        runs = [] if isinstance(outcome, str) else [{"step_ms": SECONDS, "kind": "GPU allocator"} | outcome]
+        found.append({"model": model, "batch_size": 8, "sequence_length": 128, "runs": runs} | status)
+    path.write_text(json.dumps(records.benchmark(found, precision={"compute": compute})))
+
+
+def test_tables_of_several_files_are_joined_and_columns_say_by_what_the_files_differ(tmp_path):
+    """The order is that of the presets. A model that failed has no row. The conditions stand above the table."""
+    benchmark(tmp_path / "peers_small_bf16.json", "bf16", v1={"peak_mib": 100.0}, liger="why")
+    benchmark(tmp_path / "peers_tiny_bf16.json", "bf16", v1={"peak_mib": 100.0})
+    text = section("step-time", tmp_path / "peers_*.json")
+    assert text.startswith("A GPU; torch 2.13.0; bf16, D 256")
+    header, *rows = cells(text)
+    assert header[:6] == ["preset", "model", "B", "S", "ms/step", "p20 to p80"]
+    assert [row[:6] for row in rows] == [[preset, "v1", "8", "128", "2", "1 to 3"] for preset in ("tiny", "small")]
+
+
+def test_ways_to_do_a_lever_stand_in_rows_and_presets_in_columns(tmp_path):
+    times = {("tiny", "rope", "epilogue"): 4.5, ("tiny", "rope", "library"): 5.5, ("small", "rope", "epilogue"): 6.5,
+             ("", "update", "beside"): 20.0}  # fmt: skip
+    rows = [
+        {"preset": preset, "lever": lever, "way": way, "us": SECONDS | {"median": us}}
+        for (preset, lever, way), us in times.items()
+    ]
+    head = {key: value for key, value in records.record().items() if key != "model"}
+    (tmp_path / "levers.json").write_text(json.dumps(head | {"schema": "tiny-llama-levers/1", "rows": rows}))
+    assert cells(section("medians", tmp_path / "levers.json")) == [
+        ["lever", "way", "tiny, us", "small, us", "own sizes, us"],
+        ["rope", "epilogue", "4.5", "6.5", ""],
+        ["rope", "library", "5.5", "", ""],
+        ["update", "beside", "", "", "20"],
+    ]
+    assert cells(section("spread", tmp_path / "levers.json"))[1] == ["tiny", "rope", "epilogue", "4.5", "1", "3"]
+
+
+def test_a_scaling_study_shows_efficiency_communication_and_multicast(tmp_path):
+    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(records.scaling()))
+    text = section("weak", tmp_path / "scaling_large_bf16.json")
+    header, _, row = cells(text)
+    shown = dict(zip(header, row, strict=True))
+    assert (shown["form"], shown["ms/step"], shown["efficiency"], shown["exposed communication, ms"]) == (
+        "ddp",
+        "10",
+        "80.0%",
+        "4",
+    )
+    assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
+    assert [row[:4] for row in cells(section("strong", tmp_path / "scaling_large_bf16.json"))[1:]] == [
+        ["v1", "one process", "1", "4"], ["v1", "ddp", "2", "2"]
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_shown_is_said(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(records.record()))
+    benchmark(tmp_path / "benchmark.json", "fp32", v1={"peak_mib": 100.0})
+    for anchor, name, message in (
+        ("weak", "none*.json", "there is no"), ("weak", "run.json", "no renderer of schema tiny-llama-run/1"),
+        ("weak", "benchmark.json", "has no section weak; there are throughput, step-time, memory"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            section(anchor, tmp_path / name)
+
+
+def test_a_stale_section_is_noticed():
+    text = "<!-- section: results/h200/levers.json#medians -->\nold\n<!-- /section -->\n"
+    assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
