@@ -2,7 +2,7 @@
 
     pytest test_exercises.py -k exercise1         # one exercise
     pytest test_exercises.py -k exercise1_b       # one problem
-    pytest test_exercises.py -k rope              # one of if_you_have_time.md; also tiles, profiles
+    pytest test_exercises.py -k rope              # one of if_you_have_time.md; also tiles
 
 On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
 wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
@@ -15,8 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -165,38 +163,6 @@ def test_exercise2_c_function_saves_its_inputs_alone():
     assert sorted(saved) == sorted([gate.data_ptr(), up.data_ptr()])
 
 
-class Traffic(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operators read and write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if not operator.is_view:
-            self.bytes += sum(x.nbytes for x in tree_leaves((args, result)) if isinstance(x, Tensor))
-        return result
-
-
-@pytest.mark.parametrize("rows, size, dtype", [(1, 1, torch.float32), (4, 10, torch.float32), (3, 7, torch.float16)])
-def test_exercise2_d_bytes_of_eager(rows, size, dtype):
-    gate, up = torch.randn(2, rows, size).to(dtype).unbind()
-    inputs, dy = (gate.requires_grad_(), up.requires_grad_()), torch.ones_like(gate)
-    with Traffic() as forward:
-        y = F.silu(gate) * up
-    with Traffic() as backward:
-        torch.autograd.grad(y, inputs, dy)
-    assert swiglu.bytes_moved(rows, size, dtype.itemsize, fused=False) == (forward.bytes, backward.bytes)
-
-
-@pytest.mark.parametrize("rows, size, element_size", [(1, 1, 4), (4, 10, 4), (3, 7, 2)])
-def test_exercise2_d_bytes_of_the_kernels(rows, size, element_size):
-    """3 per element forward: gate, up, y; and 5 backward: gate, up, dy, dgate, dup."""
-    one = rows * size * element_size
-    assert swiglu.bytes_moved(rows, size, element_size, fused=True) == (3 * one, 5 * one)
-
-
 # -------------------------------------------------------------------------------------------- exercise 3: flash attention
 
 
@@ -319,10 +285,3 @@ def test_tiles_fastest():
     sizes = (("forward", 64, 3.0), ("forward", 64, None), ("forward", 64, 2.0), ("keys", 64, 1.0), ("forward", 128, 1.0))
     rows = [{"kernel": kernel, "size": size, "candidate": [i], "us": us} for i, (kernel, size, us) in enumerate(sizes)]
     assert [row["candidate"] for row in optional.fastest(rows, "forward", 64)] == [[2], [0]]
-
-
-def test_profiles_grown(tmp_path):
-    slow, fast = tmp_path / "slow.csv", tmp_path / "fast.csv"
-    slow.write_text('name,calls,share\n"product, wide",1,0.5\nnorm,2,0.25\nnew,1,0.25\n')
-    fast.write_text('name,calls,share\nnorm,2,0.75\n"product, wide",1,0.25\n')
-    assert optional.grown(slow, 40.0, fast, 16.0) == [("product, wide", 16.0), ("new", 10.0), ("norm", -2.0)]

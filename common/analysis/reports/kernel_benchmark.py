@@ -50,7 +50,7 @@ def report(measured: KernelBenchmark) -> Report:
         f"Forward and backward of each operation, {measured['precision']['compute']}, {measured['device']['name']}, torch "
         f"{measured['environment']['torch']}."
     )
-    if any(row["contender"] == "kernel" for row in measured["rows"]):  # a CPU may have none
+    if any(row["contender"] == "kernel" for row in measured["rows"]):  # without a GPU PyTorch is timed alone
         result.section("Rates")
         result.table(*rate_table(measured))
     result.section("Times")

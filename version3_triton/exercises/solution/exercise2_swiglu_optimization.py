@@ -59,14 +59,3 @@ class SwiGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         # The gradient of a sum is one number, expanded to a tensor with strides 0.
         return launch_swiglu_backward(swiglu_backward_kernel, gate, up, dy.contiguous())
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 2d
-
-
-def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[int, int]:
-    """(forward, backward): minimum bytes that SwiGLU reads and writes for tensors [rows, size]."""
-    # Eager forward: silu reads 1 and writes 1, the product reads 2 and writes 1. Backward: two products for the gradients of the
-    # factors, and the gradient of silu from dsilu and gate; each reads 2 and writes 1.
-    forward, backward = (3, 5) if fused else (2 + 3, 3 * 3)
-    return forward * rows * size * element_size, backward * rows * size * element_size

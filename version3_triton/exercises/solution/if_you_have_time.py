@@ -1,8 +1,5 @@
 """The optional problems, solved. ../starter/ describes the arguments."""
 
-import csv
-from pathlib import Path
-
 import triton
 import triton.language as tl
 
@@ -39,18 +36,3 @@ def fastest(rows: list[dict], kernel: str, head_dim: int) -> list[dict]:
     """The rows of this kernel and head dimension, the fastest first; without those that have no time."""
     timed = [row for row in rows if (row["kernel"], row["size"]) == (kernel, head_dim) and row["us"]]
     return sorted(timed, key=lambda row: row["us"])
-
-
-# --------------------------------------------------------------------------------------------------------------- profiles
-
-
-def grown(slow: Path, slow_ms: float, fast: Path, fast_ms: float) -> list[tuple[str, float]]:
-    """(name, ms more in a step) of every row of the slow profile, the largest first."""
-
-    def milliseconds(path: Path, step: float) -> dict[str, float]:
-        with path.open(newline="") as table:
-            return {row["name"]: float(row["share"]) * step for row in csv.DictReader(table)}
-
-    before = milliseconds(fast, fast_ms)  # a profiler slows the steps down, so only the shares of its times are used
-    more = {name: ms - before.get(name, 0.0) for name, ms in milliseconds(slow, slow_ms).items()}
-    return sorted(more.items(), key=lambda row: row[1], reverse=True)

@@ -61,18 +61,3 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("SwiGLU.backward: problem 2c of exercise2_swiglu_optimization.md")
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 2d
-
-
-def bytes_moved(rows: int, size: int, element_size: int, fused: bool) -> tuple[int, int]:
-    """(forward, backward): minimum bytes that SwiGLU reads and writes for tensors [rows, size].
-
-    Every operator reads each of its inputs once and writes each of its outputs once.
-
-    Args:
-        element_size: bytes of an element.
-        fused: True for the kernels of 2a and 2b; False for the five operators that autograd runs for `F.silu(gate) * up`.
-    """
-    raise NotImplementedError("bytes_moved: problem 2d of if_you_have_time.md")

@@ -1,12 +1,7 @@
 """The optional problems that have code of their own. ../if_you_have_time.md describes them.
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k rope` (or tiles, profiles) in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k rope` (or tiles) in the folder above.
 """
-
-# ruff: noqa: F401  (imports for your code)
-
-import csv
-from pathlib import Path
 
 import triton
 import triton.language as tl
@@ -49,16 +44,3 @@ def fastest(rows: list[dict], kernel: str, head_dim: int) -> list[dict]:
         rows: of tiles.json, {"kernel": name, "size": head dimension, "candidate": [m, n, warps, stages], "us": time or None}.
     """
     raise NotImplementedError("fastest: problem tiles of if_you_have_time.md")
-
-
-# --------------------------------------------------------------------------------------------------------------- profiles
-
-
-def grown(slow: Path, slow_ms: float, fast: Path, fast_ms: float) -> list[tuple[str, float]]:
-    """(name, ms more in a step) of every row of the slow profile, the largest first.
-
-    Args:
-        slow, fast: CSV files with the columns `name` and `share`, the share of the profiled time (0 to 1).
-        slow_ms, fast_ms: the step times without a profiler.
-    """
-    raise NotImplementedError("grown: problem profiles of if_you_have_time.md")
