@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common import device as devices
 from common import ranks, spans
@@ -158,11 +158,11 @@ class Profiler:
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
-        profile = {
+        profile = cast(step_profile.Profile, {
             "schema": step_profile.SCHEMA, "run": record, "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
-        }  # fmt: skip
+        })  # fmt: skip
         if flops is not None:
             profile["operator_flops"] = flops
         write_json(self.profile_path, profile)
