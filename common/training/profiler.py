@@ -123,7 +123,7 @@ class Profiler:
             shutil.rmtree(self._events, ignore_errors=True)
             raise RunError(f"the profile could not be written into {self.folder}: {error.strerror or error}") from error
 
-    def _operator_flops(self) -> dict[str, int]:
+    def _operator_flops(self) -> dict[str, float]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""
         counted: Counter[str] = Counter()
         for event in self.profile.events():
