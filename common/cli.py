@@ -226,7 +226,7 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     group = result.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
     form = "DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)"
     group.add_argument("--parallel", choices=ranks.FORMS, help=form)
-    number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before it fails (default: 600)")
+    number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before the job fails (default: 600)")
 
     group = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
     on("--enable-pytorch-profiler", "profile the last steps of the run")

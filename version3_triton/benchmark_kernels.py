@@ -47,7 +47,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common import cli, ranks
 from common import device as devices
@@ -59,7 +59,7 @@ from common.files import writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import progress
-from common.records.kernel_benchmark_file import SCHEMA
+from common.records.kernel_benchmark_file import SCHEMA, KernelBenchmark
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files
@@ -290,7 +290,8 @@ def run(
 
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
     with progress("timing the operations"):
-        measured = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers, keep)
+        timed = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers, keep)
+    measured = cast(KernelBenchmark, timed)
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
         plots.save(figure(measured), path.with_suffix(".png"))

@@ -34,6 +34,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import RMSNorm
 
 CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
 SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False}
@@ -115,9 +116,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, branch: Tensor | None, model: "TinyLlama", length: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +139,7 @@ class TinyLlama(nn.Module):
         self.switches = switches
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
@@ -179,9 +180,8 @@ class TinyLlama(nn.Module):
 
 def make_model(options: Options) -> TinyLlama:
     switches = available(options) | {"memory-plan": options.switches["memory-plan"]}  # the plan needs no kernel
-    if not switches["memory-plan"]:
-        switches |= {"side-stream": False, "early-update": False}
-    return TinyLlama(options.model, switches)
+    without = {} if switches["memory-plan"] else {"side-stream": False, "early-update": False}
+    return TinyLlama(options.model, switches | without)
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
@@ -190,23 +190,21 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def use_side_stream(model: TinyLlama, optimizer: torch.optim.Optimizer, ids: Tensor) -> bool:
+def use_side_stream(model: TinyLlama, ids: Tensor) -> bool:
     """Where small products leave multiprocessors idle, or collectives wait for other processes."""
-    waits = isinstance(optimizer, MasterAdamW) and optimizer.form is not None
-    return bool(model.switches["side-stream"]) and ids.is_cuda and (ids.numel() <= SIDE_STREAM_TOKENS or waits)
+    idle = ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates
+    return bool(model.switches["side-stream"]) and ids.is_cuda and idle
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     if precision.dtype == torch.float16:
         raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
-    update_block = None
     if isinstance(optimizer, MasterAdamW):
-        optimizer.plan_memory(model.norm.weight.dtype if precision.dtype == torch.float32 else precision.dtype)
-        update_block = optimizer.update_block if model.switches["early-update"] else None
+        optimizer.plan_memory(precision.dtype, early=bool(model.switches["early-update"]))
 
     def step(batch: Batch) -> Tensor:
-        with model.plan.step(use_side_stream(model, optimizer, batch[0]), update_block):
+        with model.plan.step(beside=use_side_stream(model, batch[0])):
             with precision.autocast():
                 loss = model.loss(*batch)
             with span("backward"):

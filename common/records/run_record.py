@@ -46,6 +46,7 @@ class Training(TypedDict):
     first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
     world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
     parallel: NotRequired[str | None]  # how several processes trained together
+    optimizer_communicates: NotRequired[bool]  # beside the backward pass, instead of a wrapper of the model
 
 
 class Ranks(TypedDict):

@@ -61,29 +61,34 @@ class Launches(TypedDict):
     mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
 
 
-class Steps(TypedDict):
-    schema: Literal["tiny-llama-profile/1"]
-    attention_only: bool  # whether only the operators and kernels of attention were kept
+class Sums(TypedDict):
+    """The part of a profile that `analysis.profiles.chrome_trace` makes of a trace."""
+
     profiled_steps: NonNegativeInt
-
-
-class Profiled(Steps):
-    """The part of a profile about its run, which may have ended before its first step was profiled."""
-
-    run: RunRecord
-
-
-class Profile(Steps):
-    run: TimedRun
-    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
     step_us: list[PositiveAmount]  # wall time of each step
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU
     details: NotRequired[list[Detail]]  # older profiles have none
-    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
     device_busy_us: Amount  # time in which at least one kernel ran
     launch: Launches
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
+
+
+class Profile(Sums):
+    schema: Literal["tiny-llama-profile/1"]
+    run: TimedRun
+    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
+    attention_only: bool  # whether only the operators and kernels of attention were kept
+    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
+
+
+class Profiled(TypedDict):
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
+
+    schema: Literal["tiny-llama-profile/1"]
+    run: RunRecord
+    attention_only: bool
+    profiled_steps: NonNegativeInt
 
 
 SCHEMA = files.schema_of(Profile)

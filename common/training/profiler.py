@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common import device as devices
 from common import ranks, spans
@@ -123,12 +123,12 @@ class Profiler:
             shutil.rmtree(self._events, ignore_errors=True)
             raise RunError(f"the profile could not be written into {self.folder}: {error.strerror or error}") from error
 
-    def _operator_flops(self) -> dict[str, int]:
+    def _operator_flops(self) -> dict[str, float]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""
         counted: Counter[str] = Counter()
         for event in self.profile.events():
             counted[event.name] += event.flops or 0
-        return dict(+counted)
+        return {**+counted}
 
     def _load(self, path: Path) -> Any:
         """Reads a trace that PyTorch was told to write; removes what it left where it could not write all of it."""
@@ -158,8 +158,8 @@ class Profiler:
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
             trace = graph_replays.attribute(trace, self._load(self.eager_path))
-        profile = {
-            "schema": step_profile.SCHEMA, "run": record, "trace": self.trace_path.name,
+        profile: step_profile.Profile = {
+            "schema": "tiny-llama-profile/1", "run": cast(TimedRun, record), "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
             **chrome_trace.profile_tables(trace, self.options.profile_attention_only),
         }  # fmt: skip

@@ -98,6 +98,7 @@ def build(
             "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "seed": options.seed,
             "world_size": world_size, "parallel": options.parallel,
+            "optimizer_communicates": getattr(model, "optimizer_communicates", False),
         },
         "settings": settings(model, options),
         "data": cast(run_record.Data, dataset.describe()),

@@ -29,6 +29,8 @@ def products_dtype(x: Tensor) -> torch.dtype:
 class AutogradPlan:
     """Weights are cast, and gradients are autograd's."""
 
+    communicates = False  # whether gradients are added up over processes as they are written
+
     def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """The parameter's values in `dtype`."""
         return parameter.detach().to(dtype)
@@ -77,8 +79,8 @@ class AutogradPlan:
         """To be called when the backward pass of a block has been issued."""
 
     @contextmanager
-    def step(self, beside: bool, update_block: Callable[[nn.Module], None] | None) -> Iterator[None]:
-        """Around the forward and backward pass of a training step; it has no effect here."""
+    def step(self, beside: bool) -> Iterator[None]:
+        """As of `MemoryPlan`; it has no effect here."""
         yield
 
 
@@ -88,31 +90,34 @@ class MemoryPlan(AutogradPlan):
     Args:
         working: of each parameter, the weight that products read.
         gradient: of each parameter, the buffer of its gradient.
+        update_block: updates the matrices of a block, beside the backward pass of the blocks before it; None: not before its end.
+        communicates: as in `AutogradPlan`.
     """
 
-    def __init__(self, working: dict[Tensor, Tensor], gradient: dict[Tensor, Tensor]) -> None:
-        self.working, self.gradient = working, gradient
+    def __init__(
+        self, working: dict[Tensor, Tensor], gradient: dict[Tensor, Tensor],
+        update_block: Callable[[nn.Module], None] | None, communicates: bool,
+    ) -> None:  # fmt: skip
+        self.working, self.gradient, self.update_block, self.communicates = working, gradient, update_block, communicates
         self.side: SideStream | None = None  # one for all steps, because a library has a workspace for each stream
         self.beside = False
-        self.update_block: Callable[[nn.Module], None] | None = None
         self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
         self.written: dict[Tensor, torch.cuda.Event] = {}  # by the side stream, in this step
 
     @contextmanager
-    def step(self, beside: bool, update_block: Callable[[nn.Module], None] | None) -> Iterator[None]:
+    def step(self, beside: bool) -> Iterator[None]:
         """Around the forward and backward pass of a training step.
 
         Args:
-            beside: whether gradients of weights are computed on the side stream.
-            update_block: updates the matrices of a block, beside the backward pass of the blocks before it.
+            beside: whether gradients of weights are written on the side stream.
         """
         if not beside:
             yield
             return
-        self.side, self.beside, self.update_block = self.side or SideStream(), True, update_block
+        self.side, self.beside = self.side or SideStream(), True
         yield
         self.side.join()
-        self.beside, self.update_block = False, None
+        self.beside = False
         self.written.clear()
 
     def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
@@ -161,5 +166,5 @@ class MemoryPlan(AutogradPlan):
         self.waiting.clear()
 
     def block_done(self, block: nn.Module) -> None:
-        if self.update_block:
+        if self.beside and self.update_block:
             self.later(None, functools.partial(self.update_block, block))

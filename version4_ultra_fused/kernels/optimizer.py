@@ -178,15 +178,21 @@ class MasterAdamW(torch.optim.Optimizer):
             for part in self.matrices.parts:
                 all_gather(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
 
-    def plan_memory(self, dtype: torch.dtype) -> None:
-        """Gives the model a `MemoryPlan` for products in `dtype`; before the first step."""
+    def plan_memory(self, dtype: torch.dtype, early: bool = False) -> None:
+        """Gives the model a `MemoryPlan`, after `communicate` and before the first step.
+
+        Args:
+            dtype: of the products; float32 stands for the weights' own.
+            early: update a block as soon as its gradients are there, where they are written beside the backward pass.
+        """
+        dtype = self.others.master.dtype if dtype == torch.float32 else dtype
         self.matrices.allocate(dtype, dtype)
         self.others.allocate(dtype, self.others.master.dtype)
         working, gradient = {}, {}
         for flat in (self.matrices, self.others):
             for parameter, *views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
-        self.model.plan = MemoryPlan(working, gradient)
+        self.model.plan = MemoryPlan(working, gradient, self.update_block if early else None, self.form is not None)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read the flat buffers."""

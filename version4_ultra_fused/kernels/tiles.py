@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 # By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
-TILES = {
+TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "sm_90": {
         "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
         "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),

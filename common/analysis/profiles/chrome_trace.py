@@ -22,12 +22,13 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.trace_events import DeviceEvent, HostEvent
 from common.errors import UsageError
 from common.progress import progress
+from common.records.step_profile import Detail, Kernel, Operator, Sums
 from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas
@@ -240,14 +241,16 @@ def _memory_rows(host: list[HostEvent]) -> list[tuple]:
     ]  # fmt: skip
 
 
-def profile_tables(trace: Trace, attention_only: bool = False) -> dict[str, Any]:
-    """The part of a profile (`step_profile.Profile`) that comes from the trace: sums over the profiled steps, as plain JSON.
+def _sorted(table: pandas.DataFrame, column: str) -> list[dict[Any, Any]]:
+    """The rows, the largest first."""
+    return table.sort_values(column, ascending=False, kind="stable").to_dict("records")
+
+
+def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
+    """The part of a profile that comes from the trace: sums over the profiled steps, as plain JSON.
 
     Args:
         attention_only: keep only the operators and kernels of span `attention`; all else is of the whole step.
-
-    Returns:
-        operators, kernels, details, step_us, profiled_steps, device_busy_us, launch, memory_peak_bytes.
     """
     operators, kernels = trace.operators[trace.operators.step >= 0], trace.kernels[trace.kernels.step >= 0]
     launched = kernels.launch_delay_us.dropna()
@@ -263,9 +266,9 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> dict[str, Any]
     detailed = operators[operators.span.isin(INNER_SPANS.values())]
     by_detail = detailed.groupby(["span", "detail", "phase"], sort=False)[own_time].sum().rename("us").reset_index()
     return {
-        "operators": by_operator.sort_values(own_time, ascending=False, kind="stable").to_dict("records"),
-        "kernels": by_kernel.sort_values("device_us", ascending=False, kind="stable").to_dict("records"),
-        "details": by_detail.sort_values("us", ascending=False, kind="stable").to_dict("records"),
+        "operators": cast(list[Operator], _sorted(by_operator, own_time)),
+        "kernels": cast(list[Kernel], _sorted(by_kernel, "device_us")),
+        "details": cast(list[Detail], _sorted(by_detail, "us")),
         "step_us": trace.step_us(),
         "profiled_steps": len(trace.steps),
         "device_busy_us": float(trace.device_busy_us()),

@@ -20,9 +20,12 @@ HOW_TO_READ = (
 class Cost(Protocol):
     """All launches of a kernel in one step; `bytes` is None where there is no formula, `flops` where it is memory-bound."""
 
-    operation: str
-    bytes: int | None
-    flops: int | None
+    @property
+    def operation(self) -> str: ...
+    @property
+    def bytes(self) -> int | None: ...
+    @property
+    def flops(self) -> int | None: ...
 
 
 def rate(amount: float | None, seconds: float, unit: float, ceiling: float | None) -> tuple[float | None, float | None]:

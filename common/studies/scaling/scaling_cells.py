@@ -53,7 +53,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
         altered = known[name].captured or known[name].flags  # fully_shard takes neither a captured nor a compiled step
         refused = [form for form in options.forms if form not in supported or (altered and form == "fsdp")]
         left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
-        places: list[tuple[str | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
+        places: list[tuple[ranks.Form | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
         for form in (form for form in options.forms if form not in refused):
             places += [(form, n, options.batch_size) for n in several]
             places += [(form, n, total // n) for n in several if total % n == 0]

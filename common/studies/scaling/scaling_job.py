@@ -52,14 +52,15 @@ def run(cell: Cell, model: Model, options: ScalingOptions, profiled: bool, gpus:
         outcome: Outcome = {"status": "ok", "reason": None, "run": measured}
         outcome |= {key: value for key, value in record.items() if key in ("device", "environment", "parameters")}
         if profiled:
-            outcome["traced"] = traced(profiles, cell, model)
+            beside_backward = record["training"].get("optimizer_communicates", False)
+            outcome["traced"] = traced(profiles, cell, beside_backward)
             if options.keep_traces:
                 kept = re.sub(r"\W+", "_", place(cell))
                 shutil.copytree(profiles, options.output_dir / "traces" / kept, dirs_exist_ok=True)
         return outcome
 
 
-def traced(profiles: Path, cell: Cell, model: Model) -> dict[str, Any]:
+def traced(profiles: Path, cell: Cell, beside_backward: bool) -> dict[str, Any]:
     """The keys of a cell that come from the traces of its job, or the reason why the traces give none."""
     try:
         if cell["processes"] == 1:
@@ -71,7 +72,6 @@ def traced(profiles: Path, cell: Cell, model: Model) -> dict[str, Any]:
         counts = communication.counted(loaded[0])
         if eager := sorted(profiles.glob("eager_trace_2*.json")):  # a captured step's trace has no sizes: those of the eager one
             counts = communication.counted(communication.load(eager[0], cell["processes"])) or counts
-        beside_backward = getattr(getattr(model.load(), "TinyLlama", None), "optimizer_communicates", False)
         return {"ranks": communication.split(loaded), "collectives": placed(counts, cell["parallel"], beside_backward)}
     except UsageError as error:
         return {"trace_problem": str(error)}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.options import Options
+from common.ranks import Form
 from common.studies import job_runner
 
 
@@ -16,7 +17,7 @@ class ScalingOptions(Options):
     """The options of a scaling study, whose flags scaling_study.py explains."""
 
     models: list[str]
-    forms: list[str]
+    forms: list[Form]
     processes: list[int]
     global_batch_size: int
     num_steps: int
