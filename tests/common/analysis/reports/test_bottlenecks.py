@@ -1,5 +1,6 @@
 """The bottleneck report and its bounds, from a profile of a small Version 1 and from a GPU's."""
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -38,6 +39,14 @@ def analyze(tmp_path, monkeypatch):
     """What the script does, in tmp_path; gives the printed text."""
     monkeypatch.chdir(tmp_path)
     return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(Path(profile), Path(report), "v1")
+
+
+@contextlib.contextmanager
+def changed(profile):
+    """The profile's content, which is written back."""
+    content = json.loads(profile.read_text())
+    yield content
+    profile.write_text(json.dumps(content))
 
 
 def by_name(step):
@@ -121,14 +130,14 @@ def test_targets_concern_the_calls_that_the_model_makes(profile):
 
 def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(profile):
     """Then q is [.., S, S] too; only operators that the scores have count as flash attention's."""
-    content, length = json.loads(profile.read_text()), CONFIG.head_dim
-    heads = [BATCH, CONFIG.num_attention_heads, length, length]
-    content["run"]["training"]["sequence_length"] = length
-    row = next(row for row in content["operators"] if row["name"] == "aten::mul" and row["span"] == "attention")
-    row |= {"phase": "forward", "input_shapes": json.dumps([heads, [length, length]]), "input_types": json.dumps([FLOAT, FLOAT])}
+    heads = [BATCH, CONFIG.num_attention_heads, CONFIG.head_dim, CONFIG.head_dim]
+    multiplied = {"input_shapes": json.dumps([heads, heads[2:]]), "input_types": json.dumps([FLOAT, FLOAT])}
     softmax = {"name": "aten::_softmax", "input_shapes": json.dumps([heads, [], []]), "input_types": json.dumps([FLOAT, "", ""])}
-    content["operators"] = [row, row | softmax]
-    profile.write_text(json.dumps(content))
+    with changed(profile) as content:
+        content["run"]["training"]["sequence_length"] = CONFIG.head_dim
+        row = next(row for row in content["operators"] if row["name"] == "aten::mul" and row["span"] == "attention")
+        row |= {"phase": "forward"} | multiplied
+        content["operators"] = [row, row | softmax]
     found = by_name(bottlenecks.read_step(profile))
     assert found["flash attention"]["operators"] == ["aten::_softmax"]
     assert found["elementwise fusion"]["operators"] == ["aten::mul"]
@@ -175,20 +184,18 @@ def test_the_overhead_that_calls_get_adds_up_to_the_step(profile):
 
 
 def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(profile):
-    content = json.loads(profile.read_text())
-    content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads
-    row = next(row for row in content["operators"] if row["name"] == "aten::mm" and row["span"] == "attention")
     shapes = json.dumps([[TOKENS, CONFIG.hidden_size], [CONFIG.hidden_size, CONFIG.hidden_size]])
-    content["operators"] = [row | {"input_shapes": shapes, "calls": 4 * content["profiled_steps"]}]
-    profile.write_text(json.dumps(content))
+    with changed(profile) as content:
+        content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads
+        row = next(row for row in content["operators"] if row["name"] == "aten::mm" and row["span"] == "attention")
+        content["operators"] = [row | {"input_shapes": shapes, "calls": 4 * content["profiled_steps"]}]
     assert by_name(bottlenecks.read_step(profile))["QKV fusion"]["calls"] == 3
 
 
 def test_products_of_unknown_cost_are_no_target(profile):
-    content = json.loads(profile.read_text())
-    products = [row for row in content["operators"] if row["name"] in ("aten::mm", "aten::bmm")]
-    products[0]["input_types"] = json.dumps(["c10::Float8_e4m3fn"] * len(json.loads(products[0]["input_types"])))
-    profile.write_text(json.dumps(content))
+    with changed(profile) as content:
+        products = [row for row in content["operators"] if row["name"] in ("aten::mm", "aten::bmm")]
+        products[0]["input_types"] = json.dumps(["c10::Float8_e4m3fn"] * len(json.loads(products[0]["input_types"])))
     found = by_name(bottlenecks.read_step(profile))["mixed precision"]["calls"]
     assert found == sum(row["calls"] for row in products[1:]) / content["profiled_steps"]
 
@@ -231,36 +238,11 @@ def test_a_gpu_report_speaks_of_launches_and_knows_the_listed_bf16_peak(analyze,
 # -------------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("missing", None, "does not exist"),
-        ("profile_1.json", b'{"schema": "tiny-llama-run/1"}', "is not a file of schema tiny-llama-profile/1"),
-        ("profile_1.json", json.dumps(gpu_trace()).encode(), "is not a file of schema"),
-    ],
-    ids=["missing", "a run record", "a trace"],
-)
-def test_what_is_not_a_profile_is_named_and_nothing_is_written(analyze, tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message) as error:
-        analyze(name)
-    assert name in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "bottleneck_analysis").exists()
-
-
 def test_a_profile_of_another_version_is_refused(analyze, profile, tmp_path):
-    content = json.loads(profile.read_text())
-    content["run"]["version"] = "v2"
-    profile.write_text(json.dumps(content))
+    with changed(profile) as content:
+        content["run"]["version"] = "v2"
     with pytest.raises(UsageError, match="is of v2: the targets are parts of v1"):
         analyze(profile)
-    assert not (tmp_path / "bottleneck_analysis").exists()
-
-
-def test_an_empty_folder_is_one_line_and_exit_code_2(refused, tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert "--enable-pytorch-profiler --profile-dir empty" in refused(SCRIPT, "--profile-data", "empty")
     assert not (tmp_path / "bottleneck_analysis").exists()
 
 
@@ -269,10 +251,3 @@ def test_a_report_that_cannot_be_written_is_refused(analyze, profile, tmp_path):
     with pytest.raises(UsageError, match="--output-report: cannot write in file"):
         analyze(profile, "file/report.md")
     assert not (tmp_path / "bottleneck_analysis").exists()
-
-
-def test_a_profile_without_steps_is_refused(profile):
-    content = json.loads(profile.read_text())
-    profile.write_text(json.dumps(content | {"profiled_steps": 0, "step_us": [], "operators": []}))
-    with pytest.raises(UsageError, match="holds no profiled step"):
-        bottlenecks.read_step(profile)

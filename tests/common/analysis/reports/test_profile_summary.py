@@ -92,30 +92,17 @@ def test_the_table_of_kernels_holds_every_launch_once(path):
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
-def test_terminal_and_markdown_show_the_same_numbers(cpu_profile):
-    report = profile_summary.report([cpu_profile])
-    plain = [line.split() for line in report.terminal().splitlines()]
-    for title in ("Time in operators", "Operators"):
-        rows = table(report.markdown(), title)
-        assert rows and all(" ".join(row).split() in plain for row in rows)
-    assert "**Kernels" not in report.markdown()
-
-
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_measured_profile_fits_a_terminal(path):
     assert max(map(len, profile_summary.report([path]).terminal().splitlines())) <= 120
 
 
-def test_a_gpu_gets_its_kernels(gpu_profile):
+def test_a_gpu_gets_its_kernels(gpu_profile, cpu_profile):
     text = markdown(gpu_profile)
     gemm = next(row for row in table(text, "Kernels") if row[0] == "`gemm`")
     assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
     assert "launches 3 kernels" in text and "idle" in text and "**Time on the GPU" in text
-
-
-def test_names_of_kernels_are_code_not_html():
-    text = markdown(next(path for path in H100 if "tiny" in path.name))
-    assert "CUDAFunctor_add<float>" in text and not re.search(r"<\w", re.sub(r"`[^`]*`", "", text))
+    assert "**Kernels" not in markdown(cpu_profile)
 
 
 def test_a_profile_of_attention_has_no_rest_of_the_step(tmp_path):
