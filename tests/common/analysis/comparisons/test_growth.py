@@ -10,7 +10,6 @@ from common.analysis.formulas import flops, footprint
 from common.analysis.output.report import Report
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json, write_json
 from tests.conftest import ROOT, TINY, V1
 from tests.records import record, save_profile
 
@@ -259,16 +258,9 @@ def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, length, peak, c
         growth.read_lengths(folders)
 
 
-def test_a_profile_of_an_earlier_version_is_refused(tmp_path):
-    path = save_length(tmp_path / "old", 128, MIB) / "profile_1.json"
-    content = read_json(path)
-    del content["run"]["settings"]
-    write_json(path, content)
-    with pytest.raises(UsageError, match="does not say which attention it ran"):
-        growth.read_lengths([path])
-
-
-def test_too_few_lengths_are_one_line(refused, tmp_path):
+def test_a_profile_of_an_earlier_version_or_too_few_lengths_are_one_line(refused, tmp_path):
+    save_profile(tmp_path / "old", record(version="v2"), memory_peak_bytes=MIB)
+    assert "does not say which attention it ran" in refused(LENGTHS_SCRIPT, "--profile-dirs", "old")
     said = refused(LENGTHS_SCRIPT, "--profile-dirs", *flash_runs(tmp_path, 128, 256))
     assert "v2, flash attention: 2 sequence lengths, but the fit needs at least 3" in said
 

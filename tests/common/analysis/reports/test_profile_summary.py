@@ -92,11 +92,6 @@ def test_the_table_of_kernels_holds_every_launch_once(path):
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_measured_profile_fits_a_terminal(path):
-    assert max(map(len, profile_summary.report([path]).terminal().splitlines())) <= 120
-
-
 def test_a_gpu_gets_its_kernels(gpu_profile, cpu_profile):
     text = markdown(gpu_profile)
     gemm = next(row for row in table(text, "Kernels") if row[0] == "`gemm`")
@@ -182,7 +177,8 @@ def test_numbers_of_an_operator_are_those_of_a_mean_step(gpu_profile, cpu_profil
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_bars_add_up_to_the_spans_and_end_inside_the_figure(path, tmp_path):
+def test_a_measured_profile_fits_a_terminal_and_its_bars_add_up_to_the_spans_inside_the_figure(path, tmp_path):
+    assert max(map(len, profile_summary.report([path]).terminal().splitlines())) <= 120
     profile = step_profile.read(path)
     figure = profile_summary.span_figure(profile)
     (axes,) = figure.axes
