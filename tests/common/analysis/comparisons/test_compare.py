@@ -1,7 +1,6 @@
 """Two runs compared: the verdict on two records, two versions' folders, and the fusion report as Markdown and as a page."""
 
 import copy
-import html.parser
 import http.server
 import json
 import re
@@ -323,41 +322,20 @@ def made(request, tmp_path_factory) -> tuple[str, str]:
     return write_report(folder / "out" / "report.md", *write_profiles(folder, request.param), STUDY, lengths)
 
 
-class Elements(html.parser.HTMLParser):
-    """The start tags of a page, and the text of its headings."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict]] = []
-        self.headings: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list) -> None:
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][0] == "h2" and data.strip():
-            self.headings.append(data)
-
-
 def test_both_forms_have_the_same_sections_and_figures_have_names(made):
     markdown, page = made
-    elements = Elements(page)
-    assert list(parts(markdown)) == elements.headings == TITLES
-    drawn = [attributes for tag, attributes in elements.tags if tag == "svg"]
-    assert [attributes["id"] for attributes in drawn] == [f"{name}-figure" for name in FIGURES]
-    assert all(attributes["role"] == "img" and attributes["viewbox"] for attributes in drawn)
-    assert len(re.findall(r"<svg [^>]*><title>[^<]+</title>", page)) == len(FIGURES)
+    assert list(parts(markdown)) == re.findall(r"<h2[^>]*>([^<]+)", page) == TITLES
+    drawn = re.findall(r'<svg id="([^"]+)" role="img" viewBox="[^"]+"[^>]*><title>[^<]+</title>', page)
+    assert drawn == [f"{name}-figure" for name in FIGURES] and page.count("<svg") == len(FIGURES)
     assert "Not measured" not in markdown + page
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_no_text_of_a_record(made):
-    elements = Elements(made[1])
-    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in elements.tags}
-    targets = [attributes.get(key) for _, attributes in elements.tags for key in ("src", "href", "xlink:href")]
-    assert all(target.startswith(("#", "data:")) for target in targets if target)
+    assert not re.search("<(script|img|iframe|object|embed)", made[1])
+    targets = re.findall(r"""\b(?:src|href)\s*=\s*["']?([^"'\s>]*)""", made[1])
+    assert targets and all(target.startswith(("#", "data:")) for target in targets)
     assert not re.search(r"@import|url\((?!#)", made[1]) and "&lt;script&gt;" in made[1]
-    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    ids = re.findall(r'\bid="([^"]+)"', made[1])
     assert len(ids) == len(set(ids))
     references = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', made[1])
     assert references and {one or other for one, other in references} <= set(ids)
