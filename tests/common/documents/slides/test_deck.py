@@ -52,14 +52,14 @@ def test_all_pictures_and_tables_of_the_source_are_in_the_page(page):
     kinds = [match[2] for match in rewrite.MARKED.finditer(TEXT)]
     images = re.findall("<img ([^>]*)>", page)
     tables = kinds.count("table") + kinds.count("section")
-    assert len(images) == kinds.count("picture") > 5 and page.count("<table") == tables > 2
+    assert len(images) == kinds.count("picture") > 5 and page.count("<table") == tables > 1
     for image in images:
         content = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', image)[1]
         assert ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg") and re.search('alt="[^"]', image)
 
 
 def test_the_page_refers_to_nothing_outside_of_it(page):
-    targets = re.findall(r"""<[^>]*\s(?:src|href|srcset|data|action)\s*=\s*["']?([^"'\s>]*)""", page)
+    targets = re.findall(r"""\s(?:src|href|srcset|data|action)=["']?([^"'\s>]*)""", page)
     assert targets and all(target.startswith("data:") for target in targets)
     assert not re.search(r"url\(|@import|\bimport\b|fetch\(|XMLHttpRequest", page)
     assert "default-src 'none'" in page
