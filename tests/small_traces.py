@@ -121,6 +121,12 @@ def rank_trace(rank: int, sizes: bool = True) -> dict:
     return {"schemaVersion": 1, "traceEvents": events}
 
 
+def write_ranks(folder: Path, *contents: dict) -> None:
+    """A trace for each rank."""
+    for rank, content in enumerate(contents):
+        (folder / f"trace_{f'rank{rank}_' if rank else ''}2026.json").write_text(json.dumps(content))
+
+
 def gloo_trace(rank: int) -> dict:
     """One step on a CPU: gloo reduces 100 bf16 numbers in a thread of its own, 20 us of them beside an operator on rank 0."""
     start = 30 if rank == 0 else 60

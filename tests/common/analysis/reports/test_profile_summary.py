@@ -20,20 +20,6 @@ PROFILES = sorted((ROOT / "results").glob("*/*_profile.json.gz"))
 H100 = [path for path in PROFILES if path.parent.name == "h100"]
 
 
-@pytest.fixture
-def cpu_profile(tmp_path, cpu_trace):
-    (tmp_path / cpu_trace.name).write_bytes(cpu_trace.read_bytes())
-    write_profile(tmp_path / "profile_1.json", cpu_trace)
-    return tmp_path / "profile_1.json"
-
-
-@pytest.fixture
-def gpu_profile(tmp_path):
-    (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
-    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json")
-    return tmp_path / "profile_2.json"
-
-
 def table(markdown: str, title: str) -> list[list[str]]:
     """The cells of the table whose title begins so, without its header."""
     lines = markdown.split(f"**{title}", 1)[1].split("\n\n")[1].splitlines()
