@@ -71,11 +71,3 @@ def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -
     for i, (mine, usual, right) in enumerate(zip(ours, theirs, exact, strict=True)):
         error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
         assert error <= MARGIN * allowed, f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}"
-
-
-def refuses_second_gradients(operation: Callable, x: Tensor) -> None:
-    """A gradient of a gradient would miss what goes through a kernel's backward pass, so autograd refuses it."""
-    leaf = x.to(DEVICE).requires_grad_()
-    (gradient,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()

@@ -143,13 +143,13 @@ def test_rocprof_compute_writes_into_the_folder_whatever_cdpath_says(machine):
 # All tools
 
 
-def test_without_rocm_tools_only_pytorch_profiles(machine):
+def test_without_rocm_tools_and_deepspeed_only_pytorch_profiles(machine):
     machine.tools(*AMD)
     done = machine.run(ALL, "--batch-size", "8", "--profile-dir", "my profiles", "--script", machine.script)
     [arguments] = arguments_of_script(done)
     assert arguments[-3:] == ["--enable-pytorch-profiler", "--profile-dir", "my profiles"]
     assert value(arguments, "--batch-size") == "8" and value(arguments, "--num-steps") == "30"
-    assert not machine.calls
+    assert not machine.calls and "deepspeed is not on PATH: skipped the FLOPs by module\n" in done.stderr
 
 
 def test_deepspeed_counts_after_pytorchs_profiler(machine):
@@ -160,11 +160,6 @@ def test_deepspeed_counts_after_pytorchs_profiler(machine):
     assert value(counted, "--num-steps") == "10" and "--enable-pytorch-profiler" not in counted
     assert value(counted, "--metrics-out") == "out/deepspeed/metrics.json" and value(counted, "--data") == "a b"
     assert (machine.folder / "out/deepspeed").is_dir() and not machine.calls
-
-
-def test_without_deepspeed_its_count_is_skipped(machine):
-    done = machine.run(ALL, "--script", machine.script)
-    assert "deepspeed is not on PATH: skipped the FLOPs by module\n" in done.stderr and len(arguments_of_script(done)) == 1
 
 
 def test_a_failing_count_gives_its_code_and_the_rest_is_run(machine):

@@ -47,11 +47,6 @@ def test_flags_switch_what_they_name(flags, off):
     assert switches.keys() == ALL_ON.keys() and {name for name, on in switches.items() if not on} == off
 
 
-@pytest.mark.parametrize("name", ["all-fusion", "triton-norm"])
-def test_switches_that_contradict_each_other(refused, name):
-    assert "not allowed with argument" in refused(SCRIPT, f"--enable-{name}", f"--disable-{name}")
-
-
 @interpreted
 def test_a_head_that_the_kernel_does_not_take_is_one_line(refused):
     wide = (*QUICK, "--num-layers", "1", "--hidden-dim", "272", "--num-heads", "2", "--seq-len", "2", "--vocab-size", "16")
