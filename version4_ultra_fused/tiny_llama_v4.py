@@ -60,7 +60,7 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
@@ -88,7 +88,7 @@ class FeedForwardFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         ddown = plan.matrix_gradient(down, dbranch, hidden)
         dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
