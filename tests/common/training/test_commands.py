@@ -43,11 +43,6 @@ def test_analysis_of_what_is_not_a_result(refused, tmp_path, script, flag, conte
     assert named in said or (content is None and "cannot read missing.json" in said)
 
 
-def test_flop_counts_go_where_they_are_told_to(execute, tmp_path):
-    execute(V1 / "tiny_llama_v1.py", *QUICK, "--flops-dir", "there")
-    assert (tmp_path / "there/flops_profile.json").exists() and not (tmp_path / "flops_analysis").exists()
-
-
 def files_below(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
