@@ -26,7 +26,7 @@ from common.analysis.reports import (
 from common.documents import compiled_kernels, lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read, read_json, write_json
-from common.records import kernel_benchmark_file, lab_file, memory_files, step_profile
+from common.records import kernel_benchmark_file, lab_file, step_profile
 from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -225,29 +225,15 @@ def copied(source: Path) -> Callable[[Path], object]:
 
 
 def write_batch_search(path: Path) -> None:
-    run = record(settings={"flash_attention": True}, training={"sequence_length": 8, "seed": 0})
-    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
     times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
     trial = {"batch_size": 1, "status": "ok", "step_ms": times, "tokens_per_second": 9.0, "peak_mib": 9.0}
     out = {"batch_size": 2, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None}
-    write_json(path, {key: run[key] for key in keys} | {
-        "schema": memory_files.BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
-        "trials": [trial, out], "ended": "memory ran out", "batch_size": 1, "reason": "the largest",
-    })  # fmt: skip
+    found = {"ended": "memory ran out", "batch_size": 1, "reason": "the largest"}
+    write_json(path, records.batch_search([trial, out], found))
 
 
 def write_gemms(path: Path) -> None:
-    own = {key: record()[key] for key in ("command", "date", "device", "environment", "precision", "model")}
-    times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
-    sizes = config.ModelConfig()
-
-    def timed(products: list) -> list[dict]:
-        return [{"batch_size": 2, "sequence_length": 8} | each | {"ms": times, "calls": 90} for each in products]
-
-    write_json(path, own | {
-        "schema": gemm_operations.SCHEMA, "element_bytes": 4, "batch_sizes": [2], "sequence_lengths": [8], "ceilings": CEILINGS,
-        "gemms": timed(gemm_operations.products(sizes, 2, 8)), "fused": timed(gemm_operations.fused_products(sizes, 2, 8)),
-    })  # fmt: skip
+    write_json(path, records.gemms(config.ModelConfig(), [(2, 8)]))
 
 
 def shortened(name: str) -> Callable[[Path], object]:

@@ -62,19 +62,17 @@ def test_rotary_tables_grow_with_the_sequence_length() -> None:
     assert config.resolve(training=dict(sequence_length=500)).model.max_sequence_length == 500
 
 
+RATES = {"1e-3": 1e-3, "1E+1": 10, "2.5e-3": 2.5e-3, ".5": 0.5, "5.": 5, "+0.1": 0.1, "1": 1, "'0.5'": 0.5}
+STEPS = {"10": 10, "010": 10, "0o10": 8, "0x10": 16, "+10": 10, "!!int 010": 10}
+
+
 @pytest.mark.parametrize(
-    ("text", "rate"),
-    [("1e-3", 1e-3), ("1E+1", 10), ("2.5e-3", 2.5e-3), (".5", 0.5), ("5.", 5), ("+0.1", 0.1), ("1", 1), ("'0.5'", 0.5)],
+    ("key", "text", "value"),
+    [*(("learning_rate", *rate) for rate in RATES.items()), *(("num_steps", *steps) for steps in STEPS.items())],
 )
-def test_numbers_of_a_file(yaml, text: str, rate: float) -> None:
-    """By YAML 1.1, 1e-3 is text."""
-    assert config.resolve(file=yaml(f"training:\n  learning_rate: {text}\n")).training.learning_rate == rate
-
-
-@pytest.mark.parametrize(("text", "steps"), [("10", 10), ("010", 10), ("0o10", 8), ("0x10", 16), ("+10", 10), ("!!int 010", 10)])
-def test_whole_numbers_of_a_file(yaml, text: str, steps: int) -> None:
-    """By YAML 1.1, 010 is octal."""
-    assert config.resolve(file=yaml(f"training: {{num_steps: {text}}}")).training.num_steps == steps
+def test_numbers_of_a_file(yaml, key: str, text: str, value: float) -> None:
+    """By YAML 1.1, 1e-3 is text and 010 is octal."""
+    assert getattr(config.resolve(file=yaml(f"training:\n  {key}: {text}\n")).training, key) == value
 
 
 def test_a_key_that_a_merge_brings_may_be_given_again(yaml) -> None:

@@ -30,11 +30,30 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "tiny_llama"
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The text, and the cache of its tokens."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "text.py").write_text(TEXT, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        data.load(str(folder / "text.py"), 300, seed=0)
+    return folder
+
+
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.py"
     path.write_text(TEXT, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def filled(built: Path, cache: Path, text_file: Path) -> Path:
+    """This test's cache with the entry of its text."""
+    shutil.copytree(built / "cache/tiny_llama", cache)
+    (entry,) = entries(cache)
+    return entry
 
 
 def entries(cache: Path) -> list[Path]:
@@ -116,16 +135,6 @@ def test_entropy_floor_is_that_of_the_stream(vocab_size: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- text
 
 
-def test_text_goes_through_a_tokenizer_and_back(cache: Path, text_file: Path) -> None:
-    dataset = data.load(str(text_file), 300, seed=0)
-    tokenizer = Tokenizer.from_file(str(dataset.tokenizer))
-    assert tokenizer.decode(dataset.tokens.tolist()) == TEXT
-    assert tokenizer.get_vocab_size() == 300
-    assert dataset.tokens.max() < 300
-    assert len(dataset.tokens) < len(TEXT.encode())  # merges were learnt
-    assert dataset.entropy_floor is None
-
-
 def test_standard_library_is_the_default_text() -> None:
     """In the user's own cache: the other tests train on it too."""
     dataset = data.load("stdlib", 1000, seed=0)
@@ -136,8 +145,12 @@ def test_standard_library_is_the_default_text() -> None:
     assert first.read_text(encoding="utf-8").startswith(start[:500])
 
 
-def test_second_load_builds_nothing(cache: Path, text_file: Path) -> None:
+def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_file: Path) -> None:
     first = data.load(str(text_file), 300, seed=0)
+    tokenizer = Tokenizer.from_file(str(first.tokenizer))
+    assert tokenizer.decode(first.tokens.tolist()) == TEXT
+    assert tokenizer.get_vocab_size() == 300 > first.tokens.max() and first.entropy_floor is None
+    assert len(first.tokens) < len(TEXT.encode())  # merges were learnt
     (entry,) = entries(cache)
     times = {path.name: path.stat().st_mtime_ns for path in entry.iterdir()}
     assert times.keys() == {"meta.json", "tokenizer.json", "tokens.npy"}
@@ -145,10 +158,6 @@ def test_second_load_builds_nothing(cache: Path, text_file: Path) -> None:
     assert np.array_equal(first.tokens, second.tokens)
     assert entries(cache) == [entry]
     assert {path.name: path.stat().st_mtime_ns for path in entry.iterdir()} == times
-
-
-def test_other_text_or_vocabulary_has_an_entry_of_its_own(cache: Path, text_file: Path) -> None:
-    first = data.load(str(text_file), 300, seed=0)
     data.load(str(text_file), 320, seed=0)
     text_file.write_text(TEXT + "x = 1\n", encoding="utf-8")
     third = data.load(str(text_file), 300, seed=0)
@@ -156,40 +165,28 @@ def test_other_text_or_vocabulary_has_an_entry_of_its_own(cache: Path, text_file
     assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+CUT = object()  # the file's last bytes are missing
+DAMAGES: list[tuple[str, object]] = [
+    ("tokens.npy", CUT), ("tokens.npy", None), ("tokenizer.json", "{}"), ("meta.json", None), ("meta.json", CUT),
+    ("meta.json", ""), ("meta.json", '{"hello": 1}'), ("meta.json", "[]"),
+    *(("meta.json", f'{{"schema": "tiny-llama-tokens/1"{files}}}') for files in (', "files": {}', "", ', "files": [1]')),
+]  # fmt: skip
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "tokens cut off": lambda entry: cut(entry / "tokens.npy"),
-    "tokens missing": lambda entry: (entry / "tokens.npy").unlink(),
-    "tokenizer replaced": lambda entry: (entry / "tokenizer.json").write_text("{}"),
-    "record missing": lambda entry: (entry / "meta.json").unlink(),
-    "record cut off": lambda entry: cut(entry / "meta.json"),
-    "record empty": lambda entry: (entry / "meta.json").write_text(""),
-    "record of something else": lambda entry: (entry / "meta.json").write_text('{"hello": 1}'),
-    "record not an object": lambda entry: (entry / "meta.json").write_text("[]"),
-    "record of no files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": {}}'),
-    "record without its files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1"}'),
-    "record of a list": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": [1]}'),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_cache_is_built_again(damage: Callable[[Path], None], cache: Path, text_file: Path) -> None:
-    before = data.load(str(text_file), 300, seed=0).tokens.copy()  # they are a map of the file
-    (entry,) = entries(cache)
-    damage(entry)
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_damaged_cache_is_built_again(name: str, damage: object, cache: Path, text_file: Path, filled: Path) -> None:
+    entry, content, before = filled, (filled / name).read_bytes(), np.load(filled / "tokens.npy")
+    (entry / name).unlink()
+    if damage is not None:
+        (entry / name).write_bytes(content[:-100] if damage is CUT else str(damage).encode())
     after = data.load(str(text_file), 300, seed=0)
     assert np.array_equal(before, after.tokens)
     assert entries(cache) == [entry]  # and nothing half-built beside it
     assert np.array_equal(np.load(entry / "tokens.npy"), before)
 
 
-def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_file: Path, monkeypatch) -> None:
-    data.load(str(text_file), 300, seed=0)
-    (entry,) = entries(cache)
-    (entry / "meta.json").unlink()
+def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_file: Path, filled: Path, monkeypatch) -> None:
+    (filled / "meta.json").unlink()
     intact, asked = data._intact, []
 
     def removed_meanwhile(folder: Path) -> bool:
@@ -200,7 +197,7 @@ def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_fi
 
     monkeypatch.setattr(data, "_intact", removed_meanwhile)
     assert len(data.load(str(text_file), 300, seed=0).tokens)
-    assert asked == [False, False] and entries(cache) == [entry]
+    assert asked == [False, False] and entries(cache) == [filled]
 
 
 def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder_and_this_users_alone(
@@ -268,14 +265,23 @@ def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece
     assert np.array_equal(whole.tokens, dataset.tokens) and whole.sha256 == dataset.sha256
 
 
-def test_only_a_part_of_a_long_text_trains_the_tokenizer(cache, text_file, monkeypatch) -> None:
-    whole = data.load(str(text_file), 300, seed=0)
+def test_only_a_part_of_a_long_text_trains_the_tokenizer_and_long_work_says_how_far_it_has_come(
+    cache, text_file, filled, monkeypatch
+) -> None:
+    notes = []
+
+    @contextlib.contextmanager
+    def noted(what: str):
+        yield notes.append
+
+    monkeypatch.setattr(data, "progress", noted)
     monkeypatch.setattr(data, "PIECE", 500)
     monkeypatch.setattr(data, "TRAINING_TEXT", len(TEXT) // 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     part = data.load(str(text_file), 300, seed=0)
     assert Tokenizer.from_file(str(part.tokenizer)).decode(part.tokens.tolist()) == TEXT
-    assert part.tokenizer.read_text() != whole.tokenizer.read_text()
+    assert part.tokenizer.read_text() != (filled / "tokenizer.json").read_text()
+    assert notes[0] == "training the tokenizer" and notes[-1] == "100% encoded" and len(notes) > 5
 
 
 MEMORY = """
@@ -310,19 +316,6 @@ def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not
     assert {short for *_, short in said} == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()}
     assert int(said[0][1]) > 750_000 and float(said[0][0]) < 300, "MiB"
     assert len(entries(cache)) == 2
-
-
-def test_long_work_says_how_far_it_has_come(cache, text_file, monkeypatch) -> None:
-    notes = []
-
-    @contextlib.contextmanager
-    def noted(what: str):
-        yield notes.append
-
-    monkeypatch.setattr(data, "progress", noted)
-    monkeypatch.setattr(data, "PIECE", 1000)
-    data.load(str(text_file), 300, seed=0)
-    assert notes[0] == "training the tokenizer" and notes[-1] == "100% encoded" and len(notes) > 5
 
 
 def test_a_word_without_end_is_refused(tmp_path, monkeypatch) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ from common import files
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import RunError, UsageError
 from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
+from tests.conftest import room_for
 
 import pytest
 from pydantic import PositiveInt
@@ -53,14 +52,8 @@ def test_nothing_is_left_of_content_that_cannot_be_written(tmp_path):
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
     (tmp_path / "result.json").write_text("of an earlier run")
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # as if 200 bytes were left
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_json(tmp_path / "result.json", CONTENT)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with room_for(200), pytest.raises(OSError, match="File too large"):
+        write_json(tmp_path / "result.json", CONTENT)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of an earlier run"]
 
 
@@ -142,11 +135,19 @@ def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"])
-def test_what_is_nested_too_deep_is_refused(tmp_path, text):
-    (tmp_path / "deep.json").write_text(text)
-    with pytest.raises(UsageError, match="deep.json is damaged: its lists or objects are nested too deep"):
-        read_json(tmp_path / "deep.json")
+DEEP = "a.json is damaged: its lists or objects are nested too deep"
+REFUSED = [
+    ("", "a.json is empty"), ("{", "a.json is not JSON or is cut off: .* at line 1"), ("[]", "not a file of schema x/1"),
+    ('{"schema": "y"}', r"not a file of schema x/1 \(found: y\)"),
+    ("[" * 100_000, DEEP), ('{"a": ' * 100_000, DEEP), ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", DEEP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=lambda value: value[:20])
+def test_what_is_no_result_is_refused(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_json(tmp_path / "a.json", "x/1")
 
 
 class Model(TypedDict):

@@ -189,12 +189,8 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     trials = []
     machine = Machine(room=20, allowed=10)
     found = batch_size.search(lambda size: trials.append(machine(size)) or trials[-1], "memory", 4096)
-    run = records.record(device__memory_mib=200.0, settings={}, training={"sequence_length": 8, "seed": 0})
-    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
-    write_json(tmp_path / "batch_search.json", {key: run[key] for key in keys} | found | {
-        "schema": BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
-        "trials": [*trials, trial(64, OUT)],
-    })  # fmt: skip
+    measured = records.batch_search([*trials, trial(64, OUT)], found, device__memory_mib=200.0)
+    write_json(tmp_path / "batch_search.json", measured)
     text = batch_size.analyze(tmp_path / "batch_search.json").publish(tmp_path, "batch_search")
     lines = [line.split() for line in text.splitlines()]
     assert ["10", "10", "10", "10", "1", "110", "55", "ok,", "chosen"] in lines

@@ -13,9 +13,8 @@ from common.files import write_json
 from common.precision import Precision
 from common.records import gemms_file
 from common.studies import gemm_operations
-from tests import study_options
+from tests import records, study_options
 from tests.conftest import V1, cells
-from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -86,27 +85,8 @@ def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
     assert made.stride(-2 if transposed else -1) == 1
 
 
-def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
-    """A measurement in which every product of the step runs at a quarter of the GEMM ceiling, every fused one at half."""
-    peak = 1e12
-
-    def timed(products, point, share):
-        for p in products:
-            ms = 2 * p["batch"] * p["m"] * p["n"] * p["k"] / (share * peak) * 1e3
-            summary = {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}
-            yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
-
-    return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
-        "schema": "tiny-llama-gemms/1", "element_bytes": 4,
-        "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
-        "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
-        "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
-        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
-    }  # fmt: skip
-
-
 def test_rates_shares_and_bounds_follow_from_the_times():
-    rows = gemm_operations.describe(constructed(CONFIGS["gqa"])).to_dict("records")
+    rows = gemm_operations.describe(records.gemms(CONFIGS["gqa"])).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     for point in (2, 4):
@@ -120,7 +100,7 @@ def test_rates_shares_and_bounds_follow_from_the_times():
 
 
 def test_the_limit_is_what_takes_longest():
-    measured = constructed(CONFIGS["gqa"])
+    measured = records.gemms(CONFIGS["gqa"])
     measured["ceilings"]["operation_seconds"] = 1.0
     assert set(gemm_operations.describe(measured)["limit"]) == {"launch"}
     measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
@@ -134,7 +114,7 @@ def analyzed(measured: dict, folder: Path) -> str:
 
 
 def test_doubtful_numbers_are_counted(tmp_path):
-    measured = constructed(CONFIGS["gqa"], grid=((2, 8),))
+    measured = records.gemms(CONFIGS["gqa"], grid=((2, 8),))
     shapes = len({gemm_operations.shape_of(product) for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
     assert f"30 % of the median: 0 of {shapes} shapes" in analyzed(measured, tmp_path)
     for row in measured["gemms"]:
@@ -145,7 +125,7 @@ def test_doubtful_numbers_are_counted(tmp_path):
 
 
 def test_the_report_compares_fused_with_separate_products(tmp_path):
-    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]))
+    write_json(tmp_path / "gemm_analysis.json", records.gemms(CONFIGS["gqa"]))
     summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
     lines = [line.split() for line in summary.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
     assert [line[:2] for line in lines] == [[rows, name] for rows in ("16", "32") for name in ("gate_up_proj", "qkv_proj")]
@@ -179,7 +159,7 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
 
 
 def test_the_figure_names_both_regions_and_every_kind():
-    measured = constructed(CONFIGS["gqa"])
+    measured = records.gemms(CONFIGS["gqa"])
     figure = gemm_operations.figure(measured, gemm_operations.describe(measured), "a title")
     left, right = figure.axes
     assert {"memory-bound", "compute-bound"} <= {text.get_text() for text in left.texts}
