@@ -42,7 +42,7 @@ lint: $(STAMP) ## check style and format
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
 
-types: $(STAMP) ## check the types of common with mypy
+types: $(STAMP) ## check types with mypy
 	.venv/bin/python -m mypy
 
 clean: ## remove the environment and caches; what runs have written stays

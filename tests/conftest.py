@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,10 @@ def cells(table: str) -> list[list[str]]:
     """Header and rows of a Markdown table."""
     lines = [line for line in table.splitlines() if line.startswith("|") and "---" not in line]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def texts(svg: str) -> set[str]:
+    return {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def pytest_collection_finish() -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+from tests.conftest import INTERPRETER_FAILS
+
 import pytest
 import torch
 from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # without a GPU Triton's kernels are interpreted
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])  # interpreted bfloat16 is wrong
+interpreted = pytest.mark.skipif(INTERPRETER_FAILS or DEVICE.type == "cuda", reason="needs Triton's interpreter in this process")
 MARGIN = 1.5  # times PyTorch's own error
 FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
 
@@ -68,11 +71,3 @@ def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -
     for i, (mine, usual, right) in enumerate(zip(ours, theirs, exact, strict=True)):
         error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
         assert error <= MARGIN * allowed, f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}"
-
-
-def refuses_second_gradients(operation: Callable, x: Tensor) -> None:
-    """A gradient of a gradient would miss what goes through a kernel's backward pass, so autograd refuses it."""
-    leaf = x.to(DEVICE).requires_grad_()
-    (gradient,) = torch.autograd.grad(operation(leaf).square().sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()

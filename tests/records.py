@@ -121,6 +121,16 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
     }  # fmt: skip
 
 
+def peers(path: Path, device: str = "A GPU", **ms: float) -> None:
+    """A benchmark of one shape: milliseconds per step by model, with - for _."""
+    cells = [
+        {"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128, "status": "ok", "reason": None,
+         "runs": [{"step_ms": {"median": time, "p20": time, "p80": time, "count": 2}, "peak_mib": 1.0, "kind": "GPU allocator"}]}
+        for model, time in ms.items()
+    ]  # fmt: skip
+    write_json(path, benchmark(cells, device=record()["device"] | {"name": device}))
+
+
 def scaling(**changes) -> dict:
     """A whole scaling.json of one version on 1 and 2 GPUs: ddp takes 25 % more time in weak scaling, fsdp ran out of memory."""
     own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}

@@ -1,5 +1,6 @@
 """Traces and profiles for tests: a real one of a small Version 1 on the CPU, and a GPU's, written by hand."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,6 +121,12 @@ def rank_trace(rank: int, sizes: bool = True) -> dict:
     return {"schemaVersion": 1, "traceEvents": events}
 
 
+def write_ranks(folder: Path, *contents: dict) -> None:
+    """A trace for each rank."""
+    for rank, content in enumerate(contents):
+        (folder / f"trace_{f'rank{rank}_' if rank else ''}2026.json").write_text(json.dumps(content))
+
+
 def gloo_trace(rank: int) -> dict:
     """One step on a CPU: gloo reduces 100 bf16 numbers in a thread of its own, 20 us of them beside an operator on rank 0."""
     start = 30 if rank == 0 else 60
@@ -132,6 +139,12 @@ def gloo_trace(rank: int) -> dict:
     return {"schemaVersion": 1, "traceEvents": events}
 
 
+@functools.cache
+def tables_as_json(trace: Path, attention_only: bool) -> str:
+    """A trace takes a second to read."""
+    return json.dumps(chrome_trace.profile_tables(chrome_trace.load(trace), attention_only))
+
+
 def write_profile(path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run) -> dict:
     """A profile of `trace` as common.training.profiler writes it. `run` changes parts of its run's record."""
     own = {
@@ -142,7 +155,7 @@ def write_profile(path: Path, trace: Path, attention_only: bool = False, ceiling
     changes = own | {"training__batch_size": BATCH, "training__sequence_length": LENGTH} | run
     profile = {
         "schema": "tiny-llama-profile/1", "run": record(**changes), "attention_only": attention_only, "trace": trace.name,
-        **chrome_trace.profile_tables(chrome_trace.load(trace), attention_only),
+        **json.loads(tables_as_json(trace, attention_only)),
     }  # fmt: skip
     path.write_text(json.dumps(profile))
     return profile

@@ -12,10 +12,9 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
 Times are microseconds of a replayed graph: the median of several, each of ten passes.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from common import cli
 from common import config as configs
@@ -25,6 +24,7 @@ from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.progress import progress
 from common.records import kernel_files
+from common.records.fields import Summary
 from common.timing import benchmark, summarize
 from common.training import record
 
@@ -94,6 +94,10 @@ def update(device: torch.device) -> Lever:
         for _ in range(8):
             a @ b.T
 
+    def one_after_the_other() -> None:
+        adamw()
+        products()
+
     def beside() -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -101,20 +105,18 @@ def update(device: torch.device) -> Lever:
         products()
         torch.cuda.current_stream().wait_stream(side)
 
-    return "update", {"one after the other": lambda: (adamw(), products()), "beside": beside}
+    return "update", {"one after the other": one_after_the_other, "beside": beside}
 
 
-def microseconds(work: Callable[[], object], device: torch.device) -> dict[str, float | int]:
+def microseconds(work: Callable[[], object], device: torch.device) -> Summary:
     times = benchmark(devices.capture_graph(work, PASSES), device, warmup=1, iterations=REPLAYS)
-    return summarize([1e3 * one / PASSES for one in times])
+    return cast(Summary, summarize([1e3 * one / PASSES for one in times]))
 
 
-def measure(presets: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
+def measure(presets: list[str], device: torch.device) -> Iterator[kernel_files.Lever]:
     """A row for each way to do each lever's work, as it is measured."""
-    found = [(preset, functools.partial(levers, preset, device)) for preset in presets]
-    found.append(("", lambda: [update(device)]))
-    for preset, make in found:
-        for lever, ways in make():
+    for preset in (*presets, ""):
+        for lever, ways in levers(preset, device) if preset else [update(device)]:
             for way, work in ways.items():
                 yield {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
 
@@ -132,7 +134,8 @@ def main() -> None:
     if options.metrics_out:
         writable_file(options.metrics_out, "--metrics-out")
     torch.manual_seed(options.seed or 0)
-    head, rows = record.header(kernel_files.LEVERS, device, "bf16"), []
+    head = record.header(kernel_files.LEVERS, device, "bf16")
+    rows: list[kernel_files.Lever] = []
     with progress("timing the levers"):
         for row in measure(options.presets, device):
             rows.append(row)

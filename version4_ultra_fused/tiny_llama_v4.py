@@ -60,7 +60,7 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
@@ -88,7 +88,7 @@ class FeedForwardFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         ddown = plan.matrix_gradient(down, dbranch, hidden)
         dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
@@ -133,6 +133,7 @@ class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
     kernel_flops = costs.kernel_flops
+    optimizer_communicates = True  # gradients are not where DistributedDataParallel looks for them
 
     def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ class TinyLlama(nn.Module):
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
         self.plan = AutogradPlan()  # until the optimizer makes a memory plan
-        self.optimizer_communicates = switches["memory-plan"]  # gradients are not where DistributedDataParallel looks for them
+        self.optimizer_communicates = bool(switches["memory-plan"])
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
@@ -192,8 +193,7 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 def use_side_stream(model: TinyLlama, ids: Tensor) -> bool:
     """Where small products leave multiprocessors idle, or collectives wait for other processes."""
-    idle = ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates
-    return bool(model.switches["side-stream"]) and ids.is_cuda and idle
+    return ids.is_cuda and bool(model.switches["side-stream"] and (ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates))
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:

@@ -13,7 +13,8 @@ from common.analysis.output.report import Report
 from common.analysis.reports import roofline
 from common.errors import UsageError
 from common.files import read
-from common.records.lab_file import Lab
+from common.records.fields import Ceilings
+from common.records.lab_file import Components, Fix, Lab, Layer, PartName, Way
 
 import pandas
 
@@ -30,7 +31,7 @@ Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.
 # ------------------------------------------------------------------------------------------------------ rows, by part
 
 
-def components(results: dict[str, Any]) -> Rows:
+def components(results: Components) -> Rows:
     """Each component of attention: time, share of the total, memory, work, bound."""
     rows = []
     for framework, found in results.items():
@@ -49,7 +50,7 @@ def over_lengths(unit: str, *names: str) -> Callable[[list[dict[str, Any]]], Row
     return lambda results: (header, [[row["seq_len"], *map(row.get("ms", row).get, names)] for row in results])
 
 
-def bottlenecks(results: list[dict[str, Any]]) -> Rows:
+def bottlenecks(results: list[Way]) -> Rows:
     """Each bottleneck: the mistake, then the same work done better."""
     first = {row["bottleneck"]: row["ms"] for row in reversed(results)}
     rows = [
@@ -59,7 +60,7 @@ def bottlenecks(results: list[dict[str, Any]]) -> Rows:
     return ["bottleneck", "way", "ms", "against the first"], rows
 
 
-def fixes(results: list[dict[str, Any]]) -> Rows:
+def fixes(results: list[Fix]) -> Rows:
     """A training step of Version 1 with each fix."""
     rows, plain = [], results[0]["step_ms"]["median"]
     for row in results:
@@ -69,9 +70,10 @@ def fixes(results: list[dict[str, Any]]) -> Rows:
     return ["fix", "ms/step", "p20 to p80", "against none", "peak MiB", "loss"], rows
 
 
-def layer(results: dict[str, Any]) -> Rows:
+def layer(results: Layer) -> Rows:
     """The time of one layer, forward and backward, by span."""
-    whole, rows = results["profiled_ms"], []
+    whole = results["profiled_ms"]
+    rows: list[list[Any]] = []
     for span, phases in results["spans"].items():
         rows.append([span, phases.get("forward", 0.0), phases.get("backward", 0.0), 100 * sum(phases.values()) / whole])
     rest = 100 - sum(row[-1] for row in rows)
@@ -122,7 +124,7 @@ class Part(NamedTuple):
     labels: int = 1  # columns that name a row; the others are compared between two files
 
 
-PARTS = {
+PARTS: dict[PartName, Part] = {
     "components": Part(
         "Components of attention",
         "B {batch_size}, S {seq_len}, D {d_model}, H {num_heads}, {precision}. MB moved are the minimum.",
@@ -153,14 +155,14 @@ PARTS = {
 # ------------------------------------------------------------------------------------------------------ for documents
 
 
-def _documented(part: str, *folders: Path) -> str:
+def _documented(part: PartName, *folders: Path) -> str:
     """A part as a Markdown table, with the devices one below the other, each named in the first of its rows."""
     header: list[str] = []
     body: list[list[object]] = []
     for folder in folders:
         if not (folder / FILE).exists():
             raise UsageError(f"no {FILE} in {folder}: measure with run_lab.py --output {folder / FILE}")
-        result: dict[str, Any] = dict(read(folder / FILE, Lab))
+        result = read(folder / FILE, Lab)
         if result[part] is None:
             raise UsageError(f"{part} was not measured for {folder / FILE}: run run_lab.py without --parts")
         header, rows = PARTS[part].rows(result[part])
@@ -174,14 +176,14 @@ TABLES: dict[str, Callable[..., str]] = {f"lab-{part}": functools.partial(_docum
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def page(result: dict[str, Any]) -> Report:
+def page(result: Lab) -> Report:
     """A section for each part that the content of a profiling_lab.json holds."""
     sizes, ceilings = result["sizes"], result["ceilings"]
     versions = ", ".join(f"{name} {version}" for name, version in result["environment"].items() if version)
     small = tables.format_number(1e6 * ceilings["operation_seconds"])
     described = roofline.describe(ceilings).removeprefix("measured ceilings: ")
-    fields = sizes | {
-        "precision": result["precision"], "jax": result["jax"] or "not here",
+    fields = {
+        **sizes, "precision": result["precision"], "jax": result["jax"] or "not here",
         "heads": f"B 1, H {sizes['num_heads']}, dk {sizes['d_model'] // sizes['num_heads']}, {result['precision']}",
         "layer_ms": result["layer"] and tables.format_number(result["layer"]["ms"]),
     }  # fmt: skip
@@ -201,13 +203,13 @@ def page(result: dict[str, Any]) -> Report:
         report.text(part.text.format(**fields))
         if name == "components":
             report.text(*longest(rows))
-        if name == "fixes":
+        if name == "fixes" and result["fixes"]:
             report.text(*run_facts.noise({row["fix"]: row["step_ms"] for row in result["fixes"]}))
         if part.draw:
             report.figure(functools.partial(part.draw, rows), name, part.description)
         report.table(*rows)
-        if name == "components":
-            add_roofline(report, result)
+        if name == "components" and result["components"]:
+            add_roofline(report, result["components"], ceilings)
     if missing:
         report.section("Not measured", "missing")
         report.text(f"{', '.join(missing)}: run_lab.py without `--parts`.")
@@ -225,20 +227,20 @@ def longest(rows: Rows) -> list[str]:
     return said
 
 
-def add_roofline(report: Report, result: dict[str, Any]) -> None:
+def add_roofline(report: Report, components: Components, ceilings: Ceilings) -> None:
     points = [
         roofline.Point(row["name"], row["flops"], row["bytes_moved"], row["time_ms"] / 1e3, NAMES[framework])
-        for framework, results in result["components"].items()
+        for framework, results in components.items()
         for row in results or []
     ]
-    figure = roofline.figure(points, result["ceilings"])
+    figure = roofline.figure(points, ceilings)
     figure.axes[0].set_title("")  # the conditions give the ceilings
     report.section("Roofline")
     report.text("How near each component is to its bound. Above 100 % the data came from a cache, or the ceiling is too low.")
-    if all(result["components"].values()):
-        report.text(f"Filled points are {', open points '.join(NAMES[name] for name in result['components'])}.")
+    if all(components.values()):
+        report.text(f"Filled points are {', open points '.join(NAMES[name] for name in components)}.")
     report.figure(lambda: figure, "roofline", "FLOP/s of each component under the roofline")
-    report.table(*roofline.table(points, result["ceilings"]))
+    report.table(*roofline.table(points, ceilings))
 
 
 # ------------------------------------------------------------------------------------------------ two files, side by side
@@ -247,7 +249,7 @@ def add_roofline(report: Report, result: dict[str, Any]) -> None:
 DERIVED = ("% of total", "GFLOP", "MB moved", "FLOP/byte", "against the first", "p20 to p80", "against none")
 
 
-def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
+def compare(first: Lab, second: Lab) -> Report:
     """Two results of the same sizes, such as a CPU's and a GPU's: a table for each part that both hold.
 
     A table has a row for each number, its values in both files, and the first value over the second.
@@ -265,11 +267,14 @@ def compare(first: dict[str, Any], second: dict[str, Any]) -> Report:
         for result in both
     ]
     report.facts([(str(number), ", ".join(said)) for number, said in enumerate(conditions, 1)])
-    ceilings = {
-        "GEMM, TFLOP/s": ("flops_per_second", 1e-12), "copy, GB/s": ("bytes_per_second", 1e-9),
-        "one small operation, us": ("operation_seconds", 1e6),
-    }  # fmt: skip
-    found = [{(label,): scale * result["ceilings"][key] for label, (key, scale) in ceilings.items()} for result in both]
+    found = [
+        {
+            ("GEMM, TFLOP/s",): 1e-12 * result["ceilings"]["flops_per_second"],
+            ("copy, GB/s",): 1e-9 * result["ceilings"]["bytes_per_second"],
+            ("one small operation, us",): 1e6 * result["ceilings"]["operation_seconds"],
+        }
+        for result in both
+    ]
     report.table(*side_by_side(["ceiling"], *found))
     for name, part in PARTS.items():
         if first[name] is None or second[name] is None:

@@ -52,8 +52,9 @@ def section(anchor: str, *patterns: Path) -> str:
         paragraphs.append([item for item in items[path] if isinstance(item, str)])
         for item in (item for item in items[path] if isinstance(item, Table)):
             header, rows = [*columns, *item.header], [[*map(named[path].get, columns), *row] for row in item.rows]
-            known = joined.get((item.title, *header))
-            joined[(item.title, *header)] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
+            key = (item.title, *header)
+            known = joined.get(key)
+            joined[key] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
     parts = [conditions(*map(files.read_json, paths))]
     for table in joined.values():
         parts += [f"**{table.title}**"] * bool(table.title) + [tables.markdown(table.header, table.rows, table.code).strip()]

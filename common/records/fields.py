@@ -66,12 +66,17 @@ class Environment(TypedDict):
     hip: str | None
 
 
-class Ceilings(TypedDict):
-    """The highest rates of the device, as `common.training.ceilings.measure` measures them."""
+class Rates(TypedDict):
+    """The highest rates of a device."""
 
     flops_per_second: PositiveAmount
     bytes_per_second: PositiveAmount
     operation_seconds: Amount
+
+
+class Ceilings(Rates):
+    """Rates as `common.training.ceilings.measure` measures them, and the precision of its matrix product."""
+
     precision: str
 
 

@@ -18,6 +18,9 @@ class Component(TypedDict):
     bound: str
 
 
+Components = dict[Literal["pytorch", "jax"], list[Component] | None]
+
+
 class Times(TypedDict):
     """The ms of each way at one sequence length; None where it cannot run."""
 
@@ -63,6 +66,9 @@ class Sizes(TypedDict):
     preset: str
 
 
+PartName = Literal["components", "optimizations", "frameworks", "memory", "bottlenecks", "fixes", "layer"]
+
+
 class Lab(Header):
     """A part that was not measured is None."""
 
@@ -71,7 +77,7 @@ class Lab(Header):
     precision: str
     sizes: Sizes
     ceilings: Ceilings
-    components: dict[Literal["pytorch", "jax"], list[Component] | None] | None
+    components: Components | None
     optimizations: list[Times] | None
     frameworks: list[Times] | None
     memory: list[Added] | None

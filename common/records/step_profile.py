@@ -122,7 +122,7 @@ def read(path: Path) -> Profile:
     return profile
 
 
-def span_milliseconds(profile: Profile) -> dict[str, dict[str, float]]:
+def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:
     """Self time per step in ms, by span and within it by phase (forward, backward, optimizer, other); largest span first."""
     added: dict[str, dict[str, float]] = {}
     for operator in profile["operators"]:

@@ -91,15 +91,10 @@ def test_an_earlier_study_of_the_preset_is_replaced_but_not_by_wrong_input(study
     assert all(path.read_text() == "earlier" for path in folder.rglob("*.*"))
 
 
-def test_a_run_that_fails_is_followed_by_the_others(study):
-    done = study.run(study.launcher, check=1, NO_GPU="0", SCRIPT_CODE="1")
-    assert len(done.stdout.splitlines()) == 3 and "summary" in done.stdout
-
-
-@pytest.mark.parametrize("code", (2, 130))
-def test_wrong_input_and_a_signal_end_it(study, code):
+@pytest.mark.parametrize("code, lines", [(1, 3), (2, 1), (130, 1)], ids=["failed", "wrong input", "signal"])
+def test_a_run_that_fails_is_followed_by_the_others_and_wrong_input_and_a_signal_end_it(study, code, lines):
     done = study.run(study.launcher, check=code, NO_GPU="0", SCRIPT_CODE=str(code))
-    assert len(done.stdout.splitlines()) == 1
+    assert len(done.stdout.splitlines()) == lines and ("summary" in done.stdout) == (code == 1)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,18 @@ def test_initial_loss_is_that_of_a_guess() -> None:
     assert abs(loss - (math.log(config.vocab_size) + variance / 2)) < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_stays_close_to_float32(dtype: torch.dtype) -> None:
+    _, model = small_model()
+    batch = batch_of((2, 33))
+    expected = model.loss(*batch).item()
+    with Precision(CPU, dtype).autocast():
+        loss = model.loss(*batch)
+    assert loss.dtype == torch.float32
+    assert loss.item() != expected  # else autocast did nothing
+    assert abs(loss.item() - expected) < 0.02 * expected  # bfloat16 has 8 bits: 0.4 % an operation
+
+
 def step_of(model: nn.Module, learning_rate: float = 3e-3):
     return v1.make_step(model, v1.make_optimizer(model, Namespace(learning_rate=learning_rate)), Precision(CPU, None))
 

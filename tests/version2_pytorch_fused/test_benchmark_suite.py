@@ -118,18 +118,11 @@ def test_a_guard_that_could_not_fail_is_refused(refused, flags):
     assert "needs it among --models, and throughput or memory among --metrics" in refused(SCRIPT, "--device", "cpu", *flags)
 
 
-def test_the_shape_of_the_preset(suite, tmp_path):
-    suite("--preset", "medium", "--batch-sizes", "preset", "--seq-lengths", "preset", ms={"v1": (2.0, 4.0)})
-    assert read_json(tmp_path / "benchmark_suite/benchmark.json")["shapes"] == [[16, 512]]
-
-
-def test_available_models_are_the_ones_that_are_measured(suite, monkeypatch, tmp_path):
+def test_the_models_and_the_shape_that_are_measured_and_the_page(suite, monkeypatch, tmp_path):
     monkeypatch.setattr(known_models, "available", lambda options, known: ["v1", "v2-compile"])
-    suite("--models", "available", ms={"v1": (2.0, 4.0)})
-    assert read_json(tmp_path / "benchmark_suite/benchmark.json")["planned"] == ["v1", "v2-compile"]
-
-
-def test_the_page_holds_the_tables(suite, tmp_path):
-    suite(ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)})
+    sizes = ("--preset", "medium", "--batch-sizes", "preset", "--seq-lengths", "preset")
+    suite("--models", "available", *sizes, ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)})
+    written = read_json(tmp_path / "benchmark_suite/benchmark.json")
+    assert written["shapes"] == [[16, 512]] and written["planned"] == ["v1", "v2-compile"]
     page = (tmp_path / "benchmark_suite/benchmark.html").read_text()
     assert "<h1>Benchmark</h1>" in page and "<svg" in page and "(2.00x)" in page

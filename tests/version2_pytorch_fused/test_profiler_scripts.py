@@ -18,13 +18,17 @@ from tests.stand_ins import Machine, value
 
 import pytest
 
-V2 = ROOT / "version2_pytorch_fused"
+V2, V3, V4 = (ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused"))
 ALL, ROCPROFV3, ROCPROF_SYS, ROCPROF_COMPUTE = (
     V2 / f"run_{name}.sh" for name in ("all_profilers", "rocprofv3", "rocprof_sys", "rocprof_compute")
 )
 ONE_TOOL = {ROCPROFV3: "rocprofv3", ROCPROF_SYS: "rocprof-sys-run", ROCPROF_COMPUTE: "rocprof-compute"}
 AMD = tuple(ONE_TOOL.values())
 NVIDIA = ("nvidia-smi", "ncu", "nsys")
+OF_A_VERSION = {V2 / path.name: (V2 / "tiny_llama_v2.py", tool) for path, tool in ONE_TOOL.items()}
+OF_A_VERSION |= {V4 / path.name: (V4 / "tiny_llama_v4.py", tool) for path, tool in ONE_TOOL.items()}
+OF_A_VERSION |= {V3 / "run_rocprof_triton.sh": (V3 / "tiny_llama_v3.py", "rocprofv3")}
+script_name = {"ids": lambda path: f"{path.parent.name[:8]}-{path.stem}"}
 
 
 @pytest.fixture
@@ -73,13 +77,29 @@ def test_a_failing_tool_gives_its_code(machine, script):
     assert not machine.run(script, "--script", machine.script, check=9, **failure).stdout
 
 
-def test_the_default_script_is_version_2(machine):
-    machine.tools(*AMD)
+@pytest.mark.parametrize("script", OF_A_VERSION, **script_name)
+def test_a_tool_gets_the_version_of_its_folder_and_the_arguments(machine, script):
+    version, tool = OF_A_VERSION[script]
+    machine.tools(tool)
     machine.command("python", shutil.which("true"))
-    for script in ONE_TOOL:
-        machine.run(script)
-        command = machine.calls[-1][machine.calls[-1].index("--") + 1 :]
-        assert command[:2] == ["python", str(V2 / "tiny_llama_v2.py")]
+    machine.run(script, "--profile-dir", "out", "--num-steps", "7")
+    called, *rest = machine.calls[0]
+    command = rest[rest.index("--") + 1 :]
+    assert called == tool and command[:2] == ["python", str(version)] and value(command, "--num-steps") == "7"
+    assert (machine.folder / "out").is_dir()
+
+
+def test_all_tools_get_version_4_and_nsys_sees_the_kernels_of_its_captured_step(machine):
+    machine.tools(*AMD, "nsys")
+    machine.command("python", shutil.which("true"))
+    machine.run(V4 / ALL.name, "--enable-rocm-tools", "--num-steps", "7")
+    assert set(machine.called) == set(AMD)
+    machine.tools("nvidia-smi")
+    machine.run(V4 / ALL.name, "--enable-rocm-tools", "--num-steps", "7")
+    assert machine.called[-1] == "nsys" and "--cuda-graph-trace=node" in machine.calls[-1]
+    for _, *rest in (call for call in machine.calls if call[0] != "nvidia-smi"):
+        command = rest[rest.index("python") :]
+        assert command[:2] == ["python", str(V4 / "tiny_llama_v4.py")] and value(command, "--num-steps") == "7"
 
 
 def test_rocprofv3_writes_the_statistics_as_csv(machine):
@@ -123,13 +143,13 @@ def test_rocprof_compute_writes_into_the_folder_whatever_cdpath_says(machine):
 # All tools
 
 
-def test_without_rocm_tools_only_pytorch_profiles(machine):
+def test_without_rocm_tools_and_deepspeed_only_pytorch_profiles(machine):
     machine.tools(*AMD)
     done = machine.run(ALL, "--batch-size", "8", "--profile-dir", "my profiles", "--script", machine.script)
     [arguments] = arguments_of_script(done)
     assert arguments[-3:] == ["--enable-pytorch-profiler", "--profile-dir", "my profiles"]
     assert value(arguments, "--batch-size") == "8" and value(arguments, "--num-steps") == "30"
-    assert not machine.calls
+    assert not machine.calls and "deepspeed is not on PATH: skipped the FLOPs by module\n" in done.stderr
 
 
 def test_deepspeed_counts_after_pytorchs_profiler(machine):
@@ -140,11 +160,6 @@ def test_deepspeed_counts_after_pytorchs_profiler(machine):
     assert value(counted, "--num-steps") == "10" and "--enable-pytorch-profiler" not in counted
     assert value(counted, "--metrics-out") == "out/deepspeed/metrics.json" and value(counted, "--data") == "a b"
     assert (machine.folder / "out/deepspeed").is_dir() and not machine.calls
-
-
-def test_without_deepspeed_its_count_is_skipped(machine):
-    done = machine.run(ALL, "--script", machine.script)
-    assert "deepspeed is not on PATH: skipped the FLOPs by module\n" in done.stderr and len(arguments_of_script(done)) == 1
 
 
 def test_a_failing_count_gives_its_code_and_the_rest_is_run(machine):
@@ -171,12 +186,17 @@ def test_all_amd_tools_are_run_and_the_first_failure_counts(machine):
         assert value(call, "--data") == "a b" and "--enable-rocm-tools" not in call
 
 
-def test_what_is_missing_is_named_and_the_rest_is_run(machine):
-    machine.tools("rocprof-sys-run")
+@pytest.mark.parametrize(
+    "there, missing",
+    [(["rocprof-sys-run"], ["rocprofv3", "rocprof-compute"]), (["nvidia-smi"], ["ncu", "nsys"])],
+    ids=["amd", "nvidia"],
+)
+def test_what_is_missing_is_named_and_the_rest_is_run(machine, there, missing):
+    machine.tools(*there)
     done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script)
-    assert machine.called == ["rocprof-sys-run"]
-    for tool in ("rocprofv3", "rocprof-compute"):
-        assert f"{tool} is not on PATH: skipped " in done.stderr
+    assert machine.called == there
+    named = [line.partition(" is not on PATH: skipped ")[0] for line in done.stderr.splitlines() if " is not on PATH" in line]
+    assert {*named} - {"deepspeed"} == {*missing}
 
 
 def test_a_script_that_fails_by_itself_is_not_profiled_further(machine):
@@ -196,14 +216,6 @@ def test_on_nvidia_the_twins_are_run(machine):
     assert int(value(ncu, "--launch-count")) > 0 and value(ncu, "--num-steps") == "1"
     assert "--output=out/nsys/timeline" in nsys
     assert all(value(arguments, "--data") == "a b" for arguments in arguments_of_script(done))
-
-
-def test_missing_nvidia_tools_are_named(machine):
-    machine.tools("nvidia-smi")
-    done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script)
-    for tool in ("ncu", "nsys"):
-        assert f"{tool} is not on PATH: skipped " in done.stderr
-    assert "rocprof" not in done.stderr
 
 
 def test_an_nvidia_driver_without_a_gpu_is_no_nvidia_machine(machine):
@@ -264,10 +276,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(machine, script):
     assert "a script.py" in done.stderr and done.stderr.count("\n") == 1 and not machine.calls
 
 
-@pytest.mark.parametrize("script", (ALL, *ONE_TOOL))
+@pytest.mark.parametrize("script", (ALL, V4 / ALL.name, *OF_A_VERSION), **script_name)
 def test_help_is_the_head_of_the_file(machine, script):
-    done = machine.run(script, "--help")
-    assert f"bash {script.name} [--profile-dir DIR]" in done.stdout and "#" not in done.stdout
+    shown = machine.run(script, "--help").stdout
+    assert f"bash {script.name} [--profile-dir DIR]" in shown and "#" not in shown and not machine.calls
 
 
 # Real runs

@@ -46,15 +46,11 @@ def test_every_operation_has_a_switch_and_every_switch_is_the_versions():
     assert kernels.SWITCHES.keys() == tiny_llama_v3.SWITCHES.keys()
 
 
-def test_without_switches_every_operation_is_a_kernel(called):
-    loss(models.build(tiny_llama_v3, device=DEVICE))
-    assert called == CALLS
-
-
-@pytest.mark.parametrize("switch", kernels.SWITCHES)
-def test_a_switch_gives_its_operations_back_to_pytorch_and_no_others(called, switch):
-    loss(models.build(tiny_llama_v3, tiny_llama_v3.SWITCHES | {switch: False}, device=DEVICE))
-    assert called == {name: calls for name, calls in CALLS.items() if name not in kernels.SWITCHES[switch]}
+@pytest.mark.parametrize("switch", [None, *kernels.SWITCHES])
+def test_every_operation_is_a_kernel_but_those_that_a_switch_gives_back_to_pytorch(called, switch):
+    off = [] if switch is None else [{name: name != switch for name in kernels.SWITCHES}]
+    loss(models.build(tiny_llama_v3, *off, device=DEVICE))
+    assert called == {name: calls for name, calls in CALLS.items() if name not in kernels.SWITCHES.get(switch, ())}
 
 
 def test_two_models_side_by_side_have_their_own_operations(called):
@@ -63,18 +59,14 @@ def test_two_models_side_by_side_have_their_own_operations(called):
         models.build(tiny_llama_v3, off | {switch: True}, device=DEVICE) for switch in ("triton-norm", "triton-loss")
     )
     ids, _ = models.batch(DEVICE)
-    for model, expected in (
-        (norms, {"rms_norm": 1, "add_rms_norm": 4}), (losses, {"linear_cross_entropy": 1}),
-        (norms, {"rms_norm": 1, "add_rms_norm": 4}),
+    of_norms = {"rms_norm": 1, "add_rms_norm": 4}
+    for run, expected in (
+        (lambda: loss(norms), of_norms), (lambda: loss(losses), {"linear_cross_entropy": 1}), (lambda: loss(norms), of_norms),
+        (lambda: losses(ids), {}), (lambda: norms(ids), of_norms),  # a forward pass has no loss
     ):  # fmt: skip
         called.clear()
-        loss(model)
+        run()
         assert called == expected
-    called.clear()
-    losses(ids)  # a forward pass has no loss
-    assert not called
-    norms(ids)
-    assert called == {"rms_norm": 1, "add_rms_norm": 4}
 
 
 def test_after_a_forward_pass_nothing_stays_switched_off(called):

@@ -1,8 +1,5 @@
 """Version 3's kernels in a profile, of a run or of a file."""
 
-import sys
-from types import SimpleNamespace
-
 from common.config import ModelConfig
 from common.files import write_json
 from tests.conftest import ROOT, TINY
@@ -11,7 +8,6 @@ from tests.records import profile, record
 import pytest
 
 pytest.importorskip("triton")
-from version3_triton import kernels, run_triton_profiling
 
 SCRIPT = ROOT / "version3_triton/run_triton_profiling.py"
 CEILINGS = {"bytes_per_second": 1e12, "flops_per_second": 1e14, "operation_seconds": 1e-6, "precision": "bf16"}
@@ -32,19 +28,3 @@ def test_a_gpu_profile_is_shown_by_the_costs_of_its_run(execute, tmp_path):
     assert float(attention[-2]) == pytest.approx(computed / 100e-6 / 1e12, rel=0.01)  # TFLOP/s
     assert "120 us of a step, 50.0 %" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["profile_1.json"]  # nothing was run
-
-
-def test_on_a_cpu_the_operators_are_shown(execute, monkeypatch, known_ceilings):
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
-    shown = execute(SCRIPT, *QUICK).out
-    assert "No Triton kernel ran in this profile." in shown and "aten::mm" in shown
-
-
-def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys):
-    """It ends with the run's exit code."""
-    asked = []
-    stopped = SimpleNamespace(profiles=[], exit_code=130)
-    monkeypatch.setattr(run_triton_profiling.tiny_llama_v3, "train", lambda options: asked.append(options) or stopped)
-    monkeypatch.setattr(sys, "argv", ["run_triton_profiling.py"])
-    assert run_triton_profiling.main() == 130 and not capsys.readouterr().out
-    assert asked[0].enable_pytorch_profiler

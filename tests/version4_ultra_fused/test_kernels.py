@@ -19,6 +19,10 @@ from version4_ultra_fused.kernels import matmul, reference, tiles
 WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest element: a few units of rounding
 
 
+in_16_bits = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
+with_and_without_epilogue = pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+
+
 @pytest.fixture
 def epilogues(monkeypatch) -> None:
     """Products of any size have their epilogues, on any GPU."""
@@ -90,8 +94,8 @@ def test_add_norm_backward(shape, elsewhere, dtype):
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
-@pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+@in_16_bits
+@with_and_without_epilogue
 @pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 64, 56), (33, 16, 8)])
 def test_swiglu(request, tokens, hidden, size, fused, dtype):
     if fused:
@@ -102,8 +106,8 @@ def test_swiglu(request, tokens, hidden, size, fused, dtype):
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
-@pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+@in_16_bits
+@with_and_without_epilogue
 @pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])
 def test_rope(request, length, heads, kv_heads, head_dim, fused, dtype):
     if fused:
@@ -118,19 +122,16 @@ def test_rope(request, length, heads, kv_heads, head_dim, fused, dtype):
 
 
 @runs_kernels
-def test_products_that_descriptors_cannot_describe_are_computed_all_the_same(epilogues):
-    x, weight = tensors(torch.float16, (9, 36), (28, 36))  # rows of 72 bytes
-    assert not matmul.in_epilogue("swiglu", 9, 28, x, weight)
+@pytest.mark.parametrize("tokens, hidden, rows", [(9, 36, 28), (9, 16, 24)], ids=["factors of 72 bytes", "a result of 24 bytes"])
+def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_same(epilogues, tokens, hidden, rows):
+    """Rows are to be multiples of 16 bytes."""
+    x, weight = tensors(torch.float16, (tokens, hidden), (rows, hidden))
     check("gate_up_swiglu", x, weight)
-
-
-@runs_kernels
-def test_results_that_descriptors_cannot_describe_are_computed_all_the_same(epilogues):
-    """Rows of the factors are multiples of 16 bytes. Those of SwiGLU's result have 24, those of q, k and v 120."""
-    x, gate_up, qkv = tensors(torch.float16, (9, 16), (24, 16), (60, 16))
-    check("gate_up_swiglu", x, gate_up)
-    cos, sin = (table.to(DEVICE) for table in rope_tables(10, 9, 1e4))
-    check("qkv_rope", x, qkv, cos, sin, 9, 50)
+    if hidden == 36:
+        assert not matmul.in_epilogue("swiglu", tokens, rows, x, weight)
+        return
+    (qkv,), (cos, sin) = tensors(torch.float16, (60, 16)), (table.to(DEVICE) for table in rope_tables(10, 9, 1e4))
+    check("qkv_rope", x, qkv, cos, sin, 9, 50)  # of 120 bytes
 
 
 @runs_kernels
@@ -152,6 +153,13 @@ def loss_and_gradient(operation, logits: Tensor, targets: Tensor) -> list[Tensor
     return [operation(logits, targets, True), logits]
 
 
+def pytorchs(logits: Tensor, targets: Tensor) -> list[Tensor]:
+    leaf = logits.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, targets)
+    loss.backward()
+    return [loss.detach(), leaf.grad]
+
+
 @runs_kernels
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
@@ -159,10 +167,7 @@ def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(
     logits, targets = (x @ weight.T)[0], targets[0]
     ours = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
     exact = loss_and_gradient(reference.cross_entropy, logits.double(), targets)
-    leaf = logits.clone().requires_grad_()
-    loss = torch.nn.functional.cross_entropy(leaf, targets)
-    loss.backward()
-    as_accurate(ours, [loss.detach(), leaf.grad], exact)
+    as_accurate(ours, pytorchs(logits, targets), exact)
 
 
 @runs_kernels
@@ -174,17 +179,9 @@ def test_ignored_tokens_do_not_count(ignored, dtype):
     check("cross_entropy", logits, targets, True)
     _, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
     assert (gradient != 0).any(1).tolist() == (targets >= 0).tolist()
-
-
-@runs_kernels
-def test_pytorchs_form_ignores_the_same_tokens():
-    (logits,), targets = tensors(torch.float64, (9, 61)), torch.arange(9, device=DEVICE)
-    targets[3:5] = -100
-    leaf = logits.clone().requires_grad_()
-    loss = torch.nn.functional.cross_entropy(leaf, targets)
-    loss.backward()
-    for ours, theirs in zip(loss_and_gradient(reference.cross_entropy, logits, targets), (loss, leaf.grad), strict=True):
-        torch.testing.assert_close(ours, theirs.detach())
+    exact = logits.double()
+    for plain, theirs in zip(loss_and_gradient(reference.cross_entropy, exact, targets), pytorchs(exact, targets), strict=True):
+        torch.testing.assert_close(plain, theirs)
 
 
 @runs_kernels

@@ -1,8 +1,5 @@
 """The critical path of Version 4 in a run or a file, several profiles beside each other, and the other profiling scripts."""
 
-import sys
-from types import SimpleNamespace
-
 from common.files import write_json
 from tests import branched_traces
 from tests.conftest import ROOT, TINY
@@ -11,17 +8,10 @@ from tests.records import profile, record
 import pytest
 
 pytest.importorskip("triton")
-from version3_triton import kernels
-from version4_ultra_fused import run_ultra_profiling
 
 V4 = ROOT / "version4_ultra_fused"
 SCRIPT = V4 / "run_ultra_profiling.py"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
-
-
-@pytest.fixture
-def no_kernels(monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
 
 
 def row(shown: str, name: str) -> list[str]:
@@ -54,12 +44,6 @@ def test_profiles_of_several_versions_are_one_table(execute, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"critical_paths.md", "critical_paths.csv"}
 
 
-def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path):
-    shown = execute(SCRIPT, *QUICK, "--output-dir", "out").out
-    assert "No kernel of a GPU ran in this profile" in shown and "aten::mm" in shown
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["critical_path.md"]
-
-
 @pytest.mark.parametrize(
     "content, said",
     [(None, "does not exist"), ("{", "cut off"), ('{"schema": "x"}', "found: x")],
@@ -83,25 +67,3 @@ def test_profiles_under_other_conditions_are_refused(refused, tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_run(refused, tmp_path):
     (tmp_path / "file").touch()
     assert "--output-dir: cannot write in file" in refused(SCRIPT, *QUICK, "--output-dir", "file")
-
-
-def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys):
-    """It ends with the run's exit code."""
-    asked = []
-    stopped = SimpleNamespace(profiles=[], exit_code=130)
-    monkeypatch.setattr(run_ultra_profiling.tiny_llama_v4, "train", lambda options: asked.append(options) or stopped)
-    monkeypatch.setattr(sys, "argv", ["run_ultra_profiling.py"])
-    assert run_ultra_profiling.main() == 130 and not capsys.readouterr().out
-    assert asked[0].enable_pytorch_profiler
-
-
-@pytest.mark.parametrize(
-    "script, written",
-    [
-        ("run_pytorch_profiler.py", "pytorch_profiles/profile_*.json"),
-        ("run_deepspeed_flops.py", "flops_analysis/flops_profile.json"),
-    ],
-)
-def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, script, written):
-    execute(V4 / script, *QUICK)
-    assert list(tmp_path.glob(written))

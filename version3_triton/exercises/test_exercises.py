@@ -45,9 +45,9 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return part.copy_(torch.randn(shape))
 
 
-def check(got: Tensor, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32) -> None:
+def check(got: Tensor | None, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32) -> None:
     """Asserts the dtype of `got`, and that rounding in the dtype `inside` explains its difference to the float64 result."""
-    assert got.dtype == dtype
+    assert got is not None and got.dtype == dtype
     allowed = ROUNDINGS * torch.finfo(inside).eps * exact.abs().max().item()
     torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=allowed)
 
@@ -257,13 +257,13 @@ ROPE_SHAPES = [(1, 1, 1, 2), (2, 5, 3, 16), (3, 7, 2, 64)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
-def test_rope_forward(shape, dtype):
+def test_rope_forward(shape: tuple[int, int, int, int], dtype: torch.dtype):
     x, cos, sin = rope_inputs(*shape, dtype)
     check(adapter.launch_rope(optional.rope_kernel, x, cos, sin, 1), turned(x.double(), cos.double(), sin.double()), dtype)
 
 
 @pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
-def test_rope_backward(shape):
+def test_rope_backward(shape: tuple[int, int, int, int]):
     """The same kernel with SIGN = -1 computes the gradient of x."""
     x, cos, sin = rope_inputs(*shape, torch.float32)
     dy, wide = torch.randn(*shape, 2, device=DEVICE)[..., 0], x.double().requires_grad_()

@@ -7,9 +7,9 @@
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (results/h200/levers.json):
 
     S, Dh, H of K heads      128, 32, 8 of 8    128, 64, 8 of 4    512, 128, 8 of 4    2048, 64, 32 of 4
-    one backward kernel      9.5                17                 -                   -
-    Version 3's kernels      14                 20                 200                 995
-    cuDNN                    25                 30                 185                 776
+    one backward kernel      8.3                14                 -                   -
+    Version 3's kernels      14                 20                 200                 1001
+    cuDNN                    23                 29                 184                 770
 
 cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. All other kernels always
 give the same bits.

@@ -30,7 +30,8 @@ The two kinds of `matmul` have one name, so their costs are added up. Which of t
 so does where `adamw` runs: the kernels that a profile holds show it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 from common.config import ModelConfig
 from version3_triton.kernels import HAS_TRITON, missing
@@ -98,7 +99,16 @@ def training_step(
     }
 
 
-def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
+class Counted(Protocol):
+    """A model whose FLOPs are counted; its layers are alike."""
+
+    switches: Mapping[str, bool | str]
+    one: Tensor
+    layers: nn.ModuleList
+    embed_tokens: nn.Embedding
+
+
+def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
     """FLOPs that counters do not see: attention in our own kernels, and products with an epilogue.
 
     As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.
@@ -106,14 +116,14 @@ def kernel_flops(model: nn.Module, input_ids: Tensor) -> dict[str, int]:
     counted, dtype = {"forward": 0, "backward": 0}, products_dtype(model.one)
     if missing(input_ids.device) or dtype == torch.float64:
         return counted
-    attn, mlp, layers = model.layers[0].self_attn, model.layers[0].mlp, len(model.layers)
+    block: Any = model.layers[0]  # a Block of tiny_llama_v4.py, which imports this file
+    qkv, ffn, layers = block.self_attn.qkv_proj, block.mlp.down_proj.in_features, len(model.layers)
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
-    packed, ffn = attn.qkv_proj.out_features, mlp.down_proj.in_features
     pairs = layers * 2 * tokens * length * hidden
-    chosen = form(length, attn.qkv_proj.head_dim, dtype, input_ids.device, model.switches["exact-attention"])
+    chosen = form(length, qkv.head_dim, dtype, input_ids.device, bool(model.switches["exact-attention"]))
     if chosen != "library":
         counted = {"forward": 2 * pairs, "backward": (5 if chosen == "short" else 7) * pairs}
-    for epilogue, columns in (("rope", packed), ("swiglu", 2 * ffn)):
+    for epilogue, columns in (("rope", qkv.out_features), ("swiglu", 2 * ffn)):
         factors = (torch.empty(rows, hidden, dtype=dtype, device="meta") for rows in (tokens, columns))
         if in_epilogue(epilogue, tokens, columns, *factors):
             counted["forward"] += layers * 2 * tokens * hidden * columns

@@ -25,7 +25,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("embed")
-    def backward(ctx, dx: Tensor):
+    def backward(ctx, dx: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None
 
 
@@ -47,7 +47,7 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("loss")
-    def backward(ctx, dloss: Tensor):
+    def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (total, y, rstd, dlogits), (norm, head), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         if dloss is not ctx.one:
             dlogits = dlogits * dloss

@@ -11,8 +11,8 @@ from version3_triton.kernels.rms_norm import _rms_norm_backward, _rms_norm_dweig
 import torch
 from torch import Tensor
 
-# Of the backward kernel where Version 3's sizes are not the fastest: on an H200 29 us in place of 35 for [8192, 1024], and 3.2
-# in place of 4.3 for [1024, 256] (results/h200/levers.json).
+# Of the backward kernel where Version 3's sizes are not the fastest: on an H200 29 us in place of 35 for [8192, 1024], and 3.1
+# in place of 4.2 for [1024, 256] (results/h200/levers.json).
 BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 

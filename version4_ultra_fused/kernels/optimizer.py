@@ -14,12 +14,13 @@ job of several processes the gradients of the block are added up over the proces
              arXiv:1910.02054, stage 1). The bytes are those of ddp, and the update is shared out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from common import ranks
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan
 
 import torch
 import torch.distributed as dist
@@ -55,8 +56,9 @@ class Flat:
             end = start + _rounded_up(end - start, ALIGNMENT * shares)
             self.parts.append(slice(start, end))
         self.master = torch.zeros(end, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
-        self.gradient = self.working = None
-        for parameter, master in self.views(self.master):
+        self.gradient: Tensor = self.master.new_empty(0)
+        self.working: Tensor | None = None
+        for parameter, [master] in self.views(self.master):
             master.copy_(parameter.data)
             parameter.data = master
         self.shard(0, 1)
@@ -87,10 +89,10 @@ class Flat:
                 whole = end - begin == parameter.numel()
                 yield parameter, slice(begin - start, end - start), [m.view_as(parameter) if whole else m for m in moments]
 
-    def views(self, *buffers: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def views(self, *buffers: Tensor) -> Iterator[tuple[nn.Parameter, list[Tensor]]]:
         """Each parameter, and its part of each buffer in its shape."""
         for parameter, start in zip(self.parameters, self.offsets, strict=True):
-            yield parameter, *(buffer[start : start + parameter.numel()].view(parameter.shape) for buffer in buffers)
+            yield parameter, [buffer[start : start + parameter.numel()].view(parameter.shape) for buffer in buffers]
 
     def allocate(self, working: torch.dtype, gradient: torch.dtype) -> None:
         self.gradient = torch.zeros_like(self.master, dtype=gradient)
@@ -107,6 +109,16 @@ class Flat:
             self.working.copy_(self.master)
 
 
+class Planned(Protocol):
+    """A model for `MasterAdamW`."""
+
+    layers: nn.ModuleList
+    plan: AutogradPlan
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
+
+
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a `MemoryPlan`.
 
@@ -116,7 +128,7 @@ class MasterAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: Planned, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
@@ -127,7 +139,8 @@ class MasterAdamW(torch.optim.Optimizer):
         self.blocks: dict[nn.Module, slice] = dict(zip(model.layers, self.matrices.parts, strict=True))
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
-        self.form, self.world_size = None, 1  # of --parallel
+        self.form: str | None = None  # of --parallel
+        self.world_size = 1
         self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
         self._hold_states()
         model.register_load_state_dict_post_hook(self.renew)
@@ -146,21 +159,21 @@ class MasterAdamW(torch.optim.Optimizer):
                 flat.shard(dist.get_rank(), self.world_size)
             self._hold_states()
 
-    def whole_states(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+    def whole_states(self) -> dict[Tensor, dict[str, Tensor]]:
         """The state of every parameter, in new memory if the processes share it; then all must call this."""
         if self.form != "zero1":
             return dict(self.state)
-        found = {}
+        found: dict[Tensor, dict[str, Tensor]] = {}
         for flat in (self.matrices, self.others):
             whole = torch.empty_like(flat.master), torch.empty_like(flat.master)
             for part in flat.parts:
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
                     all_gather(buffer[part], moment)
-            for parameter, *moments in flat.views(*whole):
+            for parameter, moments in flat.views(*whole):
                 found[parameter] = {"step": self.steps, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         return found
 
-    def take_states(self, states: dict[nn.Parameter, dict[str, Tensor]]) -> None:
+    def take_states(self, states: dict[Tensor, dict[str, Tensor]]) -> None:
         """Copies what this process updates out of `whole_states`, after these have changed.
 
         Only zero1 needs it. Otherwise `whole_states` holds the states themselves.
@@ -188,9 +201,10 @@ class MasterAdamW(torch.optim.Optimizer):
         dtype = self.others.master.dtype if dtype == torch.float32 else dtype
         self.matrices.allocate(dtype, dtype)
         self.others.allocate(dtype, self.others.master.dtype)
-        working, gradient = {}, {}
+        working: dict[Tensor, Tensor] = {}
+        gradient: dict[Tensor, Tensor] = {}
         for flat in (self.matrices, self.others):
-            for parameter, *views in flat.views(flat.read, flat.gradient):
+            for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
         self.model.plan = MemoryPlan(working, gradient, self.update_block if early else None, self.form is not None)
 
@@ -228,7 +242,7 @@ class MasterAdamW(torch.optim.Optimizer):
             yield
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a captured step has no closure
         if not self.updated and not self.form:
             self.steps += 1
             self._update(self.matrices, slice(0, self.matrices.master.numel()))  # all blocks in one launch

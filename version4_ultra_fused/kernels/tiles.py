@@ -41,7 +41,7 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
 }
 # The most elements of a product that is computed with its epilogue. For larger ones a library's product and a kernel take less
-# time; so they do for `swiglu` at 1 << 22 already, by 1% (results/h200/levers.json).
+# time (results/h200/levers.json).
 LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 22}}
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import appendix
-from common.documents.rewrite import TABLES
-from common.errors import UsageError
 from common.files import read_json, write_json
 from common.rope import rope_tables
 from tests.conftest import ROOT
-from tests.operators import OperatorMode, stored_bytes
+from tests.operators import OperatorMode, saved_bytes, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
@@ -201,26 +199,12 @@ def test_tiles_compute_attention_and_move_what_the_formula_says(length: int) -> 
     assert {"forward": forward.elements, "backward": backward.elements} == expected
 
 
-def kept(model: torch.nn.Module, batch: tuple[Tensor, Tensor], autocast: bool) -> int:
-    """Bytes of the distinct storages that autograd keeps after a forward pass; not the model's own tensors."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=autocast):
-        loss = model.loss(*batch)
-    assert loss.requires_grad
-    return sum(storage.nbytes() for address, storage in storages.items() if address not in own)
-
-
 @each_config
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 def test_version_2_keeps_as_much_less_as_the_formula_says(config: ModelConfig, autocast: bool) -> None:
     batch = torch.randint(config.vocab_size, (2, 4, 33)).unbind()
-    before, after = (kept(version.TinyLlama(config), batch, autocast) for version in (v1, v2))
+    kept = (saved_bytes(config, version.TinyLlama(config), batch, ["step"], "cpu" if autocast else None) for version in (v1, v2))
+    before, after = (parts.total() for parts in kept)
     assert appendix.kept_less(config, 4, 33, autocast, on_gpu=False)["total"] == before - after
 
 
@@ -250,9 +234,3 @@ def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
     (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
     assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
-
-
-@pytest.mark.parametrize("name", ["memory_saved", "launches", "amdahl", "optimizer", "profiler_cost"])
-def test_a_folder_without_results_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="measure with"):
-        TABLES[name](tmp_path)

@@ -1,7 +1,6 @@
 """The pictures of CONCEPTS.md, and its table of a GPU's sizes."""
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from common.analysis.formulas import flops
@@ -9,7 +8,8 @@ from common.config import ModelConfig
 from common.documents import concepts
 from common.errors import UsageError
 from tests import branched_traces
-from tests.records import benchmark, record
+from tests.conftest import texts
+from tests.records import peers
 from tests.small_traces import gpu_trace
 
 import pytest
@@ -19,20 +19,6 @@ GPU = {
     "name": "A GPU", "numSms": 100, "warpSize": 32, "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
     "sharedMemPerMultiprocessor": 3 * 2**10, "totalGlobalMem": 2**31,
 }  # fmt: skip
-
-
-def texts(drawn: str) -> str:
-    return " ".join(text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text"))
-
-
-def peers(folder: Path, device: str = "NVIDIA H200", **ms: float) -> None:
-    cells = [
-        {"model": model, "batch_size": 8, "sequence_length": 128, "status": "ok", "reason": None,
-         "runs": [{"step_ms": {"median": time, "p20": time, "p80": time, "count": 2}, "peak_mib": 1.0, "kind": "GPU allocator"}]}
-        for model, time in ms.items()
-    ]  # fmt: skip
-    study = benchmark(cells, device=record()["device"] | {"name": device})
-    (folder / "peers_tiny_bf16.json").write_text(json.dumps(study))
 
 
 def trace(path: Path, content: dict, **properties) -> Path:
@@ -51,19 +37,17 @@ def test_intensities_follow_from_flops_and_bytes():
 
 
 def test_the_roofline_has_the_rates_of_the_versions_and_no_others(tmp_path):
-    peers(tmp_path, v1=20.0, v4=0.5, captured=0.75)
+    peers(tmp_path / "peers_tiny_bf16.json", "NVIDIA H200", v1=20.0, v4=0.5, captured=0.75)
     picture = concepts.roofline(tmp_path)
     work = flops.training_step(ModelConfig(), 8, 128)["total"]
     assert picture.numbers[:2] == [989.0, 4.8]
     assert picture.numbers[3] == {"tiny": {"v1": pytest.approx(work / 20e-3 / 1e12), "v4": pytest.approx(work / 0.5e-3 / 1e12)}}
     assert "memory-bound: residual addition, AdamW, softmax" in picture.description
-    assert {"AdamW", "feed-forward projections", "206 FLOP/byte", "v4"} <= set(
-        text.text for text in ElementTree.fromstring(picture.drawn()).iter("{http://www.w3.org/2000/svg}text")
-    )
+    assert {"AdamW", "feed-forward projections", "206 FLOP/byte", "v4"} <= texts(picture.drawn())
 
 
 def test_a_device_without_a_data_sheet_has_no_roofline(tmp_path):
-    peers(tmp_path, device="A GPU", v1=20.0)
+    peers(tmp_path / "peers_tiny_bf16.json", v1=20.0)
     with pytest.raises(UsageError, match="data sheet of A GPU"):
         concepts.roofline(tmp_path)
 
@@ -76,7 +60,7 @@ def test_a_timeline_has_launches_and_the_intervals_of_the_kernels(tmp_path):
     assert panel["gpu"] == [[0, 35], [40, 35], [80, 30], [111, 59]]
     assert panel["delay_us"] == 6
     assert panel["busy"] == pytest.approx(100 * 159 / (125 + 60), abs=0.1)  # the kernel before ends at 5 us
-    assert "A GPU" in picture.description and "v1, small" in texts(picture.drawn())
+    assert "A GPU" in picture.description and "v1, small" in " ".join(texts(picture.drawn()))
 
 
 def test_a_timeline_says_that_a_graph_was_launched_before(tmp_path):
@@ -84,7 +68,7 @@ def test_a_timeline_says_that_a_graph_was_launched_before(tmp_path):
     panel = picture.numbers["v4, small"]
     assert panel["launches"] == [] and panel["kernels"] == len(branched_traces.KERNELS)
     assert panel["gpu"] == [[0, 10], [11, 19], [33, 10]]
-    assert "no launch" in texts(picture.drawn())
+    assert "no launch" in " ".join(texts(picture.drawn()))
 
 
 def test_a_trace_without_a_gpu_is_refused(tmp_path):
@@ -110,4 +94,4 @@ def test_tiles_are_computed_where_the_mask_keeps_a_score():
     whole, skipped = int((sums == concepts.TILE**2).sum()), int((sums == 0).sum())
     picture = concepts.causal_tiles()
     assert picture.numbers[2] == {"whole": whole, "masked": sums.numel() - whole - skipped, "skipped": skipped}
-    assert f"{sums.numel() - skipped} of {sums.numel()} tiles" in texts(picture.drawn())
+    assert f"{sums.numel() - skipped} of {sums.numel()} tiles" in " ".join(texts(picture.drawn()))

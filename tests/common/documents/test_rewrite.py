@@ -18,11 +18,16 @@ def test_every_row_has_as_many_cells_as_the_header(name):
     assert len({line.count(" | ") for line in lines}) == 1
 
 
-def test_a_stale_table_is_noticed():
-    text = "<!-- table: parameters -->\nold\n<!-- /table -->\n"
+@pytest.mark.parametrize("marker", ["table: parameters", "section: results/h200/levers.json#medians"])
+def test_what_is_stale_is_noticed(marker):
+    text = f"<!-- {marker} -->\nold\n<!-- /{marker.split(':')[0]} -->\n"
     assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
 
 
-def test_an_unknown_table_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(UsageError, match="parametres.*parameters"):
-        rewrite.refreshed("<!-- table: parametres -->\n<!-- /table -->\n")
+@pytest.mark.parametrize(
+    "marker, message",
+    [("table: parametres", "parametres.*parameters"), ("picture: lader results", "no picture is called lader; .*ladder")],
+)
+def test_what_is_unknown_is_refused_and_the_known_ones_are_named(marker, message):
+    with pytest.raises(UsageError, match=message):
+        rewrite.refreshed(f"<!-- {marker} -->\n<!-- /{marker.split(':')[0]} -->\n")

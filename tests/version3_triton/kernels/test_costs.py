@@ -6,8 +6,8 @@ from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.training import flop_counters
 from tests import models
-from tests.conftest import needs_interpreter, runs_kernels
-from tests.oracle import DEVICE
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE, interpreted
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -21,8 +21,7 @@ CONFIG = models.config()
 ALL_OFF = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="counts what the interpreter is given")
-@needs_interpreter
+@interpreted
 def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch):
     """Every tensor counts once, the logits twice because they are read and written. The formula leaves small tensors out."""
     from triton.runtime.interpreter import InterpretedFunction

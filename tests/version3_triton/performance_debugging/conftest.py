@@ -3,12 +3,12 @@
 import importlib
 from collections.abc import Callable
 
+import stages
 from common import data
 from common.files import read_json
 from tests.conftest import ROOT, TINY, markov
 
 import pytest
-import stages
 import torch
 
 FOLDER = ROOT / "version3_triton/exercises/performance_debugging"

@@ -6,13 +6,13 @@ import re
 import tokenize
 from pathlib import Path
 
+import stages
 from common.files import read_json
 from tests.conftest import cells, needs_interpreter
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL
 
 import make_handouts
 import pytest
-import stages
 
 LETTERS = list(make_handouts.STAGES)
 TELLING = re.compile(r"broken|slow|fake|optimi[sz]ed|fast|not_training|fixed|caveat|contiguous|synchroni[sz]|initiali[sz]")

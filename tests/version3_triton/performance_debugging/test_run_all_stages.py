@@ -150,10 +150,10 @@ def test_a_typo_is_found_in_one_line(refused, stage):
     assert "unrecognized arguments: --num-step 50" in said
 
 
-def test_the_scripts_take_the_arguments_of_every_run(run_all, run_script):
+def test_the_scripts_take_the_arguments_of_every_run(run_all, execute):
     _, calls = run_all("--stages", "0 5")
     assert Path(calls[0][1]).name == "check_arguments.py"
-    run_script(*calls[0][1:])
+    execute(*calls[0][1:])
 
 
 @pytest.mark.slow

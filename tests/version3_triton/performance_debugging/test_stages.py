@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 
+import stages
 from common import device as devices
 from common import spans, timing
 from common.errors import RunError
@@ -12,7 +13,6 @@ from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, 
 
 import compare_stages
 import pytest
-import stages
 import torch
 import torch.nn.functional as F
 

@@ -6,8 +6,8 @@ from collections import Counter
 from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.training import flop_counters
-from tests.conftest import needs_interpreter, runs_kernels
-from tests.oracle import DEVICE
+from tests.conftest import runs_kernels
+from tests.oracle import DEVICE, interpreted
 
 import pytest
 import torch
@@ -79,8 +79,7 @@ def step(dtype: torch.dtype, enter=lambda phase: None) -> None:
     optimizer.step()
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="counts what the interpreter is given")
-@needs_interpreter
+@interpreted
 @pytest.mark.parametrize(
     "dtype, epilogues, expected",
     [
@@ -145,13 +144,12 @@ def test_an_epilogue_whose_kernel_ran_is_no_part_of_the_products():
     assert both["_matmul", "forward"].flops - found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 3 * 256
 
 
-def counted(monkeypatch, dtype: torch.dtype, length: int = LENGTH, exact: bool = False) -> dict[str, int]:
+def counted(monkeypatch, dtype: torch.dtype) -> dict[str, int]:
     """FLOPs by PyTorch's counter and by `kernel_flops`."""
     monkeypatch.setattr(tiny_llama_v4.TinyLlama, "kernel_flops", costs.kernel_flops, raising=False)
-    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"exact-attention": exact}).to(DEVICE)
-    ids = torch.randint(61, (2, BATCH, length), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    ids = torch.randint(61, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
-        return flop_counters.counted_by_torch(model, (ids[0], ids[1]))
+        return flop_counters.counted_by_torch(tiny_llama_v4.TinyLlama(CONFIG).to(DEVICE), (ids[0], ids[1]))
 
 
 def product(length: int) -> int:

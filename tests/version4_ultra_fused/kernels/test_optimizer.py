@@ -22,6 +22,13 @@ def pair() -> tuple[torch.nn.Module, MasterAdamW, list[torch.nn.Parameter], torc
     return model, optimizer, copies, torch.optim.AdamW(copies, **RATE)
 
 
+def fill(model: torch.nn.Module, seed: int = 0) -> None:
+    """Normally distributed gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        model.plan.gradient[parameter].copy_(torch.randn(parameter.shape, generator=generator))
+
+
 @pytest.mark.parametrize("early", [0, 1, 2], ids="{} blocks early".format)
 def test_three_steps_are_pytorchs(early):
     """Whichever blocks are updated before the rest."""
@@ -43,8 +50,7 @@ def test_three_steps_are_pytorchs(early):
 def test_an_early_update_reaches_its_block_alone():
     model, optimizer, _, _ = pair()
     before = [[weight.clone() for weight in block.parameters()] for block in model.layers]
-    for parameter in model.parameters():
-        model.plan.gradient[parameter].fill_(1.0)
+    fill(model)
     with torch.no_grad():
         optimizer.update_block(model.layers[1])
     first, last = (
@@ -100,8 +106,7 @@ def test_the_working_weights_are_the_masters_rounded(monkeypatch):
     model = models.build(tiny_llama_v4)
     optimizer = MasterAdamW(model, lr=1e-2)
     optimizer.plan_memory(torch.bfloat16)
-    for parameter in model.parameters():
-        model.plan.gradient[parameter].normal_()
+    fill(model)
     optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.equal(model.plan.working[parameter], parameter.bfloat16()), name
@@ -114,8 +119,7 @@ def test_the_rate_is_read_at_each_step():
     model, optimizer, _, _ = pair()
     before = [parameter.clone() for parameter in model.parameters()]
     optimizer.param_groups[0]["lr"] = 0.0
-    for parameter in model.parameters():
-        model.plan.gradient[parameter].normal_()
+    fill(model)
     optimizer.step()
     assert all(torch.equal(parameter, old) for parameter, old in zip(model.parameters(), before, strict=True))
     assert all(state["exp_avg"].any() for state in optimizer.state.values())
@@ -125,20 +129,16 @@ def test_a_saved_state_is_loaded_to_where_the_buffers_are():
     """After it the next step is that of the optimizer that was saved."""
     (model, saved, _, _), (other, loaded, _, _) = pair(), pair()
 
-    def train(model: torch.nn.Module, optimizer: MasterAdamW, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            model.plan.gradient[parameter].copy_(torch.randn(parameter.shape, generator=generator))
+    for seed, (trained, optimizer) in enumerate(((model, saved), (other, loaded))):
+        fill(trained, seed)
         optimizer.step()
-
-    train(model, saved, 1)
-    train(other, loaded, 2)
     places = [value.data_ptr() for state in loaded.state.values() for value in state.values()]
     loaded.load_state_dict(saved.state_dict())
     other.load_state_dict(model.state_dict())
     assert [value.data_ptr() for state in loaded.state.values() for value in state.values()] == places
     for trained, optimizer in ((model, saved), (other, loaded)):
-        train(trained, optimizer, 3)
+        fill(trained, 3)
+        optimizer.step()
     assert saved.steps == loaded.steps == 2
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs)

@@ -135,7 +135,7 @@ def training_step(fix: str, options: Options) -> Callable[[], Tensor]:
     devices.prepare(device, options.seed)
     v1 = version_files.load(V1)  # a separate module, so that a change to it changes nothing else
     if fix == "flash attention":
-        v1.attention = fused_attention
+        vars(v1)["attention"] = fused_attention
     model = v1.make_model(options).to(device)
     if fix == "gradient checkpointing":
         for layer in model.layers:  # saves only the input of each layer, and recomputes the layer in the backward pass

@@ -29,7 +29,8 @@ from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.progress import progress
-from common.records.lab_file import SCHEMA
+from common.records.fields import Ceilings
+from common.records.lab_file import SCHEMA, PartName
 from common.training import ceilings, record
 
 import experiments
@@ -43,7 +44,7 @@ def load(implementation: str) -> ModuleType:
     return importlib.import_module("profiling")
 
 
-def measurements(profiling: ModuleType, options: Namespace, device: torch.device, peaks: dict[str, Any]) -> dict[str, Callable]:
+def measurements(profiling: ModuleType, options: Namespace, device: torch.device, peaks: Ceilings) -> dict[PartName, Callable]:
     """A function for each part that measures it, in the order in which they run; a part that is a list gives a row at a time."""
     kind, heads, head_dim = device.type, options.num_heads, options.d_model // options.num_heads
     version1 = experiments.resolve(Namespace(preset=options.preset, device=kind, num_steps=options.num_steps))
@@ -113,8 +114,8 @@ def main() -> None:
     result = record.header(SCHEMA, device) | {
         "jax": importlib.metadata.version("jax") if jax_runs_on(device) else None,
         "precision": precision.name, "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks,
-        **dict.fromkeys(PARTS),
     }  # fmt: skip
+    result |= dict.fromkeys(map(str, PARTS))
     for part, run in measurements(profiling, options, device, peaks).items():
         if part in options.parts:
             with progress(part):

@@ -101,8 +101,9 @@ def shape_list(shapes: Shapes) -> list[tuple[int, ...]]:
 
 
 def _is_shape(value: object) -> bool:
-    sized = isinstance(value, tuple | list) and len(value) > 0
-    return sized and all(isinstance(size, Integral) and size > 0 for size in value)
+    if not isinstance(value, tuple | list):
+        return False
+    return len(value) > 0 and all(isinstance(size, Integral) and int(size) > 0 for size in value)
 
 
 # ------------------------------------------------------------------------------------------------------------------ inputs
@@ -158,12 +159,10 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) ->
     return devices.peak_memory(where)["peak_mib"] - before
 
 
-def trace(call: Callable[[], object], device: torch.device, calls: int = 1, **options: bool) -> chrome_trace.Trace:
-    """The profiler's trace of `calls` calls, after one call that warms it up.
-
-    Args:
-        options: of `torch.profiler.profile`.
-    """
+def trace(
+    call: Callable[[], object], device: torch.device, calls: int = 1, record_shapes: bool = False, profile_memory: bool = False
+) -> chrome_trace.Trace:
+    """The profiler's trace of `calls` calls, after one call that warms it up; the last two are of `torch.profiler.profile`."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.12 and later print two lines for each profile
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
@@ -171,7 +170,8 @@ def trace(call: Callable[[], object], device: torch.device, calls: int = 1, **op
         path = Path(folder, "trace.json")
         with torch.profiler.profile(
             activities=activities, schedule=torch.profiler.schedule(wait=0, warmup=1, active=calls, repeat=1), acc_events=True,
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)), **options,
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+            record_shapes=record_shapes, profile_memory=profile_memory,
         ) as profile:  # fmt: skip
             for _ in range(1 + calls):
                 call()

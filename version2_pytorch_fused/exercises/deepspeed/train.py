@@ -18,8 +18,9 @@ from common.training import distributed
 from version2_pytorch_fused import tiny_llama_v2
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 
 class Zero(TypedDict):
@@ -30,17 +31,7 @@ class Settings(TypedDict):
     """What this script needs of DeepSpeed's configuration."""
 
     zero_optimization: Zero
-
-
-class Loss(nn.Module):
-    """Makes `model.loss` a forward pass. DeepSpeed: stage 3 gathers weights when a module's `forward` is called."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(input_ids, targets)
+    train_micro_batch_size_per_gpu: NotRequired[PositiveInt]
 
 
 def parser() -> cli.Parser:
@@ -69,9 +60,10 @@ def train(options: argparse.Namespace) -> None:
     devices.prepare(device, training.seed)
     dataset = data.load(options.data, chosen.model.vocab_size, training.seed)
     model = tiny_llama_v2.TinyLlama(chosen.model)
-    optimizer = tiny_llama_v2.make_optimizer(model, training)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
 
-    engine = initialize(Loss(model), optimizer, settings)  # DeepSpeed: it shards model and optimizer
+    # DeepSpeed: it shards model and optimizer, and stage 3 gathers weights when a module's `forward` is called, not its `loss`.
+    engine = initialize(distributed.Loss(model), optimizer, settings)
     batch_size = engine.train_micro_batch_size_per_gpu()  # DeepSpeed: from its settings
     shape = batch_size, training.sequence_length, training.num_steps
     batches = data.Batches(dataset, *shape, training.seed, engine.device, here.rank, here.world_size)
@@ -92,7 +84,7 @@ def train(options: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def initialize(model: Loss, optimizer: torch.optim.Optimizer, settings: dict):
+def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings):
     """DeepSpeed's engine around the model."""
     import deepspeed
 

@@ -22,7 +22,7 @@ Below the table stand the stages whose ranges overlap with that of Version 1 or 
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common import cli
 from common.analysis.output import run_facts
@@ -60,7 +60,8 @@ class Stage(NamedTuple):
 
     number: int
     fixed: bool
-    run: dict[str, Any]
+    run: run_record.TimedRun
+    updates: Updates | None  # None for Version 1
     shares: dict[str, float]
 
     @property
@@ -102,11 +103,10 @@ def read(folder: Path) -> list[Stage]:
             problems = run_record.unusable(path, run)
             if number != V1 and "stage" not in run:
                 problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
-            if problems:
+            if problems or not run_record.finished(run):  # a run that finished no step has a problem
                 raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
-            if number != V1:
-                check(path, run, StageRun)
-            found.append(Stage(number, fixed, run, {} if fixed else shares(folder / f"stage{number}_profile.csv")))
+            updates = None if number == V1 else check(path, run, StageRun)["stage"]
+            found.append(Stage(number, fixed, run, updates, {} if fixed else shares(folder / f"stage{number}_profile.csv")))
     found.sort(key=lambda stage: (stage.number, stage.fixed))
     for number in (V1, V3):
         if not any(stage.number == number for stage in found):
@@ -135,10 +135,10 @@ def shares(path: Path) -> dict[str, float]:
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
     """What is wrong with the stage, by the rules above."""
     found = []
-    (first, last), uniform, counted = stage.losses, stage.run["loss"]["uniform"], stage.run["stage"]
+    (first, last), uniform, counted = stage.losses, stage.run["loss"]["uniform"], stage.updates
     if first > uniform + START:
         found.append(f"the loss starts at {first:.1f}, a uniform guess costs {uniform:.1f}")
-    if counted["updated"] < counted["parameters"]:
+    if counted and counted["updated"] < counted["parameters"]:
         found.append(f"{counted['parameters'] - counted['updated']} of {counted['parameters']} parameters never get a gradient")
     if not last <= v1.losses[1] + LEARNING:
         found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
@@ -183,7 +183,7 @@ def grown(stage: Stage, v3: Stage) -> str:
 
 def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:
     first, last = stage.losses
-    counted, phases = stage.run.get("stage"), stage.phases
+    counted, phases = stage.updates, stage.phases
     reference = stage.number == V1
     return [
         stage.name, f"{first:.2f} to {last:.2f}", stage.run["training"]["batch_size"] / stage.step * 1e3, v1.step / stage.step,
@@ -203,8 +203,8 @@ def report(stages: list[Stage]) -> Report:
     result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
     result.table(header, [row(stage, v1, v3) for stage in stages])
     result.text(*too_close(stages, v1, v3))
-    broken = [stage for stage in stages if not stage.fixed and stage.number != V1]
-    result.text(*(f"Stage {s.number}: {s.run['stage']['caveat']}." for s in broken if s.run["stage"]["caveat"]))
+    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not stage.fixed}
+    result.text(*(f"Stage {number}: {caveat}." for number, caveat in caveats.items() if caveat))
     return result
 
 

@@ -14,6 +14,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.options import RunOptions
 from common.precision import Precision
+from common.training import distributed
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
     precision = Precision(device, cli.amp_dtype(options))
     with torch.no_grad(), precision.autocast():
         rows = statistics(model, inputs)
-        loss = model.loss(inputs, targets).item()
+        loss = distributed.loss_of(model, (inputs, targets)).item()
     uniform = math.log(options.model.vocab_size)
     heading = f"before training: loss {loss:.3f}, a uniform guess costs ln V = {uniform:.3f}"
     return f"{heading}\n\n{tables.text(['output of', 'min', 'max', 'std', 'NaN', 'std of its weight'], rows)}"

@@ -35,8 +35,7 @@ class Neutral(ast.NodeTransformer):
         self.renamed = renamed
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
-        if documented:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
         return super().generic_visit(node)
 
@@ -45,8 +44,9 @@ class Neutral(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
-        known = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
-        return ast.Constant(not node.operand.value) if known else node
+        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
+            return ast.Constant(not node.operand.value)
+        return node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
@@ -63,7 +63,8 @@ class Neutral(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        node.module = self.renamed.get(node.module, node.module)
+        if node.module in self.renamed:
+            node.module = self.renamed[node.module]
         return node
 
 
@@ -82,7 +83,7 @@ def handout(tree: ast.Module) -> str:
     for node in imports:
         node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used]
     kept = [node for name, node in definitions.items() if name in used]
-    return ast.unparse([node for node in imports if node.names] + kept + script)
+    return ast.unparse(ast.Module([*(node for node in imports if node.names), *kept, *script], type_ignores=[]))
 
 
 def handouts() -> dict[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from common import cli
 from common import device as devices
 from common.options import RunOptions
+from common.records import run_record
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
 
@@ -81,7 +82,7 @@ class Stage:
             print(f"note: {caveat}", file=sys.stderr)
         run = v3.train(self.replaced(replace(options, name=Path(self.file).stem)), self.make_model)
         run.amend(stage={"fixed": options.fixed, **updated(run.optimizer), "caveat": caveat})
-        if "phases_ms" in run.record:
+        if run_record.finished(run.record) and "phases_ms" in run.record:
             total, step = sum(phase["median"] for phase in run.record["phases_ms"].values()), run.record["step_ms"]["median"]
             print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
         return run.exit_code

@@ -8,8 +8,9 @@ needs a long time to get down to that. The kernels pass their tests. Is it the l
     python v3_stage1_broken_loss.py --diagnose
 """
 
-import torch.nn as nn
 from stages import Stage, StageOptions, v3
+
+import torch.nn as nn
 
 
 def make_model(options: StageOptions) -> nn.Module:

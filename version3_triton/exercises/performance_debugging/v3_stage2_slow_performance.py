@@ -7,9 +7,10 @@ fused attention. And yet a step takes longer than before, and with longer sequen
     python v3_stage2_slow_performance.py --seq-len 512 --num-steps 20 --profile-operators
 """
 
+from stages import Stage, StageOptions, v3
+
 import torch.nn as nn
 import torch.nn.functional as F
-from stages import Stage, StageOptions, v3
 from torch import Tensor
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from common import device as devices
 from common import timing
+from stages import Stage, StageOptions
 
 import torch
-from stages import Stage, StageOptions
 
 
 def with_own_clock(options: StageOptions) -> StageOptions:

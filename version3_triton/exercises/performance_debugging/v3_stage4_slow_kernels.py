@@ -9,11 +9,11 @@ right this time, and the numbers are. But a step takes many times as long. Is Tr
 from functools import partial
 
 from common.spans import span
+from stages import Stage, StageOptions, kernels, v3
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from stages import Stage, StageOptions, kernels, v3
 from torch import Tensor
 
 

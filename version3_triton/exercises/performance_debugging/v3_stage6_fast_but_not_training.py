@@ -10,9 +10,10 @@ to start it, though, so I switched that check off. Please merge, and repair the 
 
 from dataclasses import replace
 
+from stages import Stage, StageOptions, kernels, v3
+
 import torch
 import torch.nn as nn
-from stages import Stage, StageOptions, kernels, v3
 from torch import Tensor
 
 

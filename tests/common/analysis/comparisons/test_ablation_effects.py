@@ -3,13 +3,10 @@
 import csv
 
 from common.analysis.comparisons import ablation_effects
-from common.analysis.output import plots
-from common.errors import UsageError
-from common.files import read_json, write_json
+from common.files import write_json
 from common.records import ablation_file
 from common.studies import ablation
 from tests import records
-from tests.conftest import ROOT
 
 import pytest
 
@@ -78,24 +75,3 @@ def test_a_study_that_ended_before_it_counted_has_its_times(tmp_path):
     text = ablation_effects.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
     assert "speed-up" in text and "over the rounds" in text and "kernels/step" not in text and "lie" not in text
     assert "The study ended before the losses were read and the launches were counted." in " ".join(text.split())
-
-
-def test_a_file_of_another_schema_or_with_a_missing_value_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
-    with pytest.raises(UsageError, match="tiny-llama-ablation/1"):
-        ablation_effects.analyze(tmp_path / "other.json")
-    measured = made_up()
-    del measured["combinations"][3]["fusions"]["swiglu_fusion"]
-    write_json(tmp_path / "cut.json", measured)
-    with pytest.raises(UsageError, match="cut.json: combinations.3.fusions.swiglu_fusion: "):
-        ablation_effects.analyze(tmp_path / "cut.json")
-
-
-def test_svg_is_the_same_each_time_and_scales():
-    study = read_json(ROOT / "results/h100/v2_ablation_tiny_fp32.json", ablation_file.SCHEMA)
-    found = ablation_effects.effects(study["combinations"])
-    drawings = {plots.svg(ablation_effects.figure(study, found), "name", "a < b") for _ in range(2)}
-    assert len(drawings) == 1
-    head = drawings.pop().split("</title>")[0]
-    assert head.startswith('<svg id="name" role="img" viewBox="0 0 ') and head.endswith("<title>a &lt; b")
-    assert "width" not in head and "height" not in head

@@ -1,23 +1,17 @@
 """Traces of several ranks in one, and the command that merges them."""
 
 import json
-from pathlib import Path
 
 from common.analysis.comparisons import merge_traces
 from common.analysis.profiles import communication
 from common.errors import UsageError
 from common.files import read_json
 from tests.conftest import ROOT
-from tests.small_traces import gpu_trace, rank_trace
+from tests.small_traces import gpu_trace, rank_trace, write_ranks
 
 import pytest
 
 SCRIPT = ROOT / "version4_ultra_fused/merge_traces.py"
-
-
-def write(folder: Path, *contents: dict) -> None:
-    for rank, content in enumerate(contents):
-        (folder / f"trace_{f'rank{rank}_' if rank else ''}2026.json").write_text(json.dumps(content))
 
 
 def test_merged_traces_keep_the_tracks_and_arrows_of_the_ranks_apart(tmp_path):
@@ -27,7 +21,7 @@ def test_merged_traces_keep_the_tracks_and_arrows_of_the_ranks_apart(tmp_path):
             {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
             {"ph": "s", "name": "fwdbwd", "cat": "fwdbwd", "id": 7, "pid": 0, "tid": 1, "ts": 12},
         ]
-    write(tmp_path, *contents)
+    write_ranks(tmp_path, *contents)
     merged = merge_traces.merge(communication.find(tmp_path))["traceEvents"]
     assert [event.get("ts") for event in merged] == [event.get("ts") for each in contents for event in each["traceEvents"]]
     half = len(merged) // 2
@@ -39,7 +33,7 @@ def test_merged_traces_keep_the_tracks_and_arrows_of_the_ranks_apart(tmp_path):
 
 
 def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_path):
-    write(tmp_path, rank_trace(0), rank_trace(1))
+    write_ranks(tmp_path, rank_trace(0), rank_trace(1))
     assert "written: all.json.gz (2 ranks)" in execute(SCRIPT, ".", "--output", "all.json.gz").out
     events = read_json(tmp_path / "all.json.gz")["traceEvents"]
     assert len(events) == sum(len(rank_trace(rank)["traceEvents"]) for rank in (0, 1))
@@ -50,9 +44,9 @@ def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_p
 
 
 def test_events_that_are_none_are_refused_and_a_nameless_process_is_not(tmp_path):
-    write(tmp_path, {"traceEvents": [{"ph": "M", "name": "process_name"}]})
+    write_ranks(tmp_path, {"traceEvents": [{"ph": "M", "name": "process_name"}]})
     (event,) = merge_traces.merge(communication.find(tmp_path))["traceEvents"]
     assert event["args"] == {"name": "rank 0: "}
-    write(tmp_path, {"traceEvents": [7]})
+    write_ranks(tmp_path, {"traceEvents": [7]})
     with pytest.raises(UsageError, match="one of its traceEvents is no object"):
         merge_traces.merge(communication.find(tmp_path))

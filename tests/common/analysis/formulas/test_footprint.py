@@ -9,13 +9,12 @@ from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import architecture
 from common.precision import Precision
-from tests.operators import OperatorMode, stored_bytes
+from tests.operators import OperatorMode, saved_bytes, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -81,37 +80,6 @@ def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig, model_and_bat
     counters = sum(state["step"].nbytes for state in optimizer.state.values())
     moments = measured["adamw"] - counters
     assert footprint.optimizer_bytes(config) == measured["gradients"] + 2 * (measured["weights"] + moments)
-
-
-def saved_bytes(
-    config: ModelConfig, model: nn.Module, batch: list[Tensor], span: list[str], autocast: str | None = None
-) -> Counter:
-    """Bytes of the distinct storages that autograd keeps after a forward pass, by part; not the model's own tensors."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    weights = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape[::-1]) for p in model.parameters()}
-    length = batch[0].shape[1]
-    tables = (length, config.head_dim)
-    kept, parts = [], {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)  # so that no storage is used again under the same address
-        address = tensor.untyped_storage().data_ptr()
-        if address not in own and address not in parts:
-            is_cast = autocast and tensor.dtype == torch.bfloat16 and (tuple(tensor.shape) in weights or tensor.shape == tables)
-            is_score = span[-1] == "attention" and tensor.shape[-2:] == (length, length)
-            part = "casts" if is_cast else "scores" if is_score else span[-1]
-            parts[address] = (part, tensor.untyped_storage().nbytes())
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        torch.autocast(autocast or "cpu", torch.bfloat16, enabled=autocast is not None),
-    ):
-        model.loss(*batch)
-    total = Counter()
-    for part, size in parts.values():
-        total[part] += size
-    return total
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 7), (3, 17), (4, 33)], ids=str)

@@ -58,7 +58,14 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
         ("triton_poi_fused_mul_0", [[4, 8]], [FLOAT], None),
         ("MyFunctionBackward", [[4, 8]], [FLOAT], None),
         ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
-        ("aten::mm", [], [], None),
+        ("aten::mm", [], [], None), ("aten::mm", [[4, 8]], [FLOAT], None), ("aten::mm", [[4, 8], [8]], [FLOAT, FLOAT], None),
+        ("aten::mm", [[4, 8], [8, 8]], [], None), ("aten::addmm", [[8], [4, 8]], [FLOAT, FLOAT], None),
+        ("aten::add", [[[4], [8]]], [FLOAT], None), ("aten::cat", [[4, 8]], [FLOAT], None),
+        ("aten::_fused_adamw_", [[4, 8]], [FLOAT], None), ("aten::gather", [[4]], [FLOAT], None),
+        ("aten::nll_loss_forward", [[4, 8]], [FLOAT], None), ("aten::_foreach_add_", [[4, 8]], ["TensorList"], None),
+        ("aten::_flash_attention_forward", [[4, 8, 8, 8]], [FLOAT], None),
+        ("aten::_flash_attention_forward", [[51, 4, 12]] * 3, [FLOAT] * 3, None),  # packed sequences
+        ("aten::_flash_attention_backward", [[4, 8]] * 3, [FLOAT] * 3, None),
     ],
 )  # fmt: skip
 def test_cost_of_one_call(name, shapes, types, expected):
@@ -111,10 +118,6 @@ def test_what_only_calls_an_attention_kernel_costs_nothing(kernel, suffix):
     assert hasattr(torch.ops.aten, f"_{kernel}_attention{suffix or '_forward'}"), "the names that have the cost"
 
 
-def test_attention_over_packed_sequences_is_not_known():
-    assert operators.cost("aten::_flash_attention_forward", [[51, 4, 12]] * 3, ["float"] * 3) is None
-
-
 @each_config
 def test_a_fused_adamw_step_moves_the_bytes_of_the_formula(config):
     with torch.device("meta"):
@@ -128,17 +131,3 @@ def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_t
     assert [row.name for row in rows if row.flops is None] == []
     products = sum(row.flops * row.calls for row in rows if row.name in ("aten::mm", "aten::bmm"))
     assert products == pytest.approx(flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes", "types"),
-    [
-        ("aten::mm", [[4, 8]], ["float"]), ("aten::mm", [[4, 8], [8]], ["float", "float"]), ("aten::mm", [[4, 8], [8, 8]], []),
-        ("aten::addmm", [[8], [4, 8]], ["float", "float"]), ("aten::add", [[[4], [8]]], ["float"]),
-        ("aten::cat", [[4, 8]], ["float"]), ("aten::_fused_adamw_", [[4, 8]], ["float"]), ("aten::gather", [[4]], ["float"]),
-        ("aten::nll_loss_forward", [[4, 8]], ["float"]), ("aten::_flash_attention_forward", [[4, 8, 8, 8]], ["float"]),
-        ("aten::_flash_attention_backward", [[4, 8]] * 3, ["float"] * 3), ("aten::_foreach_add_", [[4, 8]], ["TensorList"]),
-    ],
-)  # fmt: skip
-def test_shapes_that_an_operator_cannot_have_have_no_known_cost(name, shapes, types):
-    assert operators.cost(name, shapes, types) is None

@@ -46,7 +46,6 @@ def test_a_narrow_table_keeps_everything():
 
 
 def test_control_characters_do_not_reach_a_terminal():
-    assert "\x1b" not in tables.text(["a"], [["\x1b[31mred\nline"]])
     assert tables.text(["a"], [["\x1b[31mred\nline"]]).splitlines()[1] == "[31mred line"
 
 
@@ -61,10 +60,6 @@ def test_csv_holds_numbers_in_full_and_no_formulas():
     assert rows == [["'=a", "b"], ["'=1+1", "-0.1234567"], ["'@x", ""], ["'-y", "3"], ["plain", "1000000000.0"]]
 
 
-@pytest.mark.parametrize("text", ["`a\n\n<b>`", "\\`<b>`", "`a`<b>", "<b>"])
-def test_markup_is_escaped_where_markdown_sees_no_code(text):
-    assert "<b>" not in tables.markdown_text(text)
-
-
-def test_code_stays_as_it_is():
+def test_markup_is_escaped_where_markdown_sees_no_code():
+    assert not any("<b>" in tables.markdown_text(text) for text in ("`a\n\n<b>`", "\\`<b>`", "`a`<b>", "<b>"))
     assert tables.markdown_text("`f<int>` and `g<b>`") == "`f<int>` and `g<b>`"

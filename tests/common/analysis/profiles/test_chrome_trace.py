@@ -3,19 +3,14 @@
 import contextlib
 import gzip
 import json
-import os
-import subprocess
-import sys
+import tracemalloc
 
-from common.analysis.formulas import flops, operators
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
-from common.records import step_profile
 from common.spans import INNER_SPANS
 from tests import small_traces
-from tests.conftest import ROOT
 from tests.kernel_files import SAMPLES, needs_samples
-from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, write_profile
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
 
 import pytest
 
@@ -87,24 +82,9 @@ def test_inner_spans_are_details_of_the_spans_around_them(cpu):
     assert set(zip(inner.detail, inner.span, strict=True)) == set(INNER_SPANS.items())
 
 
-def test_details_add_up_to_their_spans(cpu):
-    tables = chrome_trace.profile_tables(cpu)
-    for span in ("attention", "mlp"):
-        whole = sum(row["self_cpu_us"] for row in tables["operators"] if row["span"] == span)
-        assert sum(row["us"] for row in tables["details"] if row["span"] == span) == pytest.approx(whole)
-    assert {row["span"] for row in tables["details"]} == {"attention", "mlp"}
-
-
 def test_residual_additions_and_nothing_else_are_residual(cpu):
     residual = cpu.operators[(cpu.operators.span == "residual") & (cpu.operators.phase == "forward")]
     assert list(residual.name) == ["aten::add"] * 2 * CONFIG.num_layers * STEPS
-
-
-def test_the_products_of_a_step_do_the_flops_of_the_formula(cpu):
-    products = cpu.operators[cpu.operators.name.isin(["aten::mm", "aten::bmm"]) & (cpu.operators.step == 1)]
-    rows = zip(products.name, products.input_shapes, products.input_types, strict=True)
-    counted = sum(operators.cost(name, json.loads(shapes), json.loads(types))[0] for name, shapes, types in rows)
-    assert counted == flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"]
 
 
 def test_steps_of_a_cpu_are_the_profilers(cpu):
@@ -144,6 +124,8 @@ def test_the_engines_own_time_stays_in_the_nodes_span(gpu):
     engine = gpu.operators[gpu.operators.name == "autograd engine"]
     assert list(engine.span) == ["residual", "attention", "other"] and set(engine.phase) == {"backward"}
     assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
+    last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
+    assert (last.span, last.phase, last.step) == ("other", "other", 0), "after the backward nothing counts as forward"
 
 
 def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path):
@@ -157,11 +139,6 @@ def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path
     assert [(row.name, row.cpu_us, row.self_cpu_us) for row in rows] == [
         ("redispatch", 10, 10), ("aten::cat", 20, 20), ("aten::cat", 5, 5),
     ]  # fmt: skip
-
-
-def test_after_the_backward_nothing_counts_as_forward(gpu):
-    last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
-    assert (last.span, last.phase, last.step) == ("other", "other", 0)
 
 
 def test_busy_time_is_a_union_and_step_time_includes_late_kernels(gpu):
@@ -203,23 +180,6 @@ def test_a_trace_of_an_mi250():
     assert set(trace.operators[trace.operators.name == "aten::mm"].phase) == {"backward"}
     assert trace.kernels[trace.kernels.phase == "optimizer"].name.str.contains("multi_tensor_apply").all()
     assert len(trace.steps) == 1 and 0 < trace.device_busy_us() < trace.step_us()[0]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot read"),
-        (b"[1, 2]", "has no traceEvents"),
-        (b'{"traceEvents": []}', "has no PyTorch operators"),
-    ],
-)
-def test_what_is_not_a_trace_is_named(tmp_path, content, message):
-    path = tmp_path / "trace.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as error:
-        chrome_trace.load(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 MEMORY = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1020.0}
@@ -269,34 +229,13 @@ def test_events_that_are_not_read_may_have_any_form(tmp_path, change):
     assert len(chrome_trace.load(tmp_path / "trace.json").kernels) == 7
 
 
-MEMORY_OF_READING = """
-import resource, sys
-from pathlib import Path
-from common.analysis.profiles import chrome_trace
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
-small, large = map(Path, sys.argv[1:])
-chrome_trace.load(small)
-before = peak()
-print(len(chrome_trace.load(large).operators), (peak() - before) / large.stat().st_size)
-"""
-
-
-@pytest.mark.slow
-def test_only_what_is_needed_of_a_large_trace_is_held(cpu_trace, tmp_path):
-    """As a whole it would take more than 7 bytes for each byte of the file."""
-    content, text = json.loads(cpu_trace.read_text()), []
-    for copy in range(3):
-        for event in content["traceEvents"]:
-            text.append(json.dumps(event | ({"ts": event["ts"] + copy * 1e7} if "ts" in event else {}), indent=2))
-    (tmp_path / "large.json").write_text('{"traceEvents": [' + ",\n".join(text) + "]}")
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY_OF_READING, str(cpu_trace), str(tmp_path / "large.json")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    operators, share = map(float, done.stdout.split())
-    assert operators == 3 * len(chrome_trace.load(cpu_trace).operators) and share < 3
+def test_only_what_is_needed_of_a_trace_is_held(cpu_trace):
+    """As a whole it would take more than 4 bytes for each byte of the file."""
+    tracemalloc.start()
+    chrome_trace.load(cpu_trace)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * cpu_trace.stat().st_size
 
 
 def test_a_trace_that_takes_long_says_how_far_it_has_come(cpu_trace, monkeypatch):
@@ -310,10 +249,3 @@ def test_a_trace_that_takes_long_says_how_far_it_has_come(cpu_trace, monkeypatch
     monkeypatch.setattr(chrome_trace, "progress", noted)
     chrome_trace.load(cpu_trace)
     assert notes[:2] == ["0 events", "10,000 events"] and notes[-1] == "attributing events"
-
-
-def test_what_the_profiler_takes_from_a_trace_is_valid(tmp_path, cpu_trace):
-    (tmp_path / "gpu.json").write_text(json.dumps(gpu_trace()))
-    for trace in (cpu_trace, tmp_path / "gpu.json"):
-        made = write_profile(tmp_path / "profile_1.json", trace)
-        assert step_profile.read(tmp_path / "profile_1.json") == json.loads(json.dumps(made))

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from itertools import islice
 from pathlib import Path
 
@@ -75,9 +74,3 @@ def test_the_first_elements_are_there_before_the_rest_is_read(tmp_path):
     path = tmp_path / "file.json"
     path.write_text('{"rows": [' + "1, " * 2**20 + "oh")
     assert list(islice(json_elements.elements(path, "rows", ""), 10)) == [1] * 10
-
-
-def test_a_pipe_that_no_one_writes_to_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(UsageError, match="pipe.json is a pipe that no process writes to"):
-        list(json_elements.elements(tmp_path / "pipe.json", "rows", ""))

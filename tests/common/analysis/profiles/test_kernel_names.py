@@ -31,34 +31,60 @@ def test_short_names_keep_what_tells_kernels_apart(name, short):
     assert short_name(name) == short
 
 
-def test_version_3s_kernels_have_their_kinds():
-    names = ("_rope_forward", "_swiglu_backward", "_rms_norm_backward", "_flash_attention_forward")
-    assert [kind(name) for name in names] == ["elementwise", "elementwise", "reductions", "attention"]
+NAMES = {
+    "matrix products": (
+        "_matmul", "_matmul_ogs_NNT_bf16xbf16xbf16_128x256x64x1",
+        "void wvSplitK_hf_<__half, 64, 2, 16, 8, 2, 1>(int, int, __half const*)",
+        "aten::mm", "aten::addmm", "aten::bmm", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_64x128_8x5_nt_align1>(cutlass_80_simt_sgemm_64x128_8x5_nt_align1::Params)",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)",
+        "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN", "triton_tem_fused_mm_3",
+    ),
+    "attention": (
+        "_flash_attention_forward", "_short_attention_backward",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128, 4>>(pytorch_flash::Flash_fwd_params)",
+        "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention_backward", "attn_fwd",
+        "bwd_kernel_dk_dv", "bwd_preprocess", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
+        "void ck_tile::kentry<ck_tile::FmhaFwdKernel<float>>(ck_tile::FmhaFwdKernel<float>::Kargs)",
+    ),
+    "reductions": (
+        "_rms_norm_backward", "_cross_entropy", "_embedding_backward", "_linear_cross_entropy_loss_and_gradient",
+        "_cross_entropy_mean", "void rocprim::detail::onesweep_iteration_kernel<rocprim::default_config>(int*)",
+        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long*)",
+        "void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*)",
+        "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*)",
+        "aten::sum", "aten::_softmax", "aten::_log_softmax_backward_data", "aten::nll_loss_forward", "aten::linalg_vector_norm",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>(float*, float const*, int)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float>, unsigned int>>()",
+        "triton_per_fused__softmax_mul_2", "triton_red_fused_mean_pow_0", "MIOpenBatchNormFwdTrainSpatial",
+    ),
+    "elementwise": (
+        "_rope_forward", "_swiglu_backward", "_turn", "_swiglu", "_adamw",
+        "aten::mul", "aten::add_", "aten::masked_fill_", "aten::_foreach_addcmul_", "aten::silu_backward", "aten::_fused_adamw_",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >()",
+        "void at::native::elementwise_kernel<128, 2, at::native::masked_fill_kernel(at::TensorIterator&)::{lambda(int)#1}>(int)",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, std::plus<float> >(float)",
+        "triton_poi_fused__scaled_dot_product_flash_attention_cat_mul_5",
+    ),
+    "copies": (
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>(float*)",
+        "void at::native::(anonymous namespace)::indexSelectSmallIndex<float, long>(float*)", "batched_transpose_32x16_half",
+        "aten::copy_", "aten::cat", "aten::fill_", "aten::zero_", "aten::index", "Memcpy DtoD (Device -> Device)",
+        "Memset (Device)", "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned",
+        "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>(int)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 4, 64, 64>(OpaqueType<4u>*)",
+    ),
+    "communication": (
+        "ncclDevKernel_AllReduce_Sum_f32", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "rccl_main_kernel(ncclDevComm*)",
+    ),
+    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "add"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("rccl_main_kernel(ncclDevComm*)", "communication"),
-        ("_matmul_ogs_NNT_bf16xbf16xbf16_128x256x64x1", "matrix products"),
-        ("void wvSplitK_hf_<__half, 64, 2, 16, 8, 2, 1>(int, int, __half const*)", "matrix products"),
-        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>(float*)", "copies"),
-        ("void at::native::(anonymous namespace)::indexSelectSmallIndex<float, long>(float*)", "copies"),
-        ("batched_transpose_32x16_half", "copies"),
-        ("void rocprim::detail::onesweep_iteration_kernel<rocprim::default_config>(int*)", "reductions"),
-        ("void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long*)", "reductions"),
-        ("void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*)", "reductions"),
-        ("void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*)", "reductions"),
-    ],
-)
-def test_kernels_of_collectives_and_of_amds_libraries(name, expected):
-    assert kind(name) == expected
-
-
-def test_kernels_of_version_4():
-    names = ("_matmul", "_turn", "_swiglu", "_adamw", "_cross_entropy", "_embedding_backward", "_short_attention_backward")
-    expected = ["matrix products", "elementwise", "elementwise", "elementwise", "reductions", "reductions", "attention"]
-    assert [kind(name) for name in names] == expected
-    assert kind("_linear_cross_entropy_loss_and_gradient") == kind("_cross_entropy_mean") == "reductions"
+@pytest.mark.parametrize("expected", NAMES)
+def test_kinds_of_names(expected):
+    assert {name: kind(name) for name in NAMES[expected]} == dict.fromkeys(NAMES[expected], expected)

@@ -1,9 +1,6 @@
 """Tables of kernels: columns that a source leaves out, and CSV files that are damaged."""
 
 from common.analysis.profiles import kernel_table
-from common.errors import UsageError
-
-import pytest
 
 
 def test_what_a_source_leaves_out_is_filled_in(tmp_path):
@@ -23,10 +20,3 @@ def test_starts_count_from_the_first_without_loss_of_precision(tmp_path):
 def test_lines_may_end_in_any_way_and_messages_of_ncu_are_left_out(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfa,b\r\n==PROF== message\r1,2\n\n3,4")
     assert kernel_table.read_frame(tmp_path / "t.csv").to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}
-
-
-@pytest.mark.parametrize("cell", ["", "many", "nan", "inf", "-inf"])
-def test_a_cell_that_is_not_a_finite_number_is_named(tmp_path, cell):
-    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n3,{cell}\n")
-    with pytest.raises(UsageError, match="t.csv is damaged: b in row 3 is not a number"):
-        kernel_table.numbers(tmp_path / "t.csv", kernel_table.read_frame(tmp_path / "t.csv"), "b")

@@ -3,13 +3,12 @@
 import gzip
 import json
 
-from common.analysis.formulas import flops, operators
 from common.analysis.profiles import chrome_trace, load_kernels, pytorch
 from common.analysis.reports import launches
 from common.files import read_json
 from tests.conftest import ROOT
-from tests.kernel_files import SAMPLES, launch_rows, needs_samples, write_gpu_trace
-from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, event, gpu_trace, write_profile
+from tests.kernel_files import launch_rows, write_gpu_trace
+from tests.small_traces import STEPS, event, gpu_trace, write_profile
 
 import pytest
 
@@ -18,12 +17,8 @@ import pytest
 def test_a_trace_gives_the_kernels_of_its_steps(tmp_path, launch):
     found = load_kernels.load(write_gpu_trace(tmp_path / "trace.json", launch))
     assert (found.source, found.steps) == ("pytorch-trace", 2)
-    assert launch_rows(found)[:4] == [
-        ("gemm", 0, 30e3),
-        ("add", 30e3, 5e3),
-        ("gemm", 40e3, 30e3),
-        ("Memset (Device)", 65e3, 10e3),
-    ]
+    expected = [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
+    assert launch_rows(found)[:4] == expected
     assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
 
 
@@ -55,11 +50,6 @@ def test_operators_of_a_cpu_are_those_that_work(cpu_trace):
     assert not names & {"aten::view", "aten::empty", "aten::linear", "aten::matmul", "aten::t", "MmBackward0", "autograd engine"}
     products = trace.operators[trace.operators.name.isin(["aten::mm", "aten::bmm"]) & (trace.operators.step >= 0)]
     assert found.table.name.isin(["aten::mm", "aten::bmm"]).sum() == len(products)
-    counted = sum(
-        operators.cost(name, json.loads(shapes), json.loads(types))[0]
-        for name, shapes, types in zip(products.name, products.input_shapes, products.input_types, strict=True)
-    )
-    assert counted == STEPS * flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], "no product is left out"
     busy = launches.gaps(found)
     assert busy.busy_ns + busy.idle_ns.sum() == pytest.approx(busy.window_ns) and 0 < busy.busy_ns < busy.window_ns
 
@@ -87,10 +77,3 @@ def test_a_profile_of_attention_says_so(tmp_path):
     write_profile(tmp_path / "profile_1.json", write_gpu_trace(tmp_path / "trace.json"), attention_only=True)
     found = load_kernels.load(tmp_path / "profile_1.json")
     assert set(found.table.name) == {"gemm", "Memset (Device)"} and any("attention" in note for note in found.notes)
-
-
-@needs_samples
-def test_sample_of_a_trace_of_an_mi250():
-    found = load_kernels.load(SAMPLES / "torch-profiler-rocm" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
-    assert found.table.category.value_counts().to_dict() == {"kernel": 14, "memcpy": 2} and found.steps == 1
-    assert 0 < launches.gaps(found).busy_ns <= found.table.duration_ns.sum()

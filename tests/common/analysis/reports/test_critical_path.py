@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-from common.analysis.profiles import chrome_trace
 from common.analysis.reports import critical_path
 from common.errors import UsageError
 from common.records import step_profile
 from tests import branched_traces
-from tests.small_traces import write_profile
 
 import pandas
 import pytest
@@ -140,12 +138,9 @@ def test_the_report_fits_a_terminal_and_its_files_hold_every_launch(profile, tmp
     }  # fmt: skip
 
 
-def test_a_profile_of_a_cpu_shows_its_operators(cpu_trace, tmp_path):
-    (tmp_path / cpu_trace.name).write_bytes(cpu_trace.read_bytes())
-    profile = write_profile(tmp_path / "profile_1.json", tmp_path / cpu_trace.name)
-    text = critical_path.report(tmp_path / "profile_1.json", profile, COSTS).terminal()
+def test_a_profile_of_a_cpu_shows_its_operators(cpu_profile):
+    text = critical_path.report(cpu_profile, step_profile.read(cpu_profile), COSTS).terminal()
     assert "No kernel of a GPU ran in this profile, so it has no critical path." in text and "aten::mm" in text
-    assert critical_path.step(chrome_trace.load(cpu_trace)) is None
 
 
 def test_a_profile_without_its_trace_is_refused(profile):

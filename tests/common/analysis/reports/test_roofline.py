@@ -25,11 +25,9 @@ CEILINGS = {"flops_per_second": 4e12, "bytes_per_second": 1e12, "operation_secon
 
 def test_a_point_is_held_against_the_ceiling_of_its_side():
     points = [
-        Point("copy", 0, 2e9, 4e-3, "operator"),
-        Point("add", 1e9, 1e9, 2e-3, "operator"),
-        Point("gemm", 8e9, 1e9, 4e-3, "operator"),
-        Point("compiled", None, None, 1e-3, "span"),
-    ]
+        Point("copy", 0, 2e9, 4e-3, "operator"), Point("add", 1e9, 1e9, 2e-3, "operator"),
+        Point("gemm", 8e9, 1e9, 4e-3, "operator"), Point("compiled", None, None, 1e-3, "span"),
+    ]  # fmt: skip
     header, rows = roofline.table(points, CEILINGS)
     cells = [dict(zip(header, row, strict=True)) for row in rows]
     assert {cell["ridge"] for cell in cells} == {4}
@@ -50,11 +48,10 @@ def test_without_measured_ceilings_nothing_is_compared():
 
 def test_the_figure_shows_roof_points_and_where_the_ceilings_come_from(tmp_path):
     points = [
-        Point("add", 1e9, 1e9, 2e-3, "span"),
-        Point("gemm", 8e9, 1e9, 4e-3, "operator"),
-        Point("copy", 0, 1e9, 1e-3, "span"),
-    ]
-    figure = roofline.figure([*points, Point("tiny", 1e3, 1e3, 1e-6, "span")], CEILINGS, "A step")
+        Point("add", 1e9, 1e9, 2e-3, "span"), Point("gemm", 8e9, 1e9, 4e-3, "operator"),
+        Point("copy", 0, 1e9, 1e-3, "span"), Point("tiny", 1e3, 1e3, 1e-6, "span"),
+    ]  # fmt: skip
+    figure = roofline.figure(points, CEILINGS, "A step")
     (axes,) = figure.axes
     assert axes.get_xscale() == axes.get_yscale() == "log"
     title = " ".join(axes.get_title().split())

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 from common.documents import rewrite
@@ -43,52 +42,25 @@ def page() -> str:
     return deck.page(deck.slides(deck.SOURCE))
 
 
-class Elements(HTMLParser):
-    """The elements of a page with their attributes, and the text of its headings by section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.titles: list[list[str]] = []
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        self.inside = tag
-        if tag == "section":
-            self.titles.append([])
-
-    def handle_data(self, data: str) -> None:
-        if self.inside in ("h1", "h2") and data.strip():
-            self.titles[-1].append(data)
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
-
-
 def test_every_slide_has_one_title_and_the_deck_fits_half_a_day(page):
-    titles = Elements(page).titles
+    titles = [re.findall("<h[12][^>]*>(.+?)</h[12]>", section) for section in page.split("<section ")[1:]]
     assert all(len(title) == 1 for title in titles) and len({title[0] for title in titles}) == len(titles)
     assert 25 <= len(titles) <= 32
 
 
 def test_all_pictures_and_tables_of_the_source_are_in_the_page(page):
-    elements = Elements(page)
     kinds = [match[2] for match in rewrite.MARKED.finditer(TEXT)]
-    images = elements.all("img")
+    images = re.findall("<img ([^>]*)>", page)
     tables = kinds.count("table") + kinds.count("section")
-    assert len(images) == kinds.count("picture") > 5 and len(elements.all("table")) == tables > 2
+    assert len(images) == kinds.count("picture") > 5 and page.count("<table") == tables > 1
     for image in images:
-        kind, content = image["src"].split(",")
-        assert kind == "data:image/svg+xml;base64" and image["alt"]
-        assert ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg")
+        content = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', image)[1]
+        assert ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg") and re.search('alt="[^"]', image)
 
 
 def test_the_page_refers_to_nothing_outside_of_it(page):
-    for tag, attributes in Elements(page).found:
-        for name in ("src", "href", "srcset", "data", "action"):
-            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    targets = re.findall(r"""\s(?:src|href|srcset|data|action)=["']?([^"'\s>]*)""", page)
+    assert targets and all(target.startswith("data:") for target in targets)
     assert not re.search(r"url\(|@import|\bimport\b|fetch\(|XMLHttpRequest", page)
     assert "default-src 'none'" in page
 

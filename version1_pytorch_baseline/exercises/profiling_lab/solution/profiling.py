@@ -17,6 +17,7 @@ from common import device as devices
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.errors import UsageError
+from common.records.fields import Rates
 from common.timing import benchmark, summarize
 
 import toolkit
@@ -88,7 +89,7 @@ def profile_attention_components(
         q, k, v = qkv_projection(x)
         scores = scores_of(q, k)
         weights = scores.softmax(dim=-1)
-        calls = [
+        calls: list[tuple[Callable[..., object], tuple[Tensor, ...]]] = [
             (qkv_projection, (x,)), (scores_of, (q, k)), (functools.partial(torch.softmax, dim=-1), (scores,)),
             (torch.matmul, (weights, v)), (output_projection, (weights @ v,)),
         ]  # fmt: skip
@@ -132,8 +133,8 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
     if peak_flops <= 0 or peak_bandwidth <= 0:
         raise UsageError(f"peaks must be positive, in FLOP/s and bytes/s, not {peak_flops} and {peak_bandwidth}")
     least = toolkit.UNEXPLAINED * result.time_ms / 1e3
-    ceilings = {"flops_per_second": peak_flops, "bytes_per_second": peak_bandwidth, "operation_seconds": least}
-    return operators.bound(result.flops, result.bytes_moved, ceilings)[1]
+    rates: Rates = {"flops_per_second": peak_flops, "bytes_per_second": peak_bandwidth, "operation_seconds": least}
+    return operators.bound(result.flops, result.bytes_moved, rates)[1]
 
 
 def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: str = "auto") -> str:
@@ -295,7 +296,7 @@ def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: s
     """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`, `JAX jit`."""
     where = toolkit.select_device(device)
     inputs = toolkit.attention_inputs(where, batch, heads, seq_len, d_k)
-    calls = {"PyTorch eager": (attention_baseline, inputs)}
+    calls: dict[str, tuple[Callable[..., object], list[Any]]] = {"PyTorch eager": (attention_baseline, inputs)}
     if toolkit.compile_runs_on(where):
         calls["PyTorch compiled"] = (_compiled_baseline(), inputs)
     if toolkit.jax_runs_on(where):
@@ -329,8 +330,11 @@ def memory_curve(
 ) -> list[dict[str, float]]:
     """The memory that a call adds at its peak (`toolkit.added_memory`), for each sequence length."""
     where = toolkit.select_device(device)
-    functions = {"baseline": attention_baseline, "chunked": functools.partial(attention_chunked, chunk_size=chunk_size)}
-    functions["sdpa"] = F.scaled_dot_product_attention
+    functions: dict[str, Callable[..., Tensor]] = {
+        "baseline": attention_baseline,
+        "chunked": functools.partial(attention_chunked, chunk_size=chunk_size),
+        "sdpa": F.scaled_dot_product_attention,
+    }
     curve = []
     for seq_len in seq_lens:
         inputs = toolkit.attention_inputs(where, batch, heads, seq_len, d_k)

@@ -217,9 +217,9 @@ def test_the_report_says_what_its_figures_say(device):
         shares[name] = float(row.group(1))
     assert sum(shares.values()) == pytest.approx(100, abs=1)
     assert report.splitlines()[0] == f"Components of attention: S 32, D 64, H 4, {device}"
-    total, whole = re.search(r"^total\s+(\S+)\s+(\S+)$", report, re.MULTILINE).groups()
+    [(total, whole)] = re.findall(r"^total\s+(\S+)\s+(\S+)$", report, re.MULTILINE)
     assert float(whole) == 100 and f"% of {total} ms" in report
-    named, percent = re.search(r"^Bottleneck: (\w+), ([\d.]+) %", report, re.MULTILINE).groups()
+    [(named, percent)] = re.findall(r"^Bottleneck: (\w+), ([\d.]+) %", report, re.MULTILINE)
     assert shares[named] == max(shares.values()) and float(percent) == pytest.approx(shares[named], abs=0.5)
     gain = re.search(r"^Recommendation: .*?([\d.]+) times", report, re.MULTILINE)
     core = sum(shares[name] for name in COMPONENTS[1:4]) / 100

@@ -1,11 +1,12 @@
-"""The norm's kernels, alone and with the residual addition, against float64."""
+"""The kernels of the norm, alone and with the residual addition, of RoPE and of SwiGLU, against float64."""
 
 import importlib
+from collections.abc import Callable
 
-from common import rmsnorm
-from common.errors import UsageError
+from common import rmsnorm, rope
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, DTYPES, check
+from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
@@ -14,15 +15,20 @@ from torch import Tensor
 pytest.importorskip("triton")
 from version3_triton.kernels.launch_sizes import Tile
 from version3_triton.kernels.rms_norm import add_rms_norm, rms_norm
+from version3_triton.kernels.rope import apply_rope
+from version3_triton.kernels.swiglu import swiglu
 
 pytestmark = runs_kernels
+
+
+def with_eps(operation: Callable) -> Callable:
+    return lambda *tensors: operation(*tensors, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 3), (2, 3, 37), (5, 256), (3, 1000), (130, 24)])
 def test_rms_norm(shape, dtype):
-    x, weight = torch.randn(shape), 1 + torch.randn(shape[-1])
-    check(lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: rmsnorm.rms_norm(x, w, 1e-5), [x, weight], dtype)
+    check(with_eps(rms_norm), with_eps(rmsnorm.rms_norm), [torch.randn(shape), 1 + torch.randn(shape[-1])], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,7 +38,7 @@ def test_add_rms_norm(shape, dtype):
         return x + residual, rmsnorm.rms_norm(x + residual, weight, 1e-5)
 
     inputs = [torch.randn(shape), torch.randn(shape), 1 + torch.randn(shape[-1])]
-    check(lambda *tensors: add_rms_norm(*tensors, 1e-5), plain, inputs, dtype)
+    check(with_eps(add_rms_norm), plain, inputs, dtype)
 
 
 def test_add_rms_norm_of_two_types_and_one_result_unused():
@@ -54,7 +60,7 @@ def test_more_tiles_than_programs_and_more_parts_than_the_sum_takes_at_once(monk
     module = importlib.import_module("version3_triton.kernels.rms_norm")
     monkeypatch.setattr(module, "tile", lambda kernel, size, device: Tile(8, 32, 1, parts))
     inputs = [torch.randn(rows, 24), torch.randn(24)]
-    check(lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: rmsnorm.rms_norm(x, w, 1e-5), inputs, torch.float32)
+    check(with_eps(rms_norm), with_eps(rmsnorm.rms_norm), inputs, torch.float32)
 
 
 def test_outputs_that_get_no_gradient():
@@ -75,15 +81,29 @@ def test_outputs_that_get_no_gradient():
     assert x.grad is None and not weight.grad.any()
 
 
-@pytest.mark.parametrize(
-    "operation, shapes, message",
-    [
-        (rms_norm, [(1, 70000), (70000,)], "at most 65536 .*, not 70000"),
-        (rms_norm, [(2, 8), (4,)], r"a weight \[D\], D at least 1, not \[\[2, 8\], \[4\]\]"),
-        (add_rms_norm, [(2, 3, 8), (1, 3, 8), (8,)], "in the same shape"),
-    ],
-    ids=["wide", "weight", "addend"],
-)
-def test_wrong_shapes_are_refused(operation, shapes, message):
-    with pytest.raises(UsageError, match=message):
-        operation(*(torch.randn(shape, device=DEVICE) for shape in shapes), 1e-5)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, kv_heads, length, head_dim", [(4, 4, 1, 2), (4, 2, 33, 24), (3, 1, 64, 16), (2, 2, 7, 80)])
+def test_rope(heads, kv_heads, length, head_dim, dtype):
+    """q and k as they come from one fused product: strided views."""
+    cos, sin = (table.to(DEVICE) for table in rope.rope_tables(head_dim, length + 3, 1e4))
+
+    def split(operation: Callable) -> Callable:
+        def run(qkv):
+            q, k = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads], dim=1)
+            wide = (cos.to(qkv.dtype), sin.to(qkv.dtype)) if qkv.dtype == torch.float64 else (cos, sin)
+            return operation(q, k, *wide)
+
+        return run
+
+    check(split(apply_rope), split(rope.apply_rope), [torch.randn(2, length, (heads + kv_heads) * head_dim)], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 9, 77), (3, 2048), (40, 130)])
+def test_swiglu(shape, dtype):
+    """Gate and up are the halves of one fused product."""
+
+    def halves(operation: Callable) -> Callable:
+        return lambda both: operation(*both.chunk(2, dim=-1))
+
+    check(halves(swiglu), halves(tiny_llama_v1.swiglu), [2 * torch.randn(*shape[:-1], 2 * shape[-1])], dtype)

@@ -1,0 +1,145 @@
+"""The exercises' own tests pass for the solution and fail for the starter by naming what is to be written; the pages agree.
+
+On a GPU the exercises' kernels run there, without one in Triton's interpreter.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+from common.config import resolve
+from common.errors import UsageError
+from tests.conftest import PATHS, ROOT, V1, cells, runs_kernels
+
+import pytest
+
+LAB = V1 / "exercises/profiling_lab"
+V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
+LADDER = V4 / "distributed"
+KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
+PAGED_STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS]
+STARTERS = [*PAGED_STARTERS, *sorted(LADDER.glob("starter/*.py"))]
+MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+CASES = [pytest.param(LAB, 50, id="lab")] + [
+    pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
+    for name, folder, least in (("V3", V3, 80), ("V4", V4, 40))
+]
+
+
+def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[str, str | None]]]:
+    """Exit code of pytest in an exercise's folder, and each test that was not skipped, with the message of its failure."""
+    tests = "tests/" if folder == LAB else "test_exercises.py"
+    command = [sys.executable, "-m", "pytest", tests, "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={results}"]
+    environment = os.environ | {"KERNEL_EXERCISES": which, "PROFILING_LAB": which, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    if folder == LAB:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    print(done.stdout)
+    cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))
+    assert not any(case.find("error") is not None for case in cases)
+    ran = [(case.get("name"), case.find("failure")) for case in cases if case.find("skipped") is None]
+    assert folder == LAB or len(ran) == len(cases)
+    return done.returncode, [(name, None if failure is None else failure.get("message")) for name, failure in ran]
+
+
+def described(path: Path) -> dict[str, tuple[str, str]]:
+    """Arguments and first line of the docstring of each function, methods as Class.method."""
+    tree = ast.parse(path.read_text())
+    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {
+        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
+        for prefix, owner in functions.items()
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 30, id="distributed")])
+def test_the_solution_passes(folder, least, tmp_path):
+    code, cases = run_tests(folder, "solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) > least
+
+
+@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 30, id="distributed", marks=pytest.mark.slow)])
+def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder, least, tmp_path):
+    """But for the product that Version 4's exercise starts from, and the lab's tests of functions that it gives."""
+    code, cases = run_tests(folder, "starter", tmp_path / "results.xml")
+    given = [name for name, message in cases if message is None]
+    assert code == 1 and len(cases) - (len(given) if folder == LAB else 0) > least
+    assert folder == LAB or given == [name for name, _ in cases if name.startswith("test_matmul")]
+    assert folder == LAB or bool(given) == (folder == V4)
+    written = {name for path in STARTERS if path.parents[1] == folder for name in described(path)}
+    for name, message in cases:
+        if message is None:
+            continue
+        found = MISSING.search(message)
+        assert found and found[1] in written, f"{name}: {message}"
+        if folder == LAB:
+            assert message.startswith("NotImplementedError: "), name
+        elif folder == LADDER:
+            assert name.startswith(f"test_problem{found[2]}_"), f"{name} fails with {found[2]}"
+        else:
+            problem = name.removeprefix("test_").removeprefix("exercise").replace("_", "")  # 1aadd, ropeforward
+            assert problem.startswith(found[2] if folder == V4 else found[2][0]), f"{name} fails with {found[2]}"
+
+
+@pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
+def test_starter_and_solution_have_the_same_signatures_and_summaries(starter):
+    mine, solved = described(starter), described(starter.parents[1] / "solution" / starter.name)
+    assert mine and mine.items() <= solved.items()
+    if starter.is_relative_to(LAB):
+        assert len(mine) > 15 and all(summary for _, summary in mine.values())
+    else:
+        assert mine.keys() == solved.keys()
+
+
+@pytest.mark.parametrize("starter", PAGED_STARTERS, ids=lambda path: path.stem)
+def test_every_function_to_be_written_is_in_its_problem(starter):
+    missing = MISSING.findall(starter.read_text())
+    assert {name for name, _, _ in missing} == described(starter).keys()
+    for name, problem, page in missing:
+        text = (starter.parents[1] / f"{page}.md").read_text()
+        sections = re.split(r"^###? Problem \(?(?=\w+\b)", text, flags=re.MULTILINE)[1:]
+        [section] = [section for section in sections if re.match(rf"{problem}\b", section)]
+        assert f"`{name.split('.')[0]}" in section, (name, problem)
+
+
+def test_the_reading_problem_names_functions_that_exist():
+    """Questions about the backward pass, and what they point to in production code."""
+    section = (V3 / "if_you_have_time.md").read_text().split("\n## Problem (reading)")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(_\w+)`", section))
+    assert named and named <= described(ROOT / "version3_triton/kernels/flash_attention.py").keys()
+
+
+@needs_triton
+@pytest.mark.parametrize("folder", [V3, V4, LADDER])
+def test_an_adapter_knows_two_folders(monkeypatch, folder: Path):
+    monkeypatch.setenv("KERNEL_EXERCISES", "mine")
+    adapter = runpy.run_path(str(folder / "adapter.py"))
+    with pytest.raises(UsageError, match="KERNEL_EXERCISES is 'mine': set it to solution"):
+        adapter["load"](next(folder.glob("starter/*.py")).stem)
+
+
+def test_the_sizes_and_the_saved_bytes_of_version_4s_page_are_those_of_the_presets():
+    rows = {row[0]: row[1:] for row in cells((V4 / "exercise1_ultra_fusion.md").read_text())}  # the solution's table comes last
+    saved = {}
+    for preset in ("tiny", "medium"):
+        config = resolve(preset)
+        tokens = config.training.batch_size * config.training.sequence_length
+        hidden, features, layers = config.model.hidden_size, config.model.intermediate_size, config.model.num_layers
+        sizes = [int(cell.split("=")[-1].replace(",", "")) for cell in rows[preset]]
+        assert sizes == [tokens, hidden, features, layers]
+        parts = [2 * tokens * features * 2, 2 * 2 * tokens * hidden * 2, 2 * tokens * features * 2]
+        saved[preset] = [*parts, layers * sum(parts)]
+    names = (
+        "1a: SwiGLU", "1b: residual stream, two additions", "1c: SwiGLU's gradient, which saves 2 N F e bytes too", "all layers",
+    )  # fmt: skip
+    for name, tiny, medium in zip(names, saved["tiny"], saved["medium"], strict=True):
+        assert rows[name] == [f"{tiny / 2**20:g}", f"{medium / 2**20:g}", f"{medium / 4.8e12 * 1e6:.0f}"]
