@@ -68,8 +68,8 @@ def test_a_study_of_version_2(study, capsys):
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
     launches = {ablation_effects.label(c): c["launches_per_step"] for c in found}
     assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
-    # Forward 2 products and backward 4 less, per layer, and the sums of input gradients that they need.
-    assert launches["QKV"] < launches["none"] - 5
+    # Forward 2 products and backward 4 less in each of two layers, and the sums of input gradients that they need.
+    assert launches["QKV"] < launches["none"] - 10
     assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
 
 

@@ -101,18 +101,13 @@ def stopped(at_step, step: int, *flags: str) -> Run:
 
 
 def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(at_step, monkeypatch, tmp_path):
-    """In the second of three profiled steps: two steps are in the profile, with as many products each."""
+    """In the profiler's warm-up: no profile. In the second of three profiled steps: two, with as many products each."""
     monkeypatch.chdir(tmp_path)
+    assert stopped(at_step, 5, "--profile-memory").profiles == [] and not list((tmp_path / "profiles").iterdir())
     result = stopped(at_step, 7, "--enable-pytorch-profiler")
     profile = json.loads(result.profiles[0].read_text())
     products = sum(row["calls"] for row in profile["operators"] if row["name"] == "aten::mm")
     assert profile["profiled_steps"] == 2 and products == 2 * 3 * (7 * result.record["model"]["num_layers"] + 1)
-
-
-def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(at_step, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert stopped(at_step, 5, "--profile-memory").profiles == []  # in the profiler's warm-up
-    assert not list((tmp_path / "profiles").iterdir())
 
 
 def full(*_) -> None:
