@@ -23,8 +23,7 @@ LAB = V1 / "exercises/profiling_lab"
 V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
 LADDER = V4 / "distributed"
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
-PAGED_STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS]
-STARTERS = [*PAGED_STARTERS, *sorted(LADDER.glob("starter/*.py"))]
+STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS, *sorted(LADDER.glob("starter/*.py"))]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 CASES = [pytest.param(LAB, 50, id="lab")] + [
@@ -100,15 +99,23 @@ def test_starter_and_solution_have_the_same_signatures_and_summaries(starter):
         assert mine.keys() == solved.keys()
 
 
-@pytest.mark.parametrize("starter", PAGED_STARTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
 def test_every_function_to_be_written_is_in_its_problem(starter):
-    missing = MISSING.findall(starter.read_text())
-    assert {name for name, _, _ in missing} == described(starter).keys()
+    """On the ladder's page with its minutes, whether it must be done, what to hand in, and a folded answer."""
+    missing, functions, ladder = MISSING.findall(starter.read_text()), described(starter).keys(), LADDER in starter.parents
+    names = {name for name, _, _ in missing}
+    assert names and (names <= functions if ladder else names == functions)
     for name, problem, page in missing:
         text = (starter.parents[1] / f"{page}.md").read_text()
         sections = re.split(r"^###? Problem \(?(?=\w+\b)", text, flags=re.MULTILINE)[1:]
-        [section] = [section for section in sections if re.match(rf"{problem}\b", section)]
-        assert f"`{name.split('.')[0]}" in section, (name, problem)
+        [section] = [section.split("\n## ")[0] for section in sections if re.match(rf"{problem}\b", section)]
+        if ladder:
+            assert starter.stem.startswith(f"problem{problem}_")
+            assert any(f"`{written}`" in section for written in (name, name.split(".")[-1])), name
+            assert re.search(r"^\*\d+ min on a laptop, \d+ min on a GPU\. (Must|Optional)\. ", section, re.MULTILINE)
+            assert "*Deliverable:*" in section and "<details><summary>What you should find</summary>" in section
+        else:
+            assert f"`{name.split('.')[0]}" in section, (name, problem)
 
 
 def test_the_reading_problem_names_functions_that_exist():

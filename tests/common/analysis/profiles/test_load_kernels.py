@@ -6,7 +6,19 @@ import os
 
 from common.analysis.profiles import load_kernels
 from common.errors import UsageError
-from tests.kernel_files import FIXTURES, LAUNCHES, STATS, STATS_HEADER, TRACE, launch_rows, put, write_database, write_gpu_trace
+from tests.kernel_files import (
+    FIXTURES,
+    LAUNCHES,
+    SAMPLES,
+    STATS,
+    STATS_HEADER,
+    TRACE,
+    launch_rows,
+    needs_samples,
+    put,
+    write_database,
+    write_gpu_trace,
+)  # fmt: skip
 from tests.small_traces import gpu_trace, write_profile
 
 import pytest
@@ -149,3 +161,28 @@ def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
     found = load_kernels.load(tmp_path / "results.csv")
     assert found.path == path and "there is no" in found.notes[0] and "results.csv" in found.notes[0]
     assert found.table.duration_ns.sum() == 18000
+
+
+@needs_samples
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rocprofv3-docs/hip_api_stats.csv", r"API calls.*give the \*_kernel_stats.csv"),
+        ("rocprofv3-docs/hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
+        ("rocprofv3-stats-excerpts/jacobi_hip_api_stats.csv", r"give the \*_kernel_stats.csv"),
+        ("rocprofv3-stats-excerpts/jacobi_hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
+        *((f"rocprofv3-docs/{name}.csv", r"not kernels: give the \*_kernel_trace.csv") for name in (
+            "hip_trace", "hip_runtime_trace", "hsa_api_trace", "marker_api_trace", "rccl_trace", "memory_copy_trace",
+            "memory_allocation_trace", "scratch_memory_trace", "python_bindings", "rocpd-to-csv")),
+        ("rocprofv3-docs/counter_collection.csv", r"row per counter.*give the \*_kernel_trace.csv"),
+        ("rocprofv3-docs/kernel_names.csv", r"row per counter.*give the \*_kernel_trace.csv"),
+        ("rocprofv3-docs/summary.txt", "none of the files that hold kernels"),
+        ("rocprof-compute/kernel_names/MI200/roofline.csv", "ceilings, not kernels: give the pmc_perf.csv"),
+        ("rocprof-compute/kernel_names/MI200/sysinfo.csv", "none of the files that hold kernels"),
+        ("rocprof-compute/kernel_names/MI200/kernelName_legend.pdf", "is binary"),
+        ("rocprof-compute/no_roof/MI300A_A1/pmc_dispatch_info.csv", "none of the files that hold kernels"),
+    ],
+)  # fmt: skip
+def test_samples_without_kernels_are_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        load_kernels.load(SAMPLES / name)

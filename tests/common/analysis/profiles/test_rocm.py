@@ -1,5 +1,6 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
+import csv
 import gzip
 
 from common.analysis.profiles import kernel_table, load_kernels, rocm
@@ -28,6 +29,12 @@ def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
     ]
 
 
+def test_a_kernel_without_calls_is_refused(tmp_path):
+    (tmp_path / "out_kernel_stats.csv").write_text(STATS.replace('",2,5000,', '",0,5000,'))
+    with pytest.raises(UsageError, match="out_kernel_stats.csv is damaged: row 2 has no calls"):
+        load_kernels.load(tmp_path / "out_kernel_stats.csv")
+
+
 def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     path = write_database(tmp_path / "a b?#_results.db")
     path.chmod(0o444)
@@ -37,15 +44,11 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_database_without_the_view_or_with_rows_that_are_no_launches_is_refused(tmp_path):
+def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
         load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
-    for name, rows, message in (
-        ("no_kernels", [], "has no rows"), ("negative", [(SCALE, 9, -5)], "kernels.0.duration: .* greater"),
-        ("null", [(None, 0, 1)], "kernels.0.name: .* string"),
-    ):  # fmt: skip
-        with pytest.raises(UsageError, match=message):
-            load_kernels.load(write_database(tmp_path / f"{name}_results.db", rows))
+    with pytest.raises(UsageError, match="has no rows"):
+        load_kernels.load(write_database(tmp_path / "cpu_results.db", launches=[]))
     whole = write_database(tmp_path / "results.db", LAUNCHES * 500).read_bytes()
     (tmp_path / "results.db").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match="is damaged"):
@@ -93,23 +96,50 @@ def test_what_are_no_ceilings_is_refused(tmp_path, content, message):
         rocm.read_rocprof_ceilings(put(tmp_path / "roofline.csv", content))
 
 
+def column(path, *names):
+    with path.open(newline="") as file:
+        return [tuple(row[name] for name in names) for row in csv.DictReader(file)]
+
+
 @needs_samples
-@pytest.mark.parametrize(
-    ("name", "source", "launches", "total_ns", "counters"),
-    [
-        ("rocprofv3-docs/kernel_trace.csv", "rocprofv3-kernel-trace", 9, 96_160, 0),
-        ("rocprofv3-docs/kernel_trace_truncated.csv", "rocprofv3-kernel-trace", 4, 44_840, 0),
-        ("rocprofv3-stats-excerpts/jacobi_kernel_stats.csv", "rocprofv3-kernel-stats", 6004, 1_267_306_899, 0),
-        ("rocprof-compute/kernel_names/MI200", "rocprof-compute", 3, 52_480, 27),
-        ("rocprof-compute-long/pmc_perf.csv", "rocprof-compute", 3, 691_521, 1),
-        ("rocprof-compute-long/pmc_perf.csv.gz", "rocprof-compute", 3, 691_521, 5),
-        ("rocprof-compute-long/pmc_perf_repeated.csv", "rocprof-compute", 3, 691_521, 5),
-    ],
-)
-def test_samples_of_amds_tools(name, source, launches, total_ns, counters):
-    found = load_kernels.load(SAMPLES / name)
-    assert (found.source, found.table.calls.sum(), found.table.duration_ns.sum()) == (source, launches, total_ns)
-    assert found.counters.shape[1] == counters and found.counters.notna().any().all()
+@pytest.mark.parametrize("name", ["kernel_trace", "kernel_trace_truncated"])
+def test_samples_of_kernel_traces(name):
+    path = SAMPLES / "rocprofv3-docs" / f"{name}.csv"
+    rows = column(path, "Kernel_Name", "Start_Timestamp", "End_Timestamp")
+    first = min(int(start) for _, start, _ in rows)
+    assert launch_rows(load_kernels.load(path)) == [
+        (name, int(start) - first, int(end) - int(start)) for name, start, end in rows
+    ]
+
+
+@needs_samples
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("rocprofv3-stats-excerpts/*kernel_stats*")), ids=lambda path: path.stem)
+def test_samples_of_statistics(path):
+    rows = {row.name: row for row in launches.summary(load_kernels.load(path))}
+    for name, calls, total, mean, low, high in column(path, "Name", "Calls", "TotalDurationNs", "AverageNs", "MinNs", "MaxNs"):
+        assert rows[name][2:4] + rows[name][5:7] == (int(calls), int(total), int(low), int(high))
+        assert rows[name].mean_ns == pytest.approx(float(mean))
+    assert rows[COPY].category == "memcpy"
+
+
+@needs_samples
+@pytest.mark.parametrize("workload", ["no_roof/MI300A_A1", "kernel_names/MI200"])
+def test_samples_of_rocprof_compute(workload):
+    folder = SAMPLES / "rocprof-compute" / workload
+    found = load_kernels.load(folder)
+    assert (found.source, found.path) == ("rocprof-compute", folder / "pmc_perf.csv")
+    times = column(folder / "timestamps.csv", "Start_Timestamp", "End_Timestamp")
+    assert list(found.table.duration_ns) == [int(end) - int(start) for start, end in times]
+    assert found.counters.notna().any().all() and all(
+        name[:2] in ("SQ", "SP", "CP", "TA", "TC", "TD", "GR") for name in found.counters
+    )
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["pmc_perf.csv", "pmc_perf.csv.gz", "pmc_perf_repeated.csv"])
+def test_samples_with_a_row_per_launch_and_counter(name):
+    found = load_kernels.load(SAMPLES / "rocprof-compute-long" / name)
+    assert len(found.table) == 3 and found.table.duration_ns.sum() == 691_521
 
 
 @needs_samples
