@@ -1,8 +1,10 @@
 """Fixtures: scripts run as a user runs them, in a folder of their own, on the CPU."""
 
+import contextlib
 import functools
 import importlib.util
 import os
+import resource
 import runpy
 import shutil
 import signal
@@ -140,6 +142,18 @@ def refused(execute) -> Callable[..., str]:
         return printed.err
 
     return run
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file can grow past `size` bytes, as if that were all the room left on the disk."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from common.config import ModelConfig
 from common.files import write_json
+from common.records import memory_files
+from common.studies import gemm_operations
 
 
 def record(**changes) -> dict:
@@ -88,6 +90,35 @@ def benchmark_of_shapes(models=("v1", "v2"), metrics=("throughput", "memory", "a
     ]  # fmt: skip
     own = {"packages": {"transformers": "5.0"}, "steps": 10, "repeats": 2, "accuracy_steps": 20, "accuracy": accuracy}
     return benchmark(cells, models=list(models), metrics=list(metrics), **own)
+
+
+def batch_search(trials: list[dict], found: dict, **changes) -> dict:
+    """A whole batch_search.json with these trials and what was found by them, for the target of memory."""
+    run = record(settings={"flash_attention": True}, training={"sequence_length": 8, "seed": 0}, **changes)
+    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
+    return {key: run[key] for key in keys} | found | {
+        "schema": memory_files.BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "trials": trials,
+    }  # fmt: skip
+
+
+def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
+    """A whole gemm_analysis.json: every product of a step runs at a quarter of the GEMM ceiling, every fused one at half."""
+    peak = 1e12
+
+    def timed(products, point, share):
+        for p in products:
+            ms = 2 * p["batch"] * p["m"] * p["n"] * p["k"] / (share * peak) * 1e3
+            summary = {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}
+            yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
+
+    return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
+        "schema": gemm_operations.SCHEMA, "element_bytes": 4,
+        "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
+        "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
+        "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
+        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
+    }  # fmt: skip
 
 
 def peers(path: Path, device: str = "A GPU", **ms: float) -> None:

@@ -4,6 +4,19 @@ from argparse import Namespace
 from pathlib import Path
 
 from common.config import ModelConfig
+from common.options import RunOptions
+from common.training import version_files
+
+PEER = ModelConfig(  # no value is a default of transformers
+    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
+)  # fmt: skip
+
+
+def resolved(config: Path | None, *flags: str) -> RunOptions:
+    """The options that comparisons share, on a CPU unless the flags say otherwise."""
+    chosen = ["--config", str(config)] if config else []
+    return version_files.resolve(version_files.parser(None).parse_args([*chosen, "--device", "cpu", *flags]))
 
 
 def benchmark(config: Path, **changes) -> Namespace:

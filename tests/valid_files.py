@@ -26,7 +26,7 @@ from common.analysis.reports import (
 from common.documents import compiled_kernels, lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read, read_json, write_json
-from common.records import kernel_benchmark_file, lab_file, memory_files, step_profile
+from common.records import kernel_benchmark_file, lab_file, step_profile
 from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -49,7 +49,7 @@ class Valid(NamedTuple):
 
     name: str
     write: Callable[[Path], object]
-    use: Callable[[Path], None]
+    use: Callable[[Path], object]
 
 
 def published(report: Report, path: Path) -> None:
@@ -126,32 +126,31 @@ def use_profile(path: Path) -> None:
 
 
 def use_profiles_of_sizes(path: Path) -> None:
-    folders = []
-    for number in (2, 3, 4):
-        folder = path.parent / f"run{number}"
-        folder.mkdir(exist_ok=True)
-        run = record(ceilings=CEILINGS, settings={}, training__batch_size=number)
-        write_json(folder / "profile_1.json", profile(run, OPERATORS, [{"name": "gemm"}], memory_peak_bytes=2**30 * number))
-        folders.append(folder)
-    first = path.parent / "run1"
-    first.mkdir(exist_ok=True)
-    shutil.copy(path, first / "profile_1.json")
-    published(growth.batch_scaling([first, *folders]), path)
+    runs = {number: record(ceilings=CEILINGS, settings={}, training__batch_size=number) for number in (2, 3, 4)}
+    published(growth.batch_scaling(with_others(path, runs)), path)
 
 
 def use_profiles_of_lengths(path: Path) -> None:
-    folders = []
+    runs = {}
     for number in (64, 256):
-        folder = path.parent / f"length{number}"
-        folder.mkdir(exist_ok=True)
         model = record()["model"] | {"max_sequence_length": number}
-        run = record(ceilings=CEILINGS, settings={"flash_attention": True}, training__sequence_length=number, model=model)
-        write_json(folder / "profile_1.json", profile(run, OPERATORS, [{"name": "gemm"}], memory_peak_bytes=2**30 * number))
-        folders.append(folder)
-    first = path.parent / "length128"
+        own = {"settings": {"flash_attention": True}, "training__sequence_length": number, "model": model}
+        runs[number] = record(ceilings=CEILINGS, **own)
+    published(growth.sequence_memory(with_others(path, runs)), path)
+
+
+def with_others(path: Path, runs: dict[int, dict]) -> list[Path]:
+    """Folders of a copy of the profile and of a profile of each run."""
+    first = path.parent / "first"
     first.mkdir(exist_ok=True)
     shutil.copy(path, first / "profile_1.json")
-    published(growth.sequence_memory([first, *folders]), path)
+    others = []
+    for number, run in runs.items():
+        folder = path.parent / f"run{number}"
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "profile_1.json", profile(run, OPERATORS, [{"name": "gemm"}], memory_peak_bytes=2**30 * number))
+        others.append(folder)
+    return [first, *others]
 
 
 def write_flops(path: Path) -> None:
@@ -199,18 +198,18 @@ def write_pmc(path: Path) -> None:
     path.write_text("\n".join(map(",".join, rows)) + "\n")
 
 
-def use_pmc(path: Path) -> None:
+def use_counters(path: Path) -> None:
     bandwidth.analyze(path, path.parent / "report", False)
+
+
+def use_pmc(path: Path) -> None:
+    use_counters(path)
     use_kernels(path)
 
 
 def write_ceilings(path: Path) -> None:
     path.write_text("device,HBMBw,HBMBwLow,FP32Flops,MFMABF16Flops\n0,1300.5,1200,20000,150000\n")
     write_pmc(path.with_name("pmc_perf.csv"))
-
-
-def use_ceilings(path: Path) -> None:
-    bandwidth.analyze(path.with_name("pmc_perf.csv"), path.parent / "report", False)
 
 
 def write_launches(path: Path) -> None:
@@ -226,29 +225,15 @@ def copied(source: Path) -> Callable[[Path], object]:
 
 
 def write_batch_search(path: Path) -> None:
-    run = record(settings={"flash_attention": True}, training={"sequence_length": 8, "seed": 0})
-    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
     times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
     trial = {"batch_size": 1, "status": "ok", "step_ms": times, "tokens_per_second": 9.0, "peak_mib": 9.0}
     out = {"batch_size": 2, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None}
-    write_json(path, {key: run[key] for key in keys} | {
-        "schema": memory_files.BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
-        "trials": [trial, out], "ended": "memory ran out", "batch_size": 1, "reason": "the largest",
-    })  # fmt: skip
+    found = {"ended": "memory ran out", "batch_size": 1, "reason": "the largest"}
+    write_json(path, records.batch_search([trial, out], found))
 
 
 def write_gemms(path: Path) -> None:
-    own = {key: record()[key] for key in ("command", "date", "device", "environment", "precision", "model")}
-    times = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
-    sizes = config.ModelConfig()
-
-    def timed(products: list) -> list[dict]:
-        return [{"batch_size": 2, "sequence_length": 8} | each | {"ms": times, "calls": 90} for each in products]
-
-    write_json(path, own | {
-        "schema": gemm_operations.SCHEMA, "element_bytes": 4, "batch_sizes": [2], "sequence_lengths": [8], "ceilings": CEILINGS,
-        "gemms": timed(gemm_operations.products(sizes, 2, 8)), "fused": timed(gemm_operations.fused_products(sizes, 2, 8)),
-    })  # fmt: skip
+    write_json(path, records.gemms(config.ModelConfig(), [(2, 8)]))
 
 
 def shortened(name: str) -> Callable[[Path], object]:
@@ -263,10 +248,6 @@ def use_lab(path: Path) -> None:
     published(lab_dashboard.page(read(path, lab_file.Lab)), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
-
-
-def use_compiled(path: Path) -> None:
-    compiled_kernels.summary([path])
 
 
 def write_kernel_benchmark(path: Path) -> None:
@@ -311,50 +292,27 @@ def write_stages(path: Path) -> None:
         path.with_name(f"stage{number}_profile.csv").write_text(table)
 
 
-def use_stages(path: Path) -> None:
-    published(compare_stages.report(compare_stages.read(path.parent)), path)
-
-
-def write_yaml(path: Path) -> None:
-    path.write_text(json.dumps({"model": {"hidden_size": 64, "num_layers": 2}, "training": {"learning_rate": 1e-3, "seed": 1}}))
-
-
-def use_gemms(path: Path) -> None:
-    gemm_operations.analyze(path, path.parent / "report")
-
-
-def use_flops(path: Path) -> None:
-    published(flop_counts.report(flop_counts.read(path)), path)
-
-
-def use_config(path: Path) -> None:
-    config.resolve(file=path)
-
-
-def write_stats(path: Path) -> None:
-    path.write_text(STATS)
-
-
+CONFIG = {"model": {"hidden_size": 64, "num_layers": 2}, "training": {"learning_rate": 1e-3, "seed": 1}}
 VALID = [
     Valid("metrics.json", write_run, use_run),
     Valid("metrics_of_v1.json", write_run, use_run_of_a_version),
     Valid("profile_1.json", write_profile, use_profile),
     Valid("profile_of_a_size.json", write_profile, use_profiles_of_sizes),
     Valid("profile_of_a_length.json", write_profile, use_profiles_of_lengths),
-    Valid("flops_profile.json", write_flops, use_flops),
+    Valid("flops_profile.json", write_flops, lambda path: published(flop_counts.report(flop_counts.read(path)), path)),
     Valid("trace_1.json", write_trace, use_trace),
     Valid("trace_2.json", write_trace, use_kernels),
     Valid("trace_3.json", lambda path: path.write_text(json.dumps(rank_trace(0))), use_traces_of_ranks),
     Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), use_kernels),
-    Valid("a_kernel_stats.csv", write_stats, use_kernels),
+    Valid("a_kernel_stats.csv", lambda path: path.write_text(STATS), use_kernels),
     Valid("a_results.db", write_launches, use_kernels),
     Valid("pmc_perf.csv", write_pmc, use_pmc),
     Valid("pmc_perf_long.csv", copied(FIXTURES / "pmc_perf_long.csv"), use_kernels),
-    Valid("roofline.csv", write_ceilings, use_ceilings),
+    Valid("roofline.csv", write_ceilings, lambda path: use_counters(path.with_name("pmc_perf.csv"))),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
     Valid("batch_search.json", write_batch_search, lambda path: published(batch_size.analyze(path), path)),
-    Valid("gemm_analysis.json", write_gemms, use_gemms),
+    Valid("gemm_analysis.json", write_gemms, lambda path: gemm_operations.analyze(path, path.parent / "report")),
     Valid(
         "fusion_ablation.json",
         shortened("h100/v2_ablation_tiny_fp32.json"),
@@ -363,15 +321,16 @@ VALID = [
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
     Valid("scaling.json", lambda path: write_json(path, records.scaling()), use_scaling),
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
-    Valid("kernels.json", shortened("compiled/kernels.json"), use_compiled),
+    Valid("kernels.json", shortened("compiled/kernels.json"), lambda path: compiled_kernels.summary([path])),
     Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
     Valid(
         "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
     ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
     Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
-    Valid("stage0_metrics.json", write_stages, use_stages),
-    Valid("stage1_metrics.json", write_stages, use_stages),
-    Valid("stage1_profile.csv", write_stages, use_stages),
-    Valid("config.yaml", write_yaml, use_config),
+    *(
+        Valid(name, write_stages, lambda path: published(compare_stages.report(compare_stages.read(path.parent)), path))
+        for name in ("stage0_metrics.json", "stage1_metrics.json", "stage1_profile.csv")
+    ),
+    Valid("config.yaml", lambda path: path.write_text(json.dumps(CONFIG)), lambda path: config.resolve(file=path)),
 ]

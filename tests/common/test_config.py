@@ -1,6 +1,7 @@
 """Configuration: the order of precedence, and one clear line for every value that is refused."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from common import config
@@ -25,11 +26,6 @@ def yaml(tmp_path: Path):
 # -------------------------------------------------------------------------------------------------------- precedence
 
 
-def test_defaults_are_the_tiny_preset() -> None:
-    resolved = config.resolve()
-    assert resolved.model == ModelConfig() and resolved.training == TrainingConfig()
-
-
 def test_flags_win_over_the_file_over_the_preset_over_defaults(yaml) -> None:
     file = yaml("model:\n  num_layers: 3\n  intermediate_size: 96\ntraining:\n  batch_size: 2\n")
     flags = dict(model=dict(intermediate_size=64, hidden_size=None), training=dict(seed=7, batch_size=None))
@@ -48,7 +44,9 @@ def test_every_preset_is_valid(preset: str) -> None:
     assert resolved.training.sequence_length <= resolved.model.max_sequence_length
 
 
-def test_large_is_the_shape_of_tinyllama_1b() -> None:
+def test_defaults_are_the_tiny_preset_and_large_is_the_shape_of_tinyllama_1b() -> None:
+    assert config.resolve() == config.resolve("tiny") and config.resolve().model == ModelConfig()
+    assert config.resolve().training == TrainingConfig()
     model = config.resolve("large").model
     assert (model.hidden_size, model.num_layers, model.num_attention_heads, model.num_key_value_heads) == (2048, 22, 32, 4)
     assert (model.intermediate_size, model.vocab_size, model.head_dim) == (5632, 32000, 64)
@@ -64,19 +62,17 @@ def test_rotary_tables_grow_with_the_sequence_length() -> None:
     assert config.resolve(training=dict(sequence_length=500)).model.max_sequence_length == 500
 
 
+RATES = {"1e-3": 1e-3, "1E+1": 10, "2.5e-3": 2.5e-3, ".5": 0.5, "5.": 5, "+0.1": 0.1, "1": 1, "'0.5'": 0.5}
+STEPS = {"10": 10, "010": 10, "0o10": 8, "0x10": 16, "+10": 10, "!!int 010": 10}
+
+
 @pytest.mark.parametrize(
-    ("text", "rate"),
-    [("1e-3", 1e-3), ("1E+1", 10), ("2.5e-3", 2.5e-3), (".5", 0.5), ("5.", 5), ("+0.1", 0.1), ("1", 1), ("'0.5'", 0.5)],
+    ("key", "text", "value"),
+    [*(("learning_rate", *rate) for rate in RATES.items()), *(("num_steps", *steps) for steps in STEPS.items())],
 )
-def test_numbers_of_a_file(yaml, text: str, rate: float) -> None:
-    """By YAML 1.1, 1e-3 is text."""
-    assert config.resolve(file=yaml(f"training:\n  learning_rate: {text}\n")).training.learning_rate == rate
-
-
-@pytest.mark.parametrize(("text", "steps"), [("10", 10), ("010", 10), ("0o10", 8), ("0x10", 16), ("+10", 10), ("!!int 010", 10)])
-def test_whole_numbers_of_a_file(yaml, text: str, steps: int) -> None:
-    """By YAML 1.1, 010 is octal."""
-    assert config.resolve(file=yaml(f"training: {{num_steps: {text}}}")).training.num_steps == steps
+def test_numbers_of_a_file(yaml, key: str, text: str, value: float) -> None:
+    """By YAML 1.1, 1e-3 is text and 010 is octal."""
+    assert getattr(config.resolve(file=yaml(f"training:\n  {key}: {text}\n")).training, key) == value
 
 
 def test_a_key_that_a_merge_brings_may_be_given_again(yaml) -> None:
@@ -85,17 +81,9 @@ def test_a_key_that_a_merge_brings_may_be_given_again(yaml) -> None:
     assert (resolved.training.seed, resolved.training.batch_size, resolved.model.num_layers) == (3, 2, 2)
 
 
-def test_either_section_may_be_missing(yaml) -> None:
-    assert config.resolve(file=yaml("model: {num_layers: 1}\n")).model.num_layers == 1
-    assert config.resolve(file=yaml("training: {seed: 1}\n")).training.seed == 1
-
-
 # ------------------------------------------------------------------------------------------------------------ errors
 
 BAD_FILES = {
-    "unknown key": ("model: {hidden_dim: 64}", "unknown key model.hidden_dim"),
-    "unknown section": ("optimizer: {lr: 1}", "unknown key optimizer"),
-    "several at once": ("model: {a: 1, num_layers: 0}", "unknown key model.a"),
     "text for a number": ("model: {num_layers: many}", r"model.num_layers = 'many': input should be a valid integer"),
     "half a layer": ("model: {num_layers: 1.5}", r"model.num_layers = 1.5: input should be a valid integer"),
     "a list for a number": ("training: {batch_size: [8]}", r"training.batch_size = \[8\]: input should be a valid integer"),
@@ -138,43 +126,47 @@ def test_bad_file(text: str, message: str, yaml) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read config .*nowhere.yaml: No such file or directory"):
-        config.resolve(file=tmp_path / "nowhere.yaml")
+SEVERAL = [
+    (
+        "model: {layers: 2, vocab_size: 0}\ntraining: {batch_size: -1}\n", {},
+        ("unknown key model.layers", "model.vocab_size = 0", "training.batch_size = -1"),
+    ),
+    (
+        "model: {hidden_dim: 64}\ntraining: {lr: 1}\noptimizer: {beta: 2}\n", {},
+        (
+            "config {}: unknown key model.hidden_dim (known: vocab_size, hidden_size, num_layers, ",
+            "config {}: unknown key training.lr (known: batch_size, sequence_length, num_steps, learning_rate, seed)",
+            "config {}: unknown key optimizer (known: model, training)",
+        ),
+    ),
+    (
+        "model: {num_layers: 0}\ntraining: {batch_size: 0}\n", {"batch_size": -1},
+        ("config {}: model.num_layers = 0: ", "; training.batch_size = -1: "),
+    ),
+]  # fmt: skip
 
 
-def test_file_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "model.yaml").write_bytes(b"\x89PNG\r\n\xff\x00")
-    with pytest.raises(UsageError, match="model.yaml is not valid YAML"):
-        config.resolve(file=tmp_path / "model.yaml")
-
-
-def test_all_mistakes_are_named_at_once(yaml) -> None:
+@pytest.mark.parametrize(("text", "flags", "messages"), SEVERAL, ids=["unknown and wrong", "unknown", "in the file and a flag"])
+def test_all_mistakes_are_named_at_once_and_the_file_where_they_stand_there(yaml, text, flags, messages) -> None:
+    file = yaml(text)
     with pytest.raises(UsageError) as error:
-        config.resolve(file=yaml("model: {layers: 2, vocab_size: 0}\ntraining: {batch_size: -1}\n"))
-    for key in ("model.layers", "model.vocab_size = 0", "training.batch_size = -1"):
-        assert key in str(error.value)
+        config.resolve(file=file, training=flags)
+    assert all(message.format(file) in str(error.value) for message in messages), error.value
 
 
-def test_an_unknown_key_names_the_file_and_what_is_known(yaml) -> None:
-    file = yaml("model: {hidden_dim: 64}\ntraining: {lr: 1}\noptimizer: {beta: 2}\n")
-    with pytest.raises(UsageError) as error:
-        config.resolve(file=file)
-    for said in (
-        "unknown key model.hidden_dim (known: vocab_size, hidden_size, num_layers, ",
-        "unknown key training.lr (known: batch_size, sequence_length, num_steps, learning_rate, seed)",
-        "unknown key optimizer (known: model, training)",
-    ):
-        assert f"config {file}: {said}" in str(error.value)
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (str, "cannot read config .*missing: No such file or directory"),
+    "binary": (lambda path: path.write_bytes(b"\x89PNG\r\n\xff\x00"), "binary is not valid YAML"),
+    "pipe": (os.mkfifo, "--config .*pipe is a pipe that no process writes to"),
+}
 
 
-def test_a_wrong_value_names_the_file_only_if_it_stands_there(yaml) -> None:
-    file = yaml("model: {num_layers: 0}\ntraining: {batch_size: 0}\n")
-    with pytest.raises(UsageError) as error:
-        config.resolve(file=file, training=dict(batch_size=-1))
-    assert str(error.value).startswith(f"config {file}: model.num_layers = 0: ") and "; training.batch_size = -1: " in str(
-        error.value
-    )
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    make, message = UNREADABLE[name]
+    make(tmp_path / name)
+    with pytest.raises(UsageError, match=message):
+        config.resolve(file=tmp_path / name)
 
 
 def test_sizes_have_an_upper_bound(yaml) -> None:
@@ -182,12 +174,6 @@ def test_sizes_have_an_upper_bound(yaml) -> None:
     for key in ("vocab_size", "hidden_size", "num_layers", "intermediate_size", "max_sequence_length"):
         with pytest.raises(UsageError, match=f"model.{key} = 1000000001: input should be less than or equal to 1000000000"):
             config.resolve(file=yaml(f"model: {{{key}: 1000000001}}"))
-
-
-def test_a_pipe_that_no_one_writes_to(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="--config .*pipe is a pipe that no process writes to"):
-        config.resolve(file=tmp_path / "pipe")
 
 
 def test_a_file_that_may_not_be_read_names_the_flag(yaml, monkeypatch) -> None:

@@ -30,11 +30,30 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "tiny_llama"
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The text, and the cache of its tokens."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "text.py").write_text(TEXT, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        data.load(str(folder / "text.py"), 300, seed=0)
+    return folder
+
+
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.py"
     path.write_text(TEXT, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def filled(built: Path, cache: Path, text_file: Path) -> Path:
+    """This test's cache with the entry of its text."""
+    shutil.copytree(built / "cache/tiny_llama", cache)
+    (entry,) = entries(cache)
+    return entry
 
 
 def entries(cache: Path) -> list[Path]:
@@ -62,17 +81,15 @@ def test_targets_are_the_inputs_shifted_by_one() -> None:
         assert torch.equal(input_ids[:, 1:], targets[:, :-1])
 
 
-def test_same_seed_same_batches() -> None:
-    one, again, other = (draw(counting(1000), (3, 16), 5, seed) for seed in (1, 1, 2))
+def test_batches_follow_the_seed_start_over_at_the_end_and_begin_those_of_a_longer_run() -> None:
+    """So a run that goes on from a checkpoint with more steps sees what it would have seen."""
+    one, again, longer, other = (
+        data.Batches(counting(1000), 3, 16, count, seed, CPU) for count, seed in ((5, 1), (5, 1), (50, 1), (5, 2))
+    )
     for i in range(5):
-        assert torch.equal(one[i][0], again[i][0]) and torch.equal(one[i][1], again[i][1])
-        assert not torch.equal(one[i][0], other[i][0])
-
-
-def test_batches_start_over_at_the_end() -> None:
-    source = data.Batches(counting(1000), 3, 16, 5, 0, CPU)
-    assert torch.equal(source[0][0], source[5][0])
-    assert not torch.equal(source[0][0], source[1][0])
+        assert torch.equal(one[i][0], again[i][0]) and torch.equal(one[i][0], longer[i][0])
+        assert torch.equal(one[i][0], one[i + 5][0]) and not torch.equal(one[i][0], other[i][0])
+    assert not torch.equal(one[0][0], one[1][0])
 
 
 def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() -> None:
@@ -83,21 +100,12 @@ def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() 
             assert torch.equal(torch.cat(tensors), expected)
 
 
-def test_a_longer_run_begins_with_the_batches_of_a_shorter_one() -> None:
-    """So a run that goes on from a checkpoint with more steps sees what it would have seen."""
-    short, long = (data.Batches(counting(1000), 3, 16, count, 0, CPU) for count in (5, 50))
-    assert all(torch.equal(short[i][0], long[i][0]) for i in range(5))
-
-
 def test_every_window_of_the_data_can_be_drawn() -> None:
     starts = {int(input_ids[0, 0]) for input_ids, _ in draw(counting(12), (1, 8), 100)}
     assert starts == {0, 1, 2, 3}  # 12 tokens hold 4 windows of 8 + 1
-
-
-def test_data_too_short_for_the_sequence_length() -> None:
+    assert draw(counting(16), (1, 15), 1)[0][1].tolist() == [list(range(1, 16))]
     with pytest.raises(UsageError, match="counting.txt has 16 tokens, too few for a sequence length of 16: lower --seq-len"):
         draw(counting(16), (1, 16), 1)
-    assert draw(counting(16), (1, 15), 1)[0][1].tolist() == [list(range(1, 16))]
 
 
 # --------------------------------------------------------------------------------------------------------- synthetic
@@ -119,26 +127,12 @@ def test_entropy_floor_is_that_of_the_stream(vocab_size: int) -> None:
     assert abs(entropy - dataset.entropy_floor) < 4e-3
     assert (np.count_nonzero(pairs, axis=1) == min(8, vocab_size)).all()  # each state has as many successors as it should
     assert 0 < dataset.entropy_floor < np.log(vocab_size)
-
-
-def test_synthetic_data_repeats_by_seed() -> None:
-    one, again, other = data.load("synthetic", 50, 1), data.load("synthetic", 50, 1), data.load("synthetic", 50, 2)
-    assert np.array_equal(one.tokens, again.tokens) and one.sha256 == again.sha256
-    assert one.sha256 != other.sha256
-    assert one.tokenizer is None
+    again, other = (data.load("synthetic", vocab_size, seed) for seed in (3, 4))
+    assert np.array_equal(dataset.tokens, again.tokens) and dataset.sha256 == again.sha256 != other.sha256
+    assert dataset.tokenizer is None
 
 
 # -------------------------------------------------------------------------------------------------------------- text
-
-
-def test_text_goes_through_a_tokenizer_and_back(cache: Path, text_file: Path) -> None:
-    dataset = data.load(str(text_file), 300, seed=0)
-    tokenizer = Tokenizer.from_file(str(dataset.tokenizer))
-    assert tokenizer.decode(dataset.tokens.tolist()) == TEXT
-    assert tokenizer.get_vocab_size() == 300
-    assert dataset.tokens.max() < 300
-    assert len(dataset.tokens) < len(TEXT.encode())  # merges were learnt
-    assert dataset.entropy_floor is None
 
 
 def test_standard_library_is_the_default_text() -> None:
@@ -151,8 +145,12 @@ def test_standard_library_is_the_default_text() -> None:
     assert first.read_text(encoding="utf-8").startswith(start[:500])
 
 
-def test_second_load_builds_nothing(cache: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_file: Path) -> None:
     first = data.load(str(text_file), 300, seed=0)
+    tokenizer = Tokenizer.from_file(str(first.tokenizer))
+    assert tokenizer.decode(first.tokens.tolist()) == TEXT
+    assert tokenizer.get_vocab_size() == 300 > first.tokens.max() and first.entropy_floor is None
+    assert len(first.tokens) < len(TEXT.encode())  # merges were learnt
     (entry,) = entries(cache)
     times = {path.name: path.stat().st_mtime_ns for path in entry.iterdir()}
     assert times.keys() == {"meta.json", "tokenizer.json", "tokens.npy"}
@@ -160,10 +158,6 @@ def test_second_load_builds_nothing(cache: Path, text_file: Path, monkeypatch: p
     assert np.array_equal(first.tokens, second.tokens)
     assert entries(cache) == [entry]
     assert {path.name: path.stat().st_mtime_ns for path in entry.iterdir()} == times
-
-
-def test_other_text_or_vocabulary_has_an_entry_of_its_own(cache: Path, text_file: Path) -> None:
-    first = data.load(str(text_file), 300, seed=0)
     data.load(str(text_file), 320, seed=0)
     text_file.write_text(TEXT + "x = 1\n", encoding="utf-8")
     third = data.load(str(text_file), 300, seed=0)
@@ -171,40 +165,28 @@ def test_other_text_or_vocabulary_has_an_entry_of_its_own(cache: Path, text_file
     assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+CUT = object()  # the file's last bytes are missing
+DAMAGES: list[tuple[str, object]] = [
+    ("tokens.npy", CUT), ("tokens.npy", None), ("tokenizer.json", "{}"), ("meta.json", None), ("meta.json", CUT),
+    ("meta.json", ""), ("meta.json", '{"hello": 1}'), ("meta.json", "[]"),
+    *(("meta.json", f'{{"schema": "tiny-llama-tokens/1"{files}}}') for files in (', "files": {}', "", ', "files": [1]')),
+]  # fmt: skip
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "tokens cut off": lambda entry: cut(entry / "tokens.npy"),
-    "tokens missing": lambda entry: (entry / "tokens.npy").unlink(),
-    "tokenizer replaced": lambda entry: (entry / "tokenizer.json").write_text("{}"),
-    "record missing": lambda entry: (entry / "meta.json").unlink(),
-    "record cut off": lambda entry: cut(entry / "meta.json"),
-    "record empty": lambda entry: (entry / "meta.json").write_text(""),
-    "record of something else": lambda entry: (entry / "meta.json").write_text('{"hello": 1}'),
-    "record not an object": lambda entry: (entry / "meta.json").write_text("[]"),
-    "record of no files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": {}}'),
-    "record without its files": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1"}'),
-    "record of a list": lambda entry: (entry / "meta.json").write_text('{"schema": "tiny-llama-tokens/1", "files": [1]}'),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_cache_is_built_again(damage: Callable[[Path], None], cache: Path, text_file: Path) -> None:
-    before = data.load(str(text_file), 300, seed=0).tokens.copy()  # they are a map of the file
-    (entry,) = entries(cache)
-    damage(entry)
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_damaged_cache_is_built_again(name: str, damage: object, cache: Path, text_file: Path, filled: Path) -> None:
+    entry, content, before = filled, (filled / name).read_bytes(), np.load(filled / "tokens.npy")
+    (entry / name).unlink()
+    if damage is not None:
+        (entry / name).write_bytes(content[:-100] if damage is CUT else str(damage).encode())
     after = data.load(str(text_file), 300, seed=0)
     assert np.array_equal(before, after.tokens)
     assert entries(cache) == [entry]  # and nothing half-built beside it
     assert np.array_equal(np.load(entry / "tokens.npy"), before)
 
 
-def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_file: Path, monkeypatch) -> None:
-    data.load(str(text_file), 300, seed=0)
-    (entry,) = entries(cache)
-    (entry / "meta.json").unlink()
+def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_file: Path, filled: Path, monkeypatch) -> None:
+    (filled / "meta.json").unlink()
     intact, asked = data._intact, []
 
     def removed_meanwhile(folder: Path) -> bool:
@@ -215,48 +197,17 @@ def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_fi
 
     monkeypatch.setattr(data, "_intact", removed_meanwhile)
     assert len(data.load(str(text_file), 300, seed=0).tokens)
-    assert asked == [False, False] and entries(cache) == [entry]
+    assert asked == [False, False] and entries(cache) == [filled]
 
 
-def test_processes_that_start_at_once_on_an_empty_cache(cache: Path, text_file: Path) -> None:
-    program = "import sys; from common import data; print(data.load(sys.argv[1], 300, 0).tokens.tobytes().hex())"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(text_file)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    finished = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], finished
-    assert {output for output, _ in finished} == {data.load(str(text_file), 300, 0).tokens.tobytes().hex() + "\n"}
-    assert len(entries(cache)) == 1
-
-
-def test_read_only_home_sends_the_cache_to_the_temporary_folder(
+def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder_and_this_users_alone(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))  # below a file nobody can write, not even root
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    dataset = data.load(str(text_file), 300, seed=0)
-    assert tmp_path / "tmp" in dataset.tokenizer.parents
-
-
-def test_no_folder_for_the_cache(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder that can"):
         data.load(str(text_file), 300, seed=0)
-
-
-def test_a_cache_in_the_temporary_folder_is_this_users_alone(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cache = tmp_path / f"tiny_llama-{os.getuid()}"
     cache.mkdir()
@@ -264,7 +215,7 @@ def test_a_cache_in_the_temporary_folder_is_this_users_alone(
     with pytest.raises(UsageError, match="by this user alone: set XDG_CACHE_HOME"):
         data.load(str(text_file), 300, seed=0)
     cache.rmdir()
-    data.load(str(text_file), 300, seed=0)
+    assert cache in data.load(str(text_file), 300, seed=0).tokenizer.parents
     assert cache.stat().st_mode & 0o777 == 0o700
     cache.rename(tmp_path / "elsewhere")
     cache.symlink_to(tmp_path / "elsewhere")
@@ -314,14 +265,23 @@ def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece
     assert np.array_equal(whole.tokens, dataset.tokens) and whole.sha256 == dataset.sha256
 
 
-def test_only_a_part_of_a_long_text_trains_the_tokenizer(cache, text_file, monkeypatch) -> None:
-    whole = data.load(str(text_file), 300, seed=0)
+def test_only_a_part_of_a_long_text_trains_the_tokenizer_and_long_work_says_how_far_it_has_come(
+    cache, text_file, filled, monkeypatch
+) -> None:
+    notes = []
+
+    @contextlib.contextmanager
+    def noted(what: str):
+        yield notes.append
+
+    monkeypatch.setattr(data, "progress", noted)
     monkeypatch.setattr(data, "PIECE", 500)
     monkeypatch.setattr(data, "TRAINING_TEXT", len(TEXT) // 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     part = data.load(str(text_file), 300, seed=0)
     assert Tokenizer.from_file(str(part.tokenizer)).decode(part.tokens.tolist()) == TEXT
-    assert part.tokenizer.read_text() != whole.tokenizer.read_text()
+    assert part.tokenizer.read_text() != (filled / "tokenizer.json").read_text()
+    assert notes[0] == "training the tokenizer" and notes[-1] == "100% encoded" and len(notes) > 5
 
 
 MEMORY = """
@@ -330,36 +290,32 @@ from common import data
 def peak():
     bytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return bytes / (2**20 if sys.platform == "darwin" else 2**10)
-data.load(sys.argv[1], 300, 0)
+short = data.load(sys.argv[1], 300, 0).tokens.tobytes().hex()
 before = peak()
 dataset = data.load(sys.argv[2], 300, 0)
-print(peak() - before, len(dataset.tokens))
+print(peak() - before, len(dataset.tokens), short)
 """
 
 
-def test_the_memory_does_not_grow_with_the_text(cache, tmp_path, text_file) -> None:
+def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not_grow_with_the_text(
+    cache: Path, tmp_path: Path, text_file: Path
+) -> None:
     """Of text that was encoded as a whole, 6 MB took 0.7 GiB."""
     (tmp_path / "long.txt").write_text(TEXT * 150)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(text_file), str(tmp_path / "long.txt")],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    grown, tokens = map(float, done.stdout.split())
-    assert tokens > 750_000 and grown < 300, "MiB"
-
-
-def test_long_work_says_how_far_it_has_come(cache, text_file, monkeypatch) -> None:
-    notes = []
-
-    @contextlib.contextmanager
-    def noted(what: str):
-        yield notes.append
-
-    monkeypatch.setattr(data, "progress", noted)
-    monkeypatch.setattr(data, "PIECE", 1000)
-    data.load(str(text_file), 300, seed=0)
-    assert notes[0] == "training the tokenizer" and notes[-1] == "100% encoded" and len(notes) > 5
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMORY, str(text_file), str(second)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for second in (tmp_path / "long.txt", text_file, text_file)
+    ]  # fmt: skip
+    finished = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], finished
+    said = [output.split() for output, _ in finished]
+    assert {short for *_, short in said} == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()}
+    assert int(said[0][1]) > 750_000 and float(said[0][0]) < 300, "MiB"
+    assert len(entries(cache)) == 2
 
 
 def test_a_word_without_end_is_refused(tmp_path, monkeypatch) -> None:
@@ -404,15 +360,9 @@ def test_a_file_that_is_no_text_is_refused(cache: Path, tmp_path: Path, name: st
     assert not cache.exists()
 
 
-def test_vocabulary_below_the_bytes(text_file: Path) -> None:
-    with pytest.raises(UsageError, match="vocabulary of 255: text needs at least 256"):
-        data.load(str(text_file), 255, seed=0)
-
-
-def test_short_text_works_while_it_fits_a_window(cache: Path, tmp_path: Path) -> None:
+def test_the_smallest_vocabulary_and_text(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
     dataset = data.load(str(tmp_path / "short.txt"), 256, seed=0)
-    assert len(dataset.tokens) == 3
-    assert draw(dataset, (2, 2), 1)[0][0].shape == (2, 2)
-    with pytest.raises(UsageError, match="has 3 tokens, too few for a sequence length of 128"):
-        draw(dataset, (2, 128), 1)
+    assert len(dataset.tokens) == 3 and draw(dataset, (2, 2), 1)[0][0].shape == (2, 2)
+    with pytest.raises(UsageError, match="vocabulary of 255: text needs at least 256"):
+        data.load(str(tmp_path / "short.txt"), 255, seed=0)

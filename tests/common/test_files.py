@@ -11,6 +11,7 @@ from common import files
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import RunError, UsageError
 from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
+from tests.conftest import room_for
 
 import pytest
 from pydantic import PositiveInt
@@ -23,11 +24,16 @@ CONTENT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["result.json", "result.json.gz"])
-def test_what_was_written_is_read_again(tmp_path, name):
-    write_json(tmp_path / name, CONTENT)
-    assert read_json(tmp_path / name) == CONTENT
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+def test_what_was_written_is_read_again_with_the_mode_that_the_user_wants(tmp_path):
+    for name in ("a.json", "a.json.gz", "b.json.gz"):
+        write_json(tmp_path / name, CONTENT)
+        assert read_json(tmp_path / name) == CONTENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.gz", "b.json.gz"]
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "plain").write_text(f"[{2**63 - 1}, {-(2**63)}, 0]")
+    assert read_json(tmp_path / "plain") == [2**63 - 1, -(2**63), 0], "integers of 64 bits stay exact"
 
 
 def test_a_row_is_a_line_and_a_list_of_numbers_too(tmp_path):
@@ -38,22 +44,28 @@ def test_a_row_is_a_line_and_a_list_of_numbers_too(tmp_path):
     assert all(any(line.strip().rstrip(",") == json.dumps(row) for line in lines) for row in [*CONTENT["rows"], [1, 2], [3, 4]])
 
 
-def test_compressed_files_of_equal_content_are_equal(tmp_path):
-    for name in ("a.json.gz", "b.json.gz"):
-        write_json(tmp_path / name, CONTENT)
-    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
-
-
 def test_nothing_is_left_of_content_that_cannot_be_written(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "result.json", {"path": tmp_path})
     assert not list(tmp_path.iterdir())
 
 
-def test_a_link_to_a_file_stays_one(tmp_path):
-    (tmp_path / "link.json").symlink_to(tmp_path / "record.json")
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
+    (tmp_path / "result.json").write_text("of an earlier run")
+    with room_for(200), pytest.raises(OSError, match="File too large"):
+        write_json(tmp_path / "result.json", CONTENT)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of an earlier run"]
+
+
+def test_links_are_followed_and_a_loop_of_them_is_refused_before_any_work(tmp_path):
+    for name, target in (("link", "record"), ("new", "far/record"), ("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.json").symlink_to(tmp_path / f"{target}.json")
     write_json(tmp_path / "link.json", {"a": 1})
     assert (tmp_path / "link.json").is_symlink() and read_json(tmp_path / "record.json") == {"a": 1}
+    write_measurement(writable_file(tmp_path / "new.json", "--output"), {"a": 1}, "--output")
+    assert read_json(tmp_path / "far/record.json") == {"a": 1}, "a folder that was not there yet"
+    with pytest.raises(UsageError, match=r"--metrics-out: cannot write .*a.json: Too many levels of symbolic links"):
+        writable_file(tmp_path / "a.json", "--metrics-out")
 
 
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path):
@@ -72,12 +84,6 @@ def test_a_temporary_file_has_a_name_that_no_one_can_foresee(tmp_path, monkeypat
     with pytest.raises(FileExistsError):
         write_json(tmp_path / "result.json", CONTENT)
     assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "result.json").exists()
-
-
-def test_a_file_has_the_mode_that_the_user_wants(tmp_path):
-    write_json(tmp_path / "result.json", CONTENT)
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "result.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 # ------------------------------------------------------------------------------------------------------------- pipes
@@ -109,19 +115,6 @@ def test_a_device_is_refused(device):
         read_json(Path(device))
 
 
-def test_a_loop_of_links_is_refused_before_any_work(tmp_path):
-    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
-    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
-    with pytest.raises(UsageError, match=r"--metrics-out: cannot write .*a.json: Too many levels of symbolic links"):
-        writable_file(tmp_path / "a.json", "--metrics-out")
-
-
-def test_a_link_to_a_file_that_is_not_there_yet_gets_its_folder(tmp_path):
-    (tmp_path / "link.json").symlink_to(tmp_path / "far/record.json")
-    write_measurement(writable_file(tmp_path / "link.json", "--output"), {"a": 1}, "--output")
-    assert read_json(tmp_path / "far/record.json") == {"a": 1}
-
-
 class Full:
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")
@@ -138,16 +131,23 @@ def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys, monke
     with pytest.raises(RunError, match=r"cannot write .*out.json \(--output\): Is a directory; it was printed instead"):
         write_measurement(tmp_path / "out.json", CONTENT, "--output")
     printed = capsys.readouterr()
-    assert json.loads(printed.err if full else printed.out) == CONTENT and [path.name for path in tmp_path.iterdir()] == [
-        "out.json"
-    ]
+    assert json.loads(printed.err if full else printed.out) == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"])
-def test_what_is_nested_too_deep_is_refused(tmp_path, text):
-    (tmp_path / "deep.json").write_text(text)
-    with pytest.raises(UsageError, match="deep.json is damaged: its lists or objects are nested too deep"):
-        read_json(tmp_path / "deep.json")
+DEEP = "a.json is damaged: its lists or objects are nested too deep"
+REFUSED = [
+    ("", "a.json is empty"), ("{", "a.json is not JSON or is cut off: .* at line 1"), ("[]", "not a file of schema x/1"),
+    ('{"schema": "y"}', r"not a file of schema x/1 \(found: y\)"),
+    ("[" * 100_000, DEEP), ('{"a": ' * 100_000, DEEP), ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", DEEP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=lambda value: value[:20])
+def test_what_is_no_result_is_refused(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_json(tmp_path / "a.json", "x/1")
 
 
 class Model(TypedDict):
@@ -162,11 +162,6 @@ def test_a_number_that_is_none_is_refused_by_its_field(tmp_path, key, others, va
     (tmp_path / "a.json").write_text(f'{{"schema": "x/1", {others}, "{key}": {value}}}')
     with pytest.raises(UsageError, match=f"a.json: {key}: Input should be"):
         read(tmp_path / "a.json", Model)
-
-
-def test_integers_of_64_bits_stay_exact(tmp_path):
-    (tmp_path / "a.json").write_text(f"[{2**63 - 1}, {-(2**63)}, 0]")
-    assert read_json(tmp_path / "a.json") == [2**63 - 1, -(2**63), 0]
 
 
 def test_text_that_utf8_cannot_hold_is_written(tmp_path):

@@ -14,6 +14,7 @@ from common.preflight import Check
 from tests.conftest import needs_interpreter
 from tests.stand_ins import Machine
 
+import numpy
 import pytest
 import torch
 
@@ -61,17 +62,14 @@ def test_a_laptop_is_ready_for_version_1(machine, monkeypatch, capsys, tmp_path)
 
 
 def test_without_a_package_version_1_is_not_ready(machine, monkeypatch, capsys):
+    assert flight(monkeypatch, "--json", machine.script / "preflight.json") == 2
+    assert capsys.readouterr().out == "", "a result that cannot be written is refused before any check"
     real = preflight.version_of
     monkeypatch.setattr(preflight, "version_of", lambda name: None if name == "tokenizers" else real(name))
     assert flight(monkeypatch) == 1
     printed = capsys.readouterr().out
     assert "missing  packages         no tokenizers; then no script runs; to mend it: run `make setup`" in printed
     assert printed.endswith("Version 1 can't be run: mend what is missing for it first\n")
-
-
-def test_a_result_that_cannot_be_written_is_refused_before_any_check(machine, monkeypatch, capsys):
-    assert flight(monkeypatch, "--json", machine.script / "preflight.json") == 2
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("maker", ["amd", "nvidia"])
@@ -135,10 +133,11 @@ def test_a_gpu_that_pytorch_does_not_see(machine, monkeypatch, system, present, 
     assert not check.ok and mend in check.mend
 
 
-def test_a_device_that_computes_nothing():
+def test_a_device_that_computes_nothing_and_a_compiler_that_is_missing(monkeypatch):
     check = preflight.training(torch.device("meta"))
-    assert not check.ok and "no version trains" in check.without
-    assert preflight.training(CPU).ok
+    assert not check.ok and "no version trains" in check.without and preflight.training(CPU).ok
+    monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: "torch.compile does not work here: no g++")
+    assert not preflight.compiler(CPU).ok and "g++" in preflight.compiler(CPU).mend
 
 
 def test_a_gpu_that_others_use(monkeypatch):
@@ -204,18 +203,12 @@ def test_device_files_of_an_amd_gpu(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "restricted, capabilities, allowed",
-    [
-        (1, "0000000000000000", False),
-        (1, "000001ffffffffff", True),
-        (1, "00000000a80425fb", False),
-        (0, "0000000000000000", True),
-    ],
+    "restricted, capabilities, allowed", [(1, 0, False), (1, 0x1FFFFFFFFFF, True), (1, 0xA80425FB, False), (0, 0, True)]
 )
 def test_who_may_read_counters(machine, restricted, capabilities, allowed):
     """root in a container has the third set of capabilities, which lacks CAP_SYS_ADMIN."""
     preflight.NVIDIA_PARAMETERS.write_text(f"ResmanDebugLevel: 1\nRmProfilingAdminOnly: {restricted}\n")
-    preflight.STATUS.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    preflight.STATUS.write_text(f"Name:\tpython\nCapEff:\t{capabilities:016x}\n")
     check = preflight.counters()
     assert check.ok == allowed and (allowed or "ERR_NVGPUCTRPERM" in check.without)
 
@@ -261,7 +254,7 @@ def test_gloo_works_or_its_error_is_shown(monkeypatch):
 
 
 def test_the_text_is_prepared_or_the_cache_is_named(monkeypatch, tmp_path):
-    prepared = data.Dataset("stdlib", data.markov(300, 0).tokens[:1000], "0" * 64, tokenizer=tmp_path / "tokenizer.json")
+    prepared = data.Dataset("stdlib", numpy.zeros(1000, numpy.uint32), "0" * 64, tokenizer=tmp_path / "tokenizer.json")
     monkeypatch.setattr(data, "load", lambda *_, **__: prepared)
     assert preflight.text().found == f"1,000 tokens in {tmp_path}"
 
@@ -270,11 +263,6 @@ def test_the_text_is_prepared_or_the_cache_is_named(monkeypatch, tmp_path):
 
     monkeypatch.setattr(data, "load", refuses)
     assert "--data synthetic" in preflight.text().without
-
-
-def test_a_compiler_that_is_missing(monkeypatch):
-    monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: "torch.compile does not work here: no g++")
-    assert not preflight.compiler(CPU).ok and "g++" in preflight.compiler(CPU).mend
 
 
 @needs_interpreter

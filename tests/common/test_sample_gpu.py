@@ -117,12 +117,9 @@ def test_without_a_tool_one_line_says_so(refused, tools, tmp_path):
     assert "none of nvidia-smi, amd-smi, rocm-smi was found" in refused(SCRIPT, "--", "true")
     tools("nvidia-smi", "no driver", 9)
     assert "reports a GPU" in refused(SCRIPT)
-    assert not (tmp_path / "gpu_samples.csv").exists()
-
-
-def test_a_command_that_does_not_exist_is_refused(refused, tools):
     tools("nvidia-smi", NVIDIA)
     assert "no command nowhere" in refused(SCRIPT, "--", "nowhere")
+    assert not (tmp_path / "gpu_samples.csv").exists()
 
 
 def sampling(tmp_path: Path, interval_ms: int, *command: str) -> subprocess.Popen:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 
 from common.errors import UsageError
 from common.files import read_json
@@ -14,9 +15,15 @@ import pytest
 RUNS = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") == run_record.SCHEMA]
 
 
-def write(path, content):
-    path.write_text(json.dumps(content))
-    return path
+@pytest.fixture
+def read(tmp_path) -> Callable[..., dict]:
+    """read(content): what the reader of records makes of it."""
+
+    def write_and_read(content: object) -> dict:
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        return run_record.read(tmp_path / "run.json")
+
+    return write_and_read
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT / "results")))
@@ -25,17 +32,18 @@ def test_every_measured_run_is_valid(path):
     assert run == read_json(path), "nothing is changed or left out"
 
 
-def test_a_run_without_the_newer_keys_is_valid_and_unknown_keys_are_kept(tmp_path):
+def test_a_run_without_the_newer_keys_is_valid_and_unknown_keys_are_kept(read):
     old = record(device={"kind": "cpu", "name": "x", "memory_mib": 1}) | {"stage": {"fixed": True}}
-    assert "settings" not in old and run_record.read(write(tmp_path / "old.json", old)) == old
+    assert "settings" not in old and read(old) == old
 
 
-def test_a_run_that_failed_in_its_first_step_is_valid(tmp_path):
+def test_a_run_that_failed_in_its_first_step_is_valid(read, tmp_path):
     failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
     for key in ("tokens_per_second", "flops_per_second", "mfu"):
         del failed[key]
-    path = write(tmp_path / "failed.json", failed)
-    assert run_record.unusable(path, run_record.read(path)) == ["failed.json was not completed (failed: out of memory)"]
+    assert run_record.unusable(tmp_path / "failed.json", read(failed)) == [
+        "failed.json was not completed (failed: out of memory)"
+    ]
 
 
 DAMAGES = [
@@ -61,44 +69,29 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("change", "field", "wrong"), DAMAGES, ids=lambda value: None if isinstance(value, dict) else str(value))
-def test_a_wrong_value_is_named(tmp_path, change, field, wrong):
-    path = write(tmp_path / "run.json", record(**change))
+def test_a_wrong_value_is_named(read, tmp_path, change, field, wrong):
     with pytest.raises(UsageError, match=wrong) as error:
-        run_record.read(path)
-    assert str(error.value).startswith(f"{path}: {field}: ") and "\n" not in str(error.value)
+        read(record(**change))
+    assert str(error.value).startswith(f"{tmp_path}/run.json: {field}: ") and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", sorted(record().keys() - {"schema"}))
-def test_a_missing_key_is_named(tmp_path, key):
-    content = record()
-    del content[key]
-    with pytest.raises(UsageError, match=f"run.json: {key}: Field required"):
-        run_record.read(write(tmp_path / "run.json", content))
+def test_a_missing_key_and_another_schema_are_named(read):
+    for key in record().keys() - {"schema"}:
+        with pytest.raises(UsageError, match=f"run.json: {key}: Field required"):
+            read({other: value for other, value in record().items() if other != key})
+    for content in ([], {"schema": "tiny-llama-profile/1"}, {}):
+        with pytest.raises(UsageError, match="not a file of schema tiny-llama-run/1"):
+            read(content)
 
 
-@pytest.mark.parametrize("content", ["[]", '{"schema": "tiny-llama-profile/1"}', "{}"])
-def test_a_file_of_another_schema_is_refused(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UsageError, match="not a file of schema tiny-llama-run/1"):
-        run_record.read(tmp_path / "run.json")
-
-
-def test_conditions_differ_by_what_a_step_depends_on():
-    ours, theirs = record(), record(training__batch_size=16, precision__tf32=True, version="v2")
+def test_runs_differ_by_what_a_step_depends_on_the_number_of_processes_and_their_losses():
+    ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(training__batch_size=16, precision__tf32=True, version="v2")
     assert run_record.differences(run_record.conditions(ours), run_record.conditions(theirs)) == [
         "batch size (8 and 16)", "precision tf32 (False and True)",
     ]  # fmt: skip
     assert run_record.conditions(ours) == run_record.conditions(record(step_ms__median=99.0))
-
-
-def test_loss_curves_are_compared_over_the_steps_that_both_have():
-    ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(loss__all=[7.0, 6.5])
-    assert run_record.loss_difference(ours, theirs) == (0.5, 2)
-
-
-def test_runs_of_different_numbers_of_processes_are_not_compared():
-    """A record from before there were several counts as one process."""
-    alone, old = record(training__world_size=1, training__parallel=None), record()
+    assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), "over the steps that both have"
+    alone, old = record(training__world_size=1, training__parallel=None), record()  # which counts as one process
     together = record(training__world_size=2, training__parallel="ddp")
     assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
     found = run_record.differences(run_record.identity(together), run_record.identity(old))

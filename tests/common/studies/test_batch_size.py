@@ -2,7 +2,7 @@
 
 import csv
 import math
-from pathlib import Path
+from collections.abc import Callable
 
 from common import cli
 from common.errors import RunError, UsageError
@@ -18,10 +18,6 @@ import pytest
 
 FITS, OVER, OUT = "ok", "over target", "out of memory"
 SCRIPT = ROOT / "version2_pytorch_fused/optimize_batch_size.py"
-SMALL = """
-model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
-training: {sequence_length: 8}
-"""
 
 
 def trial(size: int, status: str, ms: float | None = None) -> Trial:
@@ -52,6 +48,12 @@ def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     assert len(machine.sizes) < 18
     status = OUT if kind == "room" else OVER
     assert f"does not fit: {status}" in found["ended"] and found["reason"].endswith(f"does not: {status}")
+
+
+@pytest.mark.parametrize("target", batch_size.TARGETS)
+def test_a_maximum_of_one_is_one_trial(target):
+    machine = Machine()
+    assert batch_size.search(machine, target, 1)["batch_size"] == 1 and machine.sizes == [1]
 
 
 def test_memory_without_a_limit_ends_at_the_maximum():
@@ -120,59 +122,49 @@ def test_a_machine_too_small_for_one_sample(target):
         batch_size.search(Machine(room=0), target, 4096)
 
 
-@pytest.mark.parametrize("target", batch_size.TARGETS)
-def test_a_maximum_of_one_is_one_trial(target):
-    machine = Machine()
-    assert batch_size.search(machine, target, 1)["batch_size"] == 1 and machine.sizes == [1]
-
-
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-def options(folder: Path, *flags: str):
-    (folder / "small.yaml").write_text(SMALL)
+@pytest.fixture
+def measured(config, tmp_path) -> Callable[[str], dict]:
+    """measured(statement): a search up to batch size 3 with Version 1 whose training step begins with this statement."""
     parser = version_files.parser(None, batch_size=False)
-    parsed = parser.parse_args(["--config", str(folder / "small.yaml"), "--device", "cpu", *flags])
+    parsed = parser.parse_args(["--config", str(config), "--device", "cpu"])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
     parsed.max_step_seconds = 1000  # a busy machine must not end the search
-    return cli.resolve(batch_size.SearchOptions, parsed)
+    options, path = cli.resolve(batch_size.SearchOptions, parsed), tmp_path / "batch_search.json"
+
+    def measure(statement: str) -> dict:
+        assert batch_size.measure(version_files.load(altered_version(tmp_path, statement)), options, [], path) == 0
+        return read_json(path, BATCH_SEARCH)
+
+    return measure
 
 
-def measured(folder: Path, statement: str) -> dict:
-    """A search up to batch size 3 with Version 1 whose training step begins with this statement."""
-    path = folder / "batch_search.json"
-    assert batch_size.measure(version_files.load(altered_version(folder, statement)), options(folder), [], path) == 0
-    return read_json(path, BATCH_SEARCH)
-
-
-def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(tmp_path, capsys):
+def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(measured, capsys):
     """768 MiB are kept at batch size 1, 512 at 2, both more than importing PyTorch takes, and at 3 the process is killed."""
-    statement = "kept = torch.ones((4 - len(batch[0])) * 2**26) if len(batch[0]) < 3 else os.kill(os.getpid(), 9)"
-    found = measured(tmp_path, statement)
+    statement = "if len(batch[0]) == 3: os.kill(os.getpid(), 9)\n        if not hasattr(torch, 'kept'): "
+    statement += "torch.kept = torch.ones((4 - len(batch[0])) * 2**26)"
+    found = measured(statement)
     assert [(trial["batch_size"], trial["status"]) for trial in found["trials"]] == [(1, FITS), (2, FITS), (3, OUT)]
     assert found["trials"][0]["peak_mib"] - found["trials"][1]["peak_mib"] == pytest.approx(256, abs=40)
     assert found["batch_size"] == 2 and found["version"] == "altered" and found["memory_kind"] == "process RSS"
     assert "batch size     3  out of memory\n" in capsys.readouterr().out
 
 
-def test_an_allocator_that_refuses_is_out_of_memory(tmp_path):
-    with pytest.raises(RunError, match="not even batch size 1 fits .out of memory."):
-        measured(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')")
-
-
-@pytest.mark.parametrize("error", [ValueError, UsageError])
-def test_any_other_failure_ends_it_with_its_message(tmp_path, error):
-    raised = UsageError if error is UsageError else RunError
-    statement = f"from common.errors import UsageError; raise {error.__name__}('a mistake in the version')"
-    with pytest.raises(raised, match=f"trial of batch size 1 failed: {error.__name__}: a mistake in the version"):
-        measured(tmp_path, statement)
+@pytest.mark.parametrize("name, raised", [("ValueError", RunError), ("UsageError", UsageError)])
+def test_any_other_failure_ends_it_with_its_message(measured, monkeypatch, name, raised):
+    failed = {"status": "failed", "reason": f"{name}: a mistake in the version"}
+    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: failed)
+    with pytest.raises(raised, match=f"trial of batch size 1 failed: {name}: a mistake in the version"):
+        measured("pass")
 
 
 # ------------------------------------------------------------------------------------------------------------- script
 
 
+@pytest.mark.usefixtures("config")
 def test_the_script_as_documented(execute, tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
     flags = "--target-memory-usage 0.8 --seq-len 8 --optimization-target throughput --config small.yaml --max-batch-size 2"
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
@@ -197,12 +189,8 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     trials = []
     machine = Machine(room=20, allowed=10)
     found = batch_size.search(lambda size: trials.append(machine(size)) or trials[-1], "memory", 4096)
-    run = records.record(device__memory_mib=200.0, settings={}, training={"sequence_length": 8, "seed": 0})
-    keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
-    write_json(tmp_path / "batch_search.json", {key: run[key] for key in keys} | found | {
-        "schema": BATCH_SEARCH, "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
-        "trials": [*trials, trial(64, OUT)],
-    })  # fmt: skip
+    measured = records.batch_search([*trials, trial(64, OUT)], found, device__memory_mib=200.0)
+    write_json(tmp_path / "batch_search.json", measured)
     text = batch_size.analyze(tmp_path / "batch_search.json").publish(tmp_path, "batch_search")
     lines = [line.split() for line in text.splitlines()]
     assert ["10", "10", "10", "10", "1", "110", "55", "ok,", "chosen"] in lines
@@ -212,59 +200,14 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     assert (tmp_path / "batch_search.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def outcome(ms: float, peak: float = 1.0) -> dict:
-    """What the process of a trial answers."""
+def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
     run = records.record(device__memory_mib=100.0)
     common = {"precision": run["precision"], "memory_kind": "GPU allocator", "settings": {}}
-    found = {"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 5}, "peak_mib": peak, "common": common}
-    return {"status": "ok", "reason": None, "device": run["device"], "environment": run["environment"], "found": found}
-
-
-def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
-    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome(10.0, 90.1))  # of 90
+    found = {"step_ms": {"median": 10.0, "p20": 10.0, "p80": 10.0, "count": 5}, "peak_mib": 90.1, "common": common}  # of 90
+    outcome = {"status": "ok", "reason": None, "device": run["device"], "environment": run["environment"], "found": found}
+    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome)
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
     measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
     assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, OVER)]
     assert measured["batch_size"] is None
-
-
-def test_an_interrupted_search_reports_its_trials(execute, monkeypatch, tmp_path):
-    def measured_or_stopped(work, device, timeout):
-        if work.args[-1].batch_size > 2:
-            raise KeyboardInterrupt
-        return outcome(10.0)
-
-    monkeypatch.setattr(batch_size.benchmark_process, "run", measured_or_stopped)
-    printed = execute(SCRIPT, check=130)
-    assert "Doubling ended: the search was interrupted." in printed.out and "chosen" not in printed.out
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
-    assert [(trial["batch_size"], trial["status"], trial["step_ms"]["median"]) for trial in measured["trials"]] == [
-        (1, FITS, 10.0), (2, FITS, 10.0),
-    ]  # fmt: skip
-    assert measured["trials"][1]["tokens_per_second"] == 2 * 128 / 10.0 * 1e3
-    assert len(list(csv.DictReader((tmp_path / "batch_size_search/batch_search.csv").open()))) == 2
-
-
-@pytest.mark.parametrize(
-    "arguments, named",
-    [
-        *((["--target-memory-usage", text], "above 0 and at most 1") for text in ("1.01", "0", "-0.1", "nan", "inf")),
-        (["--target-memory-usage", "much"], "invalid float value: 'much'"),
-        (["--optimization-target", "speed"], "invalid choice: 'speed'"),
-        (["--max-batch-size", "0"], "not a positive whole number"),
-        (["--max-step-seconds", "0.5"], "not a positive whole number"),
-        (["--output-dir", "/proc/nowhere"], "--output-dir: cannot write"),
-        (["--batch-size", "8"], "takes no --batch-size"),
-        (["--torch-compile-mode", "default"], "needs --enable-torch-compile"),
-        (["--seq-len", "-1"], "sequence_length"),
-    ],
-)
-def test_bad_input_is_one_line(refused, arguments, named):
-    assert named in refused(SCRIPT, *arguments)
-
-
-def test_another_file_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "tiny-llama-run/1"})
-    with pytest.raises(UsageError, match="tiny-llama-batch-search/1"):
-        batch_size.analyze(tmp_path / "other.json")

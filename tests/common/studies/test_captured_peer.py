@@ -2,11 +2,11 @@
 
 from argparse import Namespace
 
-from common.config import ModelConfig
 from common.precision import Precision
 from common.studies import accuracy, captured_peer
 from common.studies.external_baselines import HandFused
 from common.training import version_files
+from tests import study_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
-)  # fmt: skip
+CONFIG = study_options.PEER
 OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate=1e-2)
 BATCH = version_files.random_batch(OPTIONS, CPU)
 

@@ -4,40 +4,35 @@ from argparse import Namespace
 from dataclasses import replace
 
 from common import device as devices
-from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
 from common.studies import accuracy, external_baselines
 from common.training import capture, version_files
 from common.training import step as steps
-from tests import models
+from tests import models, study_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
 
-HF = external_baselines.PEERS["hf"]
-CONFIG = ModelConfig(
-    vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-    max_sequence_length=16, rope_theta=500.0, rms_norm_eps=1e-3,
-)  # fmt: skip
+CPU = torch.device("cpu")
+CONFIG = study_options.PEER
 OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate=1e-3)
 
 
-def pair(dtype: torch.dtype | None = None):
-    """Version 1 and hf with the same initial weights, a batch of each and a precision."""
-    pytest.importorskip("transformers")
+def pair(peer: str):
+    """Version 1 and a peer, without torch.compile and capture, with the same initial weights, and a batch."""
+    if peer == "hf":
+        pytest.importorskip("transformers")
+    version = external_baselines.PEERS[peer]
+    version = version if peer == "hf" else replace(version, compiled=False)
     torch.manual_seed(3)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), HF.make_model(OPTIONS)
-    return ours, theirs, version_files.random_batch(OPTIONS, torch.device("cpu")), Precision(torch.device("cpu"), dtype)
+    return version, tiny_llama_v1.TinyLlama(CONFIG), version.make_model(OPTIONS), version_files.random_batch(OPTIONS, CPU)
 
 
 @pytest.mark.parametrize("name", ["hf", "captured"])
 def test_a_peer_starts_from_the_weights_of_version_1(name):
-    if name == "hf":
-        pytest.importorskip("transformers")
-    torch.manual_seed(3)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), external_baselines.PEERS[name].make_model(OPTIONS)
+    _, ours, theirs, _ = pair(name)
     state, their_state = ours.baseline_state_dict(), theirs.baseline_state_dict()
     assert state.keys() == their_state.keys() and all(torch.equal(state[name], their_state[name]) for name in state)
     assert name == "captured" or theirs.llama.lm_head.weight is theirs.llama.model.embed_tokens.weight
@@ -45,28 +40,38 @@ def test_a_peer_starts_from_the_weights_of_version_1(name):
 
 
 def test_hf_has_the_logits_loss_and_gradients_of_version_1():
-    ours, theirs, batch, precision = pair()
+    hf, ours, theirs, batch = pair("hf")
     state = accuracy.weights(ours)  # with norms that are not 1
     for model in (ours, theirs):
         accuracy.exchange(model, state)
-    expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, batch, precision)
-    got = accuracy.outputs(HF, theirs, OPTIONS, batch, precision)
+    expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, batch, Precision(CPU, None))
+    got = accuracy.outputs(hf, theirs, OPTIONS, batch, Precision(CPU, None))
     assert expected.keys() == got.keys()
-    for name in expected:
-        assert accuracy.error(expected[name], got[name]) < 1e-5, name
+    assert all(accuracy.error(expected[name], got[name]) < 1e-5 for name in expected)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(None, 1e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
-def test_hf_learns_as_version_1_does(dtype, tolerance):
-    ours, theirs, batch, precision = pair(dtype)
-    losses = [models.losses(*own, [batch] * 6, precision) for own in ((tiny_llama_v1, ours), (HF, theirs))]
-    assert losses[1] == pytest.approx(losses[0], rel=tolerance) and losses[0][-1] < 0.8 * losses[0][0]
+@pytest.mark.parametrize(
+    "name, dtype, rate, tolerance",
+    [
+        ("hf", None, 1e-2, 1e-6), ("hf", torch.bfloat16, 1e-2, 1e-2), ("captured", torch.bfloat16, 3e-3, 3e-3),
+        ("captured-bf16", torch.bfloat16, 3e-3, 3e-3),
+    ],
+)  # fmt: skip
+def test_a_peer_learns_as_version_1_does(name, dtype, rate, tolerance):
+    peer, ours, theirs, batch = pair(name)
+    runs = ((tiny_llama_v1, ours), (peer, theirs))
+    expected, losses = (models.losses(*own, [batch] * 6, Precision(CPU, dtype), rate=rate) for own in runs)
+    assert losses == pytest.approx(expected, rel=tolerance) and expected[-1] < 0.8 * expected[0]
     assert all(parameter.dtype == torch.float32 for parameter in theirs.parameters())
+    if name != "hf":
+        copy = theirs.lm_head.working
+        assert (copy is None) if name == "captured" else (copy.dtype == torch.bfloat16 and copy.grad is None)
+        assert all(parameter.grad is None for parameter in theirs.parameters())
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_hf_builds_no_attention_mask(compiled, monkeypatch):
-    _, theirs, batch, _ = pair()
+    _, _, theirs, batch = pair("hf")
     calls = []
     if compiled:
 
@@ -83,45 +88,20 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
     assert all(call["attn_mask"] is None and call["is_causal"] for call in calls)
 
 
-@pytest.mark.parametrize("name", ["captured", "captured-bf16"])
-def test_a_captured_peer_learns_as_version_1_does(name):
-    """Without torch.compile and without capture."""
-    peer, precision = replace(external_baselines.PEERS[name], compiled=False), Precision(torch.device("cpu"), torch.bfloat16)
-    torch.manual_seed(3)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), peer.make_model(OPTIONS)
-    batch = version_files.random_batch(OPTIONS, precision.device)
-    losses = [models.losses(*own, [batch] * 6, precision, rate=3e-3) for own in ((tiny_llama_v1, ours), (peer, theirs))]
-    assert losses[1] == pytest.approx(losses[0], rel=3e-3) and losses[0][-1] < 0.8 * losses[0][0]
-    assert all(parameter.dtype == torch.float32 and parameter.grad is None for parameter in theirs.parameters())
-    copy = theirs.lm_head.working
-    assert (copy is None) if name == "captured" else (copy.dtype == torch.bfloat16 and copy.grad is None)
-
-
 @pytest.mark.parametrize(
-    "name, absent, message",
+    "name, absent, device, amp_dtype, message",
     [
-        ("hf", "transformers", "hf needs what is not installed here: pip install 'transformers>=4.51'"),
-        ("liger", "liger_kernel", "pip install --no-deps liger-kernel"),
-        ("liger", None, "liger needs an NVIDIA or AMD GPU"),
+        ("hf", "transformers", "cpu", None, "hf needs what is not installed here: pip install 'transformers>=4.51'"),
+        ("liger", "liger_kernel", "cpu", None, "pip install --no-deps liger-kernel"),
+        ("liger", None, "cpu", None, "liger needs an NVIDIA or AMD GPU"),
+        ("captured", None, "cpu", None, "captured needs an NVIDIA or AMD GPU"),
+        ("captured-bf16", None, "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
+        ("captured-bf16", None, "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
+        ("captured-bf16", None, "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
     ],
 )
-def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, message, monkeypatch):
+def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, device, amp_dtype, message, monkeypatch):
     monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
-    with pytest.raises(UsageError) as raised:
-        external_baselines.PEERS[name].check(torch.device("cpu"), None)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "name, device, amp_dtype, message",
-    [
-        ("captured", "cpu", None, "captured needs an NVIDIA or AMD GPU"),
-        ("captured-bf16", "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
-        ("captured-bf16", "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
-        ("captured-bf16", "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
-    ],
-)
-def test_a_captured_peer_says_what_it_needs(name, device, amp_dtype, message):
     with pytest.raises(UsageError) as raised:
         external_baselines.PEERS[name].check(torch.device(device), amp_dtype)
     assert message in str(raised.value) and "\n" not in str(raised.value)
@@ -142,8 +122,7 @@ def test_a_captured_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dtype
     ids=["captured-fp32", "captured-amp", "captured-bf16"],
 )  # fmt: skip
 def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
-    arguments = [*flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda"]
-    options = version_files.resolve(version_files.parser(None).parse_args(arguments))
+    options = study_options.resolved(None, *flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda")
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
     devices.prepare(cuda, options.seed)
     torch.use_deterministic_algorithms(False)
@@ -157,7 +136,7 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["captured", "captured-bf16"])
 def test_the_gradients_of_a_captured_peer_are_those_of_version_1(name):
-    options = version_files.resolve(version_files.parser(None).parse_args(["--use-amp", "--seq-len", "33", "--device", "cuda"]))
+    options = study_options.resolved(None, "--use-amp", "--seq-len", "33", "--device", "cuda")
     ours, theirs = (
         accuracy.errors_against_float64(tiny_llama_v1, version, options, [])
         for version in (tiny_llama_v1, external_baselines.PEERS[name])
@@ -168,6 +147,6 @@ def test_the_gradients_of_a_captured_peer_are_those_of_version_1(name):
 @pytest.mark.gpu
 def test_liger_has_the_gradients_of_version_1():
     pytest.importorskip("liger_kernel")
-    options = version_files.resolve(version_files.parser(None).parse_args(["--seq-len", "33", "--device", "cuda"]))
+    options = study_options.resolved(None, "--seq-len", "33", "--device", "cuda")
     errors = accuracy.errors_against_float64(tiny_llama_v1, external_baselines.PEERS["liger"], options, [])
     assert max(errors.values()) < 1e-4

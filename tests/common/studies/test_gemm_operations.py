@@ -13,8 +13,8 @@ from common.files import write_json
 from common.precision import Precision
 from common.records import gemms_file
 from common.studies import gemm_operations
+from tests import records, study_options
 from tests.conftest import V1, cells
-from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -24,11 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SCRIPT = V1 / "analyze_gemm_operations.py"
 CONFIGS = {
     "mha": ModelConfig(hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50),
-    "gqa": ModelConfig(
-        hidden_size=32, num_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=50
-    ),
+    "gqa": study_options.PEER.model_copy(update={"num_layers": 1, "intermediate_size": 40}),
 }
-SMALL = "model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, intermediate_size: 64, vocab_size: 50}\n"
 
 
 class Products(TorchDispatchMode):
@@ -88,27 +85,8 @@ def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
     assert made.stride(-2 if transposed else -1) == 1
 
 
-def constructed(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
-    """A measurement in which every product of the step runs at a quarter of the GEMM ceiling, every fused one at half."""
-    peak = 1e12
-
-    def timed(products, point, share):
-        for p in products:
-            ms = 2 * p["batch"] * p["m"] * p["n"] * p["k"] / (share * peak) * 1e3
-            summary = {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}
-            yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
-
-    return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
-        "schema": "tiny-llama-gemms/1", "element_bytes": 4,
-        "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
-        "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
-        "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
-        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
-    }  # fmt: skip
-
-
 def test_rates_shares_and_bounds_follow_from_the_times():
-    rows = gemm_operations.describe(constructed(CONFIGS["gqa"])).to_dict("records")
+    rows = gemm_operations.describe(records.gemms(CONFIGS["gqa"])).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     for point in (2, 4):
@@ -122,7 +100,7 @@ def test_rates_shares_and_bounds_follow_from_the_times():
 
 
 def test_the_limit_is_what_takes_longest():
-    measured = constructed(CONFIGS["gqa"])
+    measured = records.gemms(CONFIGS["gqa"])
     measured["ceilings"]["operation_seconds"] = 1.0
     assert set(gemm_operations.describe(measured)["limit"]) == {"launch"}
     measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
@@ -136,7 +114,7 @@ def analyzed(measured: dict, folder: Path) -> str:
 
 
 def test_doubtful_numbers_are_counted(tmp_path):
-    measured = constructed(CONFIGS["gqa"], grid=((2, 8),))
+    measured = records.gemms(CONFIGS["gqa"], grid=((2, 8),))
     shapes = len({gemm_operations.shape_of(product) for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
     assert f"30 % of the median: 0 of {shapes} shapes" in analyzed(measured, tmp_path)
     for row in measured["gemms"]:
@@ -147,15 +125,10 @@ def test_doubtful_numbers_are_counted(tmp_path):
 
 
 def test_the_report_compares_fused_with_separate_products(tmp_path):
-    write_json(tmp_path / "gemm_analysis.json", constructed(CONFIGS["gqa"]))
+    write_json(tmp_path / "gemm_analysis.json", records.gemms(CONFIGS["gqa"]))
     summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
     lines = [line.split() for line in summary.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
-    assert [line[:2] for line in lines] == [
-        ["16", "gate_up_proj"],
-        ["16", "qkv_proj"],
-        ["32", "gate_up_proj"],
-        ["32", "qkv_proj"],
-    ]
+    assert [line[:2] for line in lines] == [[rows, name] for rows in ("16", "32") for name in ("gate_up_proj", "qkv_proj")]
     assert {tuple(line[4:]) for line in lines} == {("2", "2", "2", "2")}, "half the time: ratio 2, in all and by phase"
     report = (tmp_path / "gemm_analysis.md").read_text()
     assert "**B = 4, S = 8**" in report and "A GPU" in report and "1 TFLOP/s" in report
@@ -164,9 +137,8 @@ def test_the_report_compares_fused_with_separate_products(tmp_path):
 
 
 @pytest.mark.usefixtures("known_ceilings")
-def test_the_script_measures_and_reports(execute, tmp_path):
-    (tmp_path / "model.yaml").write_text(SMALL)
-    arguments = ("--model-config", "model.yaml", "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
+def test_the_script_measures_and_reports(execute, config, tmp_path):
+    arguments = ("--model-config", config, "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
     printed = execute(SCRIPT, *arguments, "--output-dir", "out")
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
@@ -186,25 +158,8 @@ def test_the_script_measures_and_reports(execute, tmp_path):
     assert "separate / fused" in printed.out and "out/gemm_analysis.png" in printed.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--batch-sizes", "4,zero"), "'zero' is not a positive whole number"),
-        (("--sequence-lengths", "64,-1"), "'-1' is not a positive whole number"),
-        (("--model-config", "none.yaml"), "cannot read config none.yaml"),
-        (("--model-config", "wrong.yaml"), "unknown key model.hidden"),
-        (("--device", "cuda"), "PyTorch sees no GPU"),
-        (("--output-dir", "wrong.yaml"), "--output-dir: cannot write in wrong.yaml"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, arguments, message):
-    (tmp_path / "wrong.yaml").write_text("model: {hidden: 3}\n")
-    assert message in refused(SCRIPT, *arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
-
-
 def test_the_figure_names_both_regions_and_every_kind():
-    measured = constructed(CONFIGS["gqa"])
+    measured = records.gemms(CONFIGS["gqa"])
     figure = gemm_operations.figure(measured, gemm_operations.describe(measured), "a title")
     left, right = figure.axes
     assert {"memory-bound", "compute-bound"} <= {text.get_text() for text in left.texts}
@@ -232,11 +187,8 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
     assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
     row = by_name[1, 4, "q_proj", "forward"]
     shapes = len(timed) // gemm_operations.ROUNDS
-    assert (
-        row["ms"]["median"] == 1 + shapes
-        and row["ms"]["count"] == gemm_operations.ROUNDS
-        and row["calls"] == 5 * gemm_operations.ROUNDS
-    )
+    found = row["ms"]["median"], row["ms"]["count"], row["calls"]
+    assert found == (1 + shapes, gemm_operations.ROUNDS, 5 * gemm_operations.ROUNDS)
     assert measured["ceilings"] == best | {"precision": "fp32"}
 
 

@@ -15,9 +15,7 @@ def test_versions_are_found_as_they_come(tmp_path):
     captured = [f"{name}-captured" for name in names if not name.startswith("captured")]
     assert list(known_models.find(tmp_path)) == [*names, *captured]
     compiled, captured = KNOWN["v2-compile"], KNOWN["v2-compile-captured"]
-    assert compiled.flags == captured.flags == ("--enable-torch-compile",) and (compiled.captured, captured.captured) == (
-        False,
-        True,
-    )
+    assert compiled.flags == captured.flags == ("--enable-torch-compile",)
+    assert (compiled.captured, captured.captured) == (False, True)
     assert compiled.load().__file__ == captured.load().__file__ == str(V2 / "tiny_llama_v2.py")
     assert KNOWN["hf-captured"].load() is external_baselines.PEERS["hf"] and "v1-compile" not in KNOWN

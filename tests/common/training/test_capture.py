@@ -15,7 +15,7 @@ from common.precision import Precision
 from common.records import step_profile
 from common.training import capture, step, version_files
 from common.training.run import Run
-from tests.conftest import PATHS, ROOT, TINY, V1, run_options
+from tests.conftest import PATHS, ROOT, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -167,18 +167,10 @@ def test_a_batch_of_another_shape_is_refused():
     assert not captured.batch[0].any()
 
 
-def test_a_cpu_is_refused(refused):
-    assert "needs a GPU" in refused(V1 / "tiny_llama_v1.py", *TINY, "--capture-step")
-
-
 def test_graphs_of_torch_compile_are_refused(monkeypatch):
     monkeypatch.setattr(devices, "is_gpu", lambda device: True)
     with pytest.raises(UsageError, match="max-autotune captures graphs of its own"):
         capture.check_supported(CUDA, "max-autotune")
-
-
-def test_phases_of_a_captured_step_are_refused(refused):
-    assert "--time-phases" in refused(V1 / "tiny_llama_v1.py", *TINY, "--capture-step", "--time-phases")
 
 
 def test_an_optimizer_without_a_capturable_form_is_refused():

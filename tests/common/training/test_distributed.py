@@ -30,14 +30,15 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """torchrun(script, *arguments, check=0): two processes in tmp_path."""
+    """torchrun(script, *arguments, check=0, **variables): two processes in tmp_path, on the CPU unless variables are given."""
 
-    def run(*arguments: object, check: int = 0, seconds: float = 200) -> subprocess.CompletedProcess:
-        environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    def run(*arguments: object, check: int = 0, **variables: str) -> subprocess.CompletedProcess:
+        variables = variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run(
-            [*launcher, *map(str, arguments)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=seconds
-        )
+            [*launcher, *map(str, arguments)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PATHS} | variables,
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == check, f"{done.stdout}\n{done.stderr}"
         return done
 
@@ -244,10 +245,6 @@ def test_several_processes_take_the_first_form_that_a_version_supports(as_rank):
     assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
-def test_a_form_without_torchrun_is_refused(refused):
-    assert "--parallel ddp needs torchrun" in refused(SCRIPT, *QUICK, "--parallel", "ddp")
-
-
 @pytest.mark.parametrize("flag", ["--bogus", "--batch-size=0", "--parallel=zero3"])
 def test_a_bad_option_is_one_line_of_one_process(as_rank, execute, flag):
     as_rank(0)
@@ -311,12 +308,10 @@ def test_a_slow_rank_is_one_above_the_median_of_all():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("form", ["ddp", "zero1"])
-def test_a_captured_step_trains_as_an_eager_one_on_two_gpus(tmp_path, form):
-    environment = os.environ | {"PYTHONPATH": PATHS, "NCCL_NVLS_ENABLE": "0"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+def test_a_captured_step_trains_as_an_eager_one_on_two_gpus(torchrun, tmp_path, form):
     losses = []
     for capture in ("--capture-step", "--no-capture-step"):
         flags = [*TINY, "--data", "synthetic", "--num-steps", "20", "--parallel", form, capture]
-        subprocess.run([*launcher, *flags], cwd=tmp_path, env=environment, check=True, timeout=300)
+        torchrun(SCRIPT, *flags, NCCL_NVLS_ENABLE="0")
         losses.append(record(tmp_path)["loss"]["all"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and all(map(math.isfinite, losses[0]))

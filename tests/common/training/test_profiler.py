@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -14,11 +13,12 @@ from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.training import profiler
 from common.training.run import Run
-from tests.conftest import PATHS, TINY, V1, run_options
+from tests.conftest import PATHS, TINY, V1, room_for, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SCRIPT = V1 / "tiny_llama_v1.py"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4")
@@ -35,7 +35,7 @@ def test_the_steps_of_a_profile(tmp_path, steps, asked, active, slow):
     assert (watched.active, watched.slow_steps(steps)) == (active, slow)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_a_short_run_shortens_the_profile_and_still_writes_a_trace(execute, tmp_path, steps):
     execute(SCRIPT, *QUICK, "--num-steps", steps, "--enable-pytorch-profiler", "--profile-dir", "profiles")
     (profile,) = (tmp_path / "profiles").glob("profile_*.json")
@@ -45,13 +45,26 @@ def test_a_short_run_shortens_the_profile_and_still_writes_a_trace(execute, tmp_
     assert {"attention", "mlp", "norm", "loss", "embed", "optimizer"} <= {row["span"] for row in content["operators"]}
 
 
-def test_memory_and_operators_are_shown_too(execute, tmp_path):
-    printed = execute(SCRIPT, *QUICK, "--profile-memory", "--profile-operators", "--sort-by", "cpu_memory_usage")
+def test_memory_and_operators_are_shown_and_tensorboard_serves_them(execute, tmp_path):
+    flags = ("--profile-memory", "--profile-operators", "--sort-by", "cpu_memory_usage", "--metrics-out", "metrics.json")
+    printed = execute(SCRIPT, *QUICK, *flags)
     page = (tmp_path / "pytorch_profiles/memory_timeline.html").read_text()
     for namespace in ("http://www.w3.org", "http://purl.org", "http://creativecommons.org"):
         page = page.replace(namespace, "")
     assert "<svg" in page and "http://" not in page, "the page needs nothing from elsewhere"
-    assert "MiB allocated" in printed.out
+    assert "MiB allocated" in printed.out and "count as 0" not in " ".join(printed.out.split())
+    (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
+    assert "operator_flops" not in json.loads(path.read_text()), "which nobody has asked for"
+    assert "python_function" not in next(path.parent.glob("trace_*.json")).read_text()
+
+    (folder,) = (path for path in (tmp_path / "pytorch_profiles").iterdir() if path.is_dir())
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    losses = [event.value for event in events.Scalars("train/loss")]
+    assert losses == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"], rel=1e-6)
+    assert {"train/step_ms", "train/tokens_per_second", "result/peak_memory_mib"} <= set(events.Tags()["scalars"])
+    assert {"profile/time by span", "profile/memory"} <= set(events.Tags()["images"])
+    assert "profile/top operators/text_summary" in events.Tags()["tensors"]
 
 
 def test_stacks_and_flops_are_added_where_asked(execute, tmp_path):
@@ -70,40 +83,12 @@ def test_stacks_and_flops_are_added_where_asked(execute, tmp_path):
     assert "GFLOP" in printed.out and "count as 0" in " ".join(printed.out.split())
 
 
-def test_without_them_a_profile_has_neither(execute, tmp_path):
-    printed = execute(SCRIPT, *QUICK, "--profile-operators")
-    (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
-    assert (
-        "operator_flops" not in json.loads(path.read_text())
-        and "python_function" not in next(path.parent.glob("trace_*.json")).read_text()
-    )
-    assert "count as 0" not in " ".join(printed.out.split())
-
-
-def test_flops_of_attention_alone_are_refused(refused):
-    assert "counts the whole step" in refused(SCRIPT, *QUICK, "--profile-with-flops", "--profile-attention-only")
-
-
 def test_attention_only_keeps_nothing_else(execute, tmp_path):
     execute(SCRIPT, *QUICK, "--profile-attention-only", "--enable-pytorch-profiler")
     (profile,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
     content = json.loads(profile.read_text())
     assert content["attention_only"] and {row["span"] for row in content["operators"]} == {"attention"}
     assert {row["phase"] for row in content["operators"]} == {"forward", "backward"}
-
-
-def test_tensorboard_serves_what_the_profile_wrote(execute, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    execute(SCRIPT, *QUICK, "--profile-memory", "--metrics-out", "metrics.json")
-    (folder,) = (path for path in (tmp_path / "pytorch_profiles").iterdir() if path.is_dir())
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    losses = [event.value for event in events.Scalars("train/loss")]
-    assert losses == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"], rel=1e-6)
-    assert {"train/step_ms", "train/tokens_per_second", "result/peak_memory_mib"} <= set(events.Tags()["scalars"])
-    assert {"profile/time by span", "profile/memory"} <= set(events.Tags()["images"])
-    assert "profile/top operators/text_summary" in events.Tags()["tensors"]
 
 
 def stopped(at_step, step: int, *flags: str) -> Run:
@@ -116,37 +101,29 @@ def stopped(at_step, step: int, *flags: str) -> Run:
 
 
 def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(at_step, monkeypatch, tmp_path):
-    """In the second of three profiled steps: two steps are in the profile, with as many products each."""
+    """In the profiler's warm-up: no profile. In the second of three profiled steps: two, with as many products each."""
     monkeypatch.chdir(tmp_path)
+    assert stopped(at_step, 5, "--profile-memory").profiles == [] and not list((tmp_path / "profiles").iterdir())
     result = stopped(at_step, 7, "--enable-pytorch-profiler")
     profile = json.loads(result.profiles[0].read_text())
     products = sum(row["calls"] for row in profile["operators"] if row["name"] == "aten::mm")
     assert profile["profiled_steps"] == 2 and products == 2 * 3 * (7 * result.record["model"]["num_layers"] + 1)
 
 
-def test_a_run_that_is_stopped_before_it_is_profiled_has_no_profile(at_step, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert stopped(at_step, 5, "--profile-memory").profiles == []  # in the profiler's warm-up
-    assert not list((tmp_path / "profiles").iterdir())
-
-
 def full(*_) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_trace_that_cannot_be_written_fails_the_run(run_script, tmp_path):
-    """The report is not made of an earlier run's profile instead."""
-
-    def no_room() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as if so many bytes were left; a trace has a million
-
+def test_a_trace_that_cannot_be_written_fails_the_run(execute, tmp_path):
+    """The report is not made of an earlier run's profile instead. A trace has a million bytes."""
     (tmp_path / "pytorch_profiles").mkdir()
     (tmp_path / "pytorch_profiles/profile_20200101T000000_1.json").write_text("an earlier run's")
     flags = ("--device", "cpu", "--validate-setup", "--generate-report")
-    done = run_script(V1 / "run_pytorch_profiler.py", *QUICK, *flags, check=1, preexec_fn=no_room)
-    assert done.stderr.startswith("error: PyTorch wrote no whole trace (is the disk full?): ") and done.stderr.count("\n") == 1
-    assert "setup ok" not in done.stdout and "report " not in done.stdout
+    with room_for(100_000):
+        printed = execute(V1 / "run_pytorch_profiler.py", *QUICK, *flags, check=1)
+    own = [line for line in printed.err.splitlines() if not line.startswith("USDT:")]  # the profiler's own lines in some builds
+    assert own[0].startswith("error: PyTorch wrote no whole trace (is the disk full?): ") and len(own) == 1
+    assert "setup ok" not in printed.out and "report " not in printed.out
     assert [path.name for path in (tmp_path / "pytorch_profiles").iterdir()] == ["profile_20200101T000000_1.json"]
     assert json.loads((tmp_path / "metrics_v1.json").read_text())["status"] == "completed"
 

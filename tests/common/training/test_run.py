@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -39,25 +38,20 @@ def test_a_run_prints_a_summary_and_writes_its_record(run_script, execute, tmp_p
     assert record["memory"]["peak_mib"] > 0 and record["parameters"] > 0
     assert f"step time    {tables.format_time(record['step_ms']['median'])} (p20 " in done.stdout
     assert "entropy of the source" in done.stdout, "the floor of synthetic data stands beside the loss"
-    execute(SCRIPT, *QUICK, "--metrics-out", "again.json")
-    assert losses(tmp_path / "again.json") == record["loss"]["all"], "the same bits in another process"
+    for seed in (0, 1):
+        execute(SCRIPT, *QUICK, "--seed", seed, "--metrics-out", "again.json")
+        same = losses(tmp_path / "again.json") == record["loss"]["all"]
+        assert same == (seed == 0), "the same seed gives the same bits in another process, another seed other losses"
 
 
-def test_same_seed_same_bits_other_seed_other_losses(execute, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        execute(SCRIPT, *QUICK, "--seed", seed, "--metrics-out", f"{name}.json")
-    a, b, c = (losses(tmp_path / f"{name}.json") for name in "abc")
-    assert a == b != c
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_trains_like_fp32(execute, tmp_path, dtype):
+def test_mixed_precision_trains_like_fp32(execute, tmp_path):
     execute(SCRIPT, *QUICK, "--metrics-out", "fp32.json")
-    execute(SCRIPT, *QUICK, "--use-amp", "--amp-dtype", dtype, "--metrics-out", "amp.json")
-    full, mixed = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("fp32", "amp"))
-    assert mixed["precision"]["compute"] == {"bfloat16": "bf16", "float16": "fp16"}[dtype]
-    assert mixed["loss"]["all"] == pytest.approx(full["loss"]["all"], abs=0.02)
-    assert mixed["loss"]["all"] != full["loss"]["all"]
+    full = losses(tmp_path / "fp32.json")
+    for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16")):
+        execute(SCRIPT, *QUICK, "--use-amp", "--amp-dtype", dtype, "--metrics-out", "amp.json")
+        mixed = json.loads((tmp_path / "amp.json").read_text())
+        assert mixed["precision"]["compute"] == short
+        assert mixed["loss"]["all"] == pytest.approx(full, abs=0.02) and mixed["loss"]["all"] != full
 
 
 def options(*flags: str):
@@ -67,12 +61,12 @@ def options(*flags: str):
 @pytest.mark.usefixtures("known_ceilings")
 def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = tiny_llama_v1.train(options("--enable-all-profiling", "--validate-setup"))
+    result = tiny_llama_v1.train(options("--enable-all-profiling", "--validate-setup", "--flops-dir", "there"))
     assert result.exit_code == 0 and json.loads(result.metrics.read_text()) == result.record
     assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
     named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}  # TensorBoard's events
-    assert named | {Path("flops_analysis") / run.MODEL_PROFILE} >= {
+    assert named | {Path("there") / run.MODEL_PROFILE} >= {
         path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()
     }
     counts = json.loads(result.flops[0].read_text())["counts"]
@@ -104,14 +98,25 @@ BAD_INPUT = {  # what a flag alone may not be: tests/common/test_cli.py
     "--save-model file/below": "--save-model",
     "--data file --vocab-size 100": "at least 256",
     "--data file --vocab-size 300": "too few for a sequence length",
+    "--capture-step": "needs a GPU",
+    "--capture-step --time-phases": "--time-phases",
+    "--profile-with-flops --profile-attention-only": "counts the whole step",
+    "--parallel ddp": "--parallel ddp needs torchrun",
+    "--resume": "--resume needs a folder: add --checkpoint-dir",
+    "--checkpoint-every 3": "--checkpoint-every needs a folder",
+    "--metrics-out .": "--metrics-out",
+    "--metrics-out=": "--metrics-out",
+    "--metrics-out /dev/null": "--metrics-out",
+    "--metrics-out folder": "--metrics-out",
 }
 
 
 @pytest.mark.parametrize("arguments, named", BAD_INPUT.items(), ids=BAD_INPUT.keys())
 def test_bad_input_is_one_line_and_exit_code_2(refused, tmp_path, arguments, named):
     (tmp_path / "file").write_text("too short")
+    (tmp_path / "folder").mkdir()
     assert named in refused(SCRIPT, *arguments.split())
-    assert {path.name for path in tmp_path.iterdir()} <= {"file", "pytorch_profiles"}, "nothing is left half-written"
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "folder", "pytorch_profiles"}, "nothing is left half-written"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(execute, tmp_path):
@@ -135,12 +140,6 @@ def test_an_error_in_the_middle_keeps_the_steps_before_it(at_step, execute, tmp_
     assert len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 7
 
 
-# To 2 GiB more than PyTorch itself takes of the address space, which is much where it was built for a GPU.
-ADDRESS_SPACE = """
-import resource, torch
-size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2 * 2**30
-resource.setrlimit(resource.RLIMIT_AS, (size, size))
-"""
 # Of 700 MiB, which Linux would let the run exceed, and then kill it; without lines of progress.
 CONTAINER = """
 from common import device, progress
@@ -148,21 +147,11 @@ device._cgroup_limits, progress.SECONDS = lambda: [700 * 2**20], 1e6
 """
 
 
-def without_memory(run_script, folder: Path, limit: str, *flags: object) -> str:
-    """What a run prints on stderr that fails under this limit."""
-    script = folder / "limited.py"
-    script.write_text(f"{limit}\nimport runpy\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')")
-    return run_script(script, "--data", "synthetic", "--device", "cpu", *flags, check=1).stderr
-
-
-def test_out_of_memory_says_what_to_lower(run_script, tmp_path):
-    said = without_memory(run_script, tmp_path, ADDRESS_SPACE, "--batch-size", 4096, "--seq-len", 512)
-    assert "lower --batch-size or --seq-len (now 4096 and 512)" in said and "Traceback" not in said
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_cpu_without_memory_ends_with_a_line_and_a_record(run_script, tmp_path):
-    [said] = without_memory(run_script, tmp_path, CONTAINER, "--batch-size", 512).splitlines()
+    script = tmp_path / "limited.py"
+    script.write_text(f"{CONTAINER}\nimport runpy\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')")
+    [said] = run_script(script, "--data", "synthetic", "--device", "cpu", "--batch-size", 512, check=1).stderr.splitlines()
     assert said.startswith("error: out of memory: lower --batch-size or --seq-len (now 512 and 128)")
     record = run_record.read(tmp_path / "metrics_v1.json")
     assert record["status"].startswith("failed: out of memory") and record["device"]["memory_mib"] == 700
@@ -210,10 +199,6 @@ def test_a_signal_while_the_record_is_written_waits(monkeypatch, tmp_path):
     assert len(losses(tmp_path / "metrics_v1.json")) == 4
 
 
-def assert_interrupted(record: dict, steps: int) -> None:
-    assert record["status"] == "interrupted" and 1 <= len(record["loss"]["all"]) == len(record["step_ms"]["all"]) < steps
-
-
 def test_a_signal_in_the_last_step_leaves_a_complete_run(at_step, monkeypatch, tmp_path):
     at_step(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.chdir(tmp_path)
@@ -225,20 +210,8 @@ def test_a_signal_in_the_last_step_leaves_a_complete_run(at_step, monkeypatch, t
 def test_an_interrupted_run_keeps_what_it_measured(at_step, execute, tmp_path, kind):
     at_step(2, lambda: os.kill(os.getpid(), kind))
     assert "v1: interrupted, 2 of 4 steps" in execute(SCRIPT, *QUICK, check=128 + kind).out
-    assert_interrupted(json.loads((tmp_path / "metrics_v1.json").read_text()), 4)
-
-
-def test_ctrl_c_reaches_a_process(tmp_path):
-    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
-    arguments = [*TINY, "--data", "synthetic", "--num-steps", "100000", "--log-every", "1"]
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    next(line for line in process.stdout if line.startswith("step"))
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT and "interrupted" in rest
-    assert_interrupted(json.loads((tmp_path / "metrics_v1.json").read_text()), 100000)
+    record = json.loads((tmp_path / "metrics_v1.json").read_text())
+    assert record["status"] == "interrupted" and len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 2
 
 
 def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path):
@@ -252,26 +225,6 @@ def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_pat
     (tmp_path / "model/model.safetensors").mkdir()
     with pytest.raises(RunError, match="cannot write model/model.safetensors"):
         tiny_llama_v1.train(chosen)
-
-
-@pytest.mark.parametrize("name", ["", ".", "folder", "/dev/null"])
-def test_a_record_goes_into_a_file_and_nothing_else(refused, tmp_path, name):
-    (tmp_path / "folder").mkdir()
-    assert "--metrics-out" in refused(SCRIPT, *QUICK, "--metrics-out", name)
-
-
-def test_a_full_disk_loses_no_measurement(run_script, tmp_path):
-    def no_room() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))  # as if 200 bytes were left
-
-    (tmp_path / "metrics_v1.json").write_text("the record of an earlier run")
-    done = run_script(SCRIPT, *QUICK, check=1, preexec_fn=no_room)
-    assert "cannot write metrics_v1.json" in done.stderr
-    printed = next(line for line in done.stdout.splitlines() if line.startswith("{"))
-    assert len(json.loads(printed)["loss"]["all"]) == 4
-    assert (tmp_path / "metrics_v1.json").read_text() == "the record of an earlier run"
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics_v1.json"]
 
 
 def losses_in_a_process(folder: Path, *flags: str) -> list[float]:

@@ -1,6 +1,6 @@
-"""The scaling study's numbers: efficiencies, and the model beside them."""
+"""The scaling study's numbers: efficiencies, the model beside them, what it needs, and how far it goes on."""
 
-from common.studies.scaling import scaling_results
+from common.studies.scaling import prediction, scaling_results
 from tests import records
 
 import pytest
@@ -8,12 +8,6 @@ import pytest
 
 def rows_of(measured: dict) -> dict[tuple, dict]:
     return {(row["scaling"], row["parallel"], row["processes"]): row for row in scaling_results.results(measured)}
-
-
-def test_without_the_step_on_one_process_there_is_no_efficiency():
-    without = records.scaling()
-    without["cells"] = without["cells"][1:]
-    assert rows_of(without)["weak", "ddp", 2]["efficiency"] is None
 
 
 def test_efficiency_and_the_model_beside_it():
@@ -32,3 +26,19 @@ def test_nvlink_multicast_is_off_or_left_to_nccl():
     (unset,) = scaling_results.multicast(records.scaling(variables={}))
     (on,) = scaling_results.multicast(records.scaling(variables={"NCCL_NVLS_ENABLE": "1"}))
     assert "was not set: NCCL decides" in unset and "left to NCCL (NCCL_NVLS_ENABLE=1)" in on
+
+
+def test_the_model_needs_the_step_on_one_process_and_a_link():
+    without = records.scaling()
+    without["cells"] = without["cells"][1:]
+    for measured in (records.scaling(link=None), without):
+        assert prediction.predict(measured, "weak", "v1", "ddp", 2) is None
+        assert scaling_results.model_table(measured, "weak")[1] == []
+    assert prediction.extrapolate(without, "strong") == {} and rows_of(without)["weak", "ddp", 2]["efficiency"] is None
+
+
+def test_the_model_goes_on_to_thousands_of_gpus():
+    header, body = scaling_results.model_table(records.scaling(), "weak")
+    assert header == ["GPUs", "v1, ddp: model", "v1, fsdp: model"] and [row[0] for row in body][-1] == 4096
+    assert body[0][1:] == ["100.0%", "100.0%"]
+    assert [row[0] for row in scaling_results.model_table(records.scaling(), "strong")[1]] == [1, 2, 4]

@@ -1,4 +1,4 @@
-"""A small model for the tests of the benchmark."""
+"""A small model for the tests of the studies."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 SMALL = """
 model: {hidden_size: 32, num_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, intermediate_size: 48, vocab_size: 50}
+training: {batch_size: 2, sequence_length: 9}
 """
 
 
