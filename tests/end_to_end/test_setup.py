@@ -300,9 +300,9 @@ def test_set_up_is_done_again_when_its_files_or_its_folder_change(clone, changed
     assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
 
 
-def test_ci_runs_make_test_in_the_clone(clone):
+def test_ci_checks_style_types_and_tests_in_the_clone(clone):
     clone.tool("make", 'pwd\necho "make $*"')
-    assert clone.run("bash", ".ci/run").stdout == f"{clone.folder.resolve()}\nmake test\n"
+    assert clone.run("bash", ".ci/run").stdout == f"{clone.folder.resolve()}\nmake lint types test\n"
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
