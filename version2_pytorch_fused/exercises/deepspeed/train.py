@@ -81,7 +81,7 @@ def train(options: argparse.Namespace) -> None:
             f"ZeRO stage {engine.zero_optimization_stage()}, {here.world_size} processes: between two steps a process holds "
             f"{mib(weights):.2f} MiB of the model's weights and {mib(state):.2f} MiB of AdamW's moments"
         )
-    torch.distributed.destroy_process_group()
+    distributed.end()
 
 
 def initialize(model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings):
