@@ -3,7 +3,7 @@
     python compile_kernels.py                              # gfx90a gfx942 gfx950 sm_80 sm_90
     python compile_kernels.py --targets gfx942 --output kernels.json
 
-The columns are those of Version 3's compile_kernels.py. Products with epilogues and the attention kernel for whole heads are
+The columns are those of Version 3's compile_kernels.py. Products with epilogues and the attention kernel for short sequences are
 compiled for all targets, but run on Hopper only, where they were measured (`kernels/tiles.py`, `kernels/attention.py`).
 Elsewhere some of them spill: on AMD the many scalars of the tensor descriptors.
 """

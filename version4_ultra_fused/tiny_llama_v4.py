@@ -133,7 +133,6 @@ class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
     kernel_flops = costs.kernel_flops
-    optimizer_communicates = True  # gradients are not where DistributedDataParallel looks for them
 
     def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
         super().__init__()
@@ -150,7 +149,7 @@ class TinyLlama(nn.Module):
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
         self.plan = AutogradPlan()  # until the optimizer makes a memory plan
-        self.optimizer_communicates = bool(switches["memory-plan"])
+        self.optimizer_communicates = bool(switches["memory-plan"])  # DistributedDataParallel would find no gradients
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
