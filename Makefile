@@ -2,47 +2,70 @@
 PYTHON ?= python3
 export PYTHON TORCH_BUILD
 
-# setup.sh writes this file last, with the folder it was made in: a .venv that was copied or moved is made anew.
+# setup.sh fills this file last, with the folder it was made in: a .venv that was copied or moved is made anew.
 STAMP := .venv/set-up
 
 # Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
 PRESET ?= tiny
+export PRESET STEPS FASTEST JSON RUN OTHER
 
-.PHONY: help setup preflight train compare test test-slow docs slides lint types clean
+# Of `make race`: the script, the contestant's name, the minutes, and other flags of common/studies/race.py; DIR of `make board`.
+MINUTES ?= 5
+DIR ?= .
+export SCRIPT NAME MINUTES FLAGS DIR
+
+.PHONY: help setup setup-jax preflight train compare race board page test test-slow test-browser docs slides lint types clean
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## make the environment .venv, once
+setup: $(STAMP) ## make the environment .venv, once; other targets do so if need be (4 min)
 
-preflight: $(STAMP) ## set up, then check what this machine can do for each part (JSON=FILE.json: also as a file)
-	.venv/bin/python -m common.preflight $(JSON:%=--json %)
+setup-jax: $(STAMP) ## add JAX on the CPU, for the profiling lab (1 min)
+	.venv/bin/python -m pip install --constraint $$(test -f .venv/kept.txt && echo .venv/kept.txt || echo constraints.txt) --editable '.[jax]'
 
-train: $(STAMP) ## set up, then train Version 1 at the default configuration
+preflight: $(STAMP) ## check what this machine can do for each part; JSON=FILE: also as a file (1 min)
+	.venv/bin/python -m common.preflight $${JSON:+--json "$$JSON"}
+
+train: $(STAMP) ## train Version 1 at the default configuration (1 min)
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
 
-compare: $(STAMP) ## set up, then measure all versions and peers at PRESET (tiny), into comparison/PRESET
+compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET (5 min)
 	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then set -- --use-amp --num-steps $(or $(STEPS),50); else set -- --num-steps $(or $(STEPS),3) --repeats 1; fi; \
-	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset $(PRESET) \
-		--batch-sizes preset --seq-lengths preset --output-dir comparison/$(PRESET) $(FASTEST:%=--fastest %) "$$@"
+	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --num-steps "$${STEPS:-3}"; fi; \
+	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \
+		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" $${FASTEST:+--fastest "$$FASTEST"} "$$@"
 
-test: $(STAMP) ## set up, then run the tests
+race: $(STAMP) ## have SCRIPT=FILE.py race Version 1 for MINUTES=5, as NAME, into race_NAME.json
+	.venv/bin/python -m common.studies.race "$$SCRIPT" $${NAME:+--name "$$NAME"} --minutes "$$MINUTES" $$FLAGS
+
+board: $(STAMP) ## merge the race_*.json in DIR into board.md and board.html (seconds)
+	.venv/bin/python -m common.studies.board "$$DIR"
+
+test: $(STAMP) ## run the tests (5 min on two cores)
 	.venv/bin/python -m pytest -n 2
 
-test-slow: $(STAMP) ## set up, then run the tests that take minutes
+test-slow: $(STAMP) ## run the tests that take minutes each
 	.venv/bin/python -m pytest -m slow -n 2
 
-docs: $(STAMP) ## rewrite the tables of the documents from results/
+docs: $(STAMP) ## rewrite the tables of the documents from results/ (seconds)
 	.venv/bin/python -m common.documents
 
-slides: docs ## make the slides, slides/slides.html, from slides/slides.md
+slides: docs ## make the slides, slides/slides.html, from slides/slides.md (seconds)
 	.venv/bin/python -m common.documents.slides.deck
 
-lint: $(STAMP) ## check style and format
+page: $(STAMP) ## make run.html, the page of the profile or trace RUN= (and OTHER=) (1 min)
+	.venv/bin/python page.py "$$RUN" $${OTHER:+"$$OTHER"}
+
+test-browser: $(STAMP) ## open the pages in chromium, which must be here (1 min)
+	@.venv/bin/python -c 'import playwright' 2>/dev/null || .venv/bin/python -m pip install --editable '.[browser]' \
+		--constraint $$(test -f .venv/kept.txt && echo .venv/kept.txt || echo constraints.txt)
+	.venv/bin/python -m pytest -m browser
+
+lint: $(STAMP) ## check style and format (seconds)
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
 
-types: $(STAMP) ## check types with mypy
+types: $(STAMP) ## check types with mypy (1 min)
 	.venv/bin/python -m mypy
 
 clean: ## remove the environment and caches; what runs have written stays

@@ -59,7 +59,8 @@ sys.exit(one >= other)
 }
 
 install() {
-    .venv/bin/python -m pip install --constraint "$constraints" "$@"
+    .venv/bin/python -m pip install --constraint "$constraints" "$@" ||
+        fail "pip could not install this, as its lines above say: without a network see 'No network' in MACHINES.md"
 }
 
 # 1. The interpreter.
@@ -72,6 +73,7 @@ version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 "$PYTHON" -c 'import os, sys; sys.exit(os.path.realpath(".venv") == os.path.realpath(sys.prefix))' ||
     fail ".venv is active and must be made anew: run 'deactivate' first"
 [ ! -L .venv ] || fail ".venv is a link, and a new one would erase its target: remove the link first"
+[ ! -e .venv ] || [ -e .venv/set-up ] || fail ".venv is not of setup.sh, which would erase it: move it away, or remove it with rm -r .venv"
 
 # 2. Which torch: the plan in words, and in "$@" what pip is asked for.
 kept=$(torch_of "$PYTHON")
@@ -89,7 +91,7 @@ elif command -v nvidia-smi >/dev/null; then
 elif [ -e /dev/kfd ] || command -v rocminfo >/dev/null; then
     fail "an AMD GPU, but $PYTHON has no torch: load a module that has it, install a ROCm build, or pass TORCH_BUILD=rocmX.Y or cpu"
 elif [ "$(uname -s)" = Linux ]; then
-    plan="installs torch $pinned (PyTorch's index of CPU builds does not answer, so what pip finds)"
+    plan="installs torch $pinned (PyTorch's CPU index does not answer, so what pip finds)"
     set -- torch
     if answers "$index/cpu/torch/"; then
         plan="installs torch $pinned for the CPU"
@@ -107,8 +109,10 @@ fi
 [ "$mode" != --plan ] || exit 0
 
 # 3. The environment, always from nothing.
-extras=deepspeed,test,lint
+extras=deepspeed-needs,test,lint
+size=150 # MB to download, with triton 350
 "$PYTHON" -m venv --clear .venv
+: >.venv/set-up # a mark: this .venv may be erased
 if [ -n "$kept" ]; then
     # Python 3.10 and 3.11 put an old setuptools there, which would hide the one beside torch.
     .venv/bin/python -I -m pip uninstall --quiet --yes setuptools 2>/dev/null
@@ -133,11 +137,16 @@ with open(".venv/kept.txt", "w") as file:
         file.write(f"numpy=={numpy.__version__}\n")
 EOF
 else
+    echo "set-up: downloads torch and what it needs, 200 MB for the CPU, gigabytes for a GPU"
     install "$@"
-    .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("triton"))' || extras=$extras,triton
+    .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("triton"))' ||
+        { extras=$extras,triton size=350; }
 fi
+echo "set-up: installs 70 more packages, $size MB, in a minute or so without output"
 install --quiet --editable ".[$extras]"
+echo "set-up: builds deepspeed, in seconds"
 install --quiet --no-deps --use-pep517 deepspeed # --use-pep517: build it in a place of its own, without torch
+echo "set-up: imports torch, which the first time takes seconds"
 found=$(torch_of .venv/bin/python)
 [ -z "$kept" ] || [ "$found" = "$kept" ] || fail ".venv has torch $found, not the one to keep: $kept"
 pwd -P >.venv/set-up

@@ -30,10 +30,7 @@ ENCODED_AT_ONCE = 8  # texts, of which a long one has about 2^18 characters
 def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
     """Writes FILES into `folder`: a BPE of V tokens trained on `training`, and the tokens of `texts`, [N] uint32.
 
-    Each text is encoded by itself, and none is held once it has been passed on.
-
-    Raises:
-        RunError: the process has failed; gives its last line.
+    Each text is encoded by itself, and none is held once it has been passed on. RunError: the process has failed.
     """
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"PYTHONPATH": paths}

@@ -7,16 +7,19 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from common import config as configs
-from common import ranks, signals
+from common import loading, ranks, signals  # noqa: F401  # `loading` for what it prints
 from common.errors import RunError, UsageError
+from common.files import inputs_kept
 from common.options import Options, RunOptions
 from common.precision import AMP_DTYPES
+from common.terminal import replace_unprintable
 
 import torch
 
@@ -38,20 +41,22 @@ OVERRIDES = {  # section of the configuration: its key, and the flag that overri
         "seed": "seed",
     },
 }  # fmt: skip
+SCHEDULES = ("constant", "cosine")
+ALONE = ("exact-attention", "fp8")  # switches that fuse nothing, so `all-fusion` leaves them as they are
 LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what was given
+GRACE = 1.0  # seconds
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and which takes no abbreviated flags. One process of a node shows them."""
+    """argparse whose errors are UsageErrors, and which takes no abbreviated flags."""
 
     def __init__(self, description: str | None, **kwargs) -> None:
-        super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
-        )
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=form, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
-        self.exit(2, f"error: {shown} (--help lists the flags)\n" if ranks.here().local_rank == 0 else None)
+        raise UsageError(f"{shown} (--help lists the flags)")
 
     def print_help(self, file=None) -> None:
         if ranks.here().main_process:
@@ -73,14 +78,7 @@ def positive_list(text: str) -> list[int]:
 
 
 def check_list(flag: str, values: Sequence[object], valid: Collection[str] = ()) -> None:
-    """Checks the values of a flag that takes a list.
-
-    Args:
-        valid: those that there are; empty if there is no such choice.
-
-    Raises:
-        UsageError: a value is unknown or given twice.
-    """
+    """Raises UsageError if a flag's list has a value twice, or one that is not in `valid`, unless that is empty."""
     for value in values:
         if valid and value not in valid:
             raise UsageError(f"{flag}: there is no {value!r}; there are {', '.join(valid)}")
@@ -99,41 +97,31 @@ def amount(text: str) -> float:
     return value
 
 
-# Flags that other scripts have too. Each function adds its own to a parser or to a group of one.
-Flags = argparse._ActionsContainer
+Flags = argparse._ActionsContainer  # a parser, or a group of one
+SHARED: dict[str, dict[str, Any]] = {  # flags that other scripts have too
+    "--preset": dict(choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)"),
+    "--config": dict(type=Path, metavar="FILE.yaml", help="file whose sections `model:` and `training:` override the preset"),
+    "--batch-size": dict(type=int, metavar="B", help="sequences in a step (default: 8, or the preset's)"),
+    "--seq-len": dict(type=int, metavar="S", help="tokens in a sequence (default: 128, or the preset's)"),
+    "--seed": dict(type=int, help="seed of weights and data (default: 0)"),
+    "--device": dict(choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD's ROCm (default: auto)"),
+    "--use-amp": dict(action="store_true", help="mixed precision by autocast"),
+    "--amp-dtype": dict(choices=AMP_DTYPES, help="number format of --use-amp (default: bfloat16)"),
+    "--capture-step": dict(
+        action=argparse.BooleanOptionalAction,
+        help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
+    ),
+}
 
 
-def add_preset(group: Flags) -> None:
-    group.add_argument("--preset", choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)")
-    overriding = "file whose sections `model:` and `training:` override the preset"
-    group.add_argument("--config", type=Path, metavar="FILE.yaml", help=overriding)
+def add(group: Flags, *flags: str) -> None:
+    """Adds flags of SHARED."""
+    for flag in flags:
+        group.add_argument(flag, **SHARED[flag])
 
 
-def add_batch_size(group: Flags) -> None:
-    group.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (default: 8, or the preset's)")
-
-
-def add_sequence_length(group: Flags) -> None:
-    group.add_argument("--seq-len", type=int, metavar="S", help="tokens in a sequence (default: 128, or the preset's)")
-
-
-def add_seed(group: Flags) -> None:
-    group.add_argument("--seed", type=int, help="seed of weights and data (default: 0)")
-
-
-def add_device(group: Flags) -> None:
-    devices = ("auto", "cpu", "cuda")
-    group.add_argument("--device", choices=devices, default="auto", help="cuda also means AMD's ROCm (default: auto)")
-
-
-def add_precision(group: Flags) -> None:
-    group.add_argument("--use-amp", action="store_true", help="mixed precision by autocast")
-    group.add_argument("--amp-dtype", choices=AMP_DTYPES, help="number format of --use-amp (default: bfloat16)")
-
-
-def add_capture(group: Flags) -> None:
-    captured = "run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)"
-    group.add_argument("--capture-step", action=argparse.BooleanOptionalAction, help=captured)
+def add_output_dir(group: Flags, default: str) -> None:
+    group.add_argument("--output-dir", type=Path, default=Path(default), metavar="DIR", help=f"default: {default}")
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
@@ -150,21 +138,18 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
 
 
 def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
-    """Which switches of a version are on: its defaults, or all or none (`all-fusion`), and then each as it was given.
+    """Which switches of a version are on: its defaults, or all or none that fuse (`all-fusion`), then each as it was given.
 
-    A mode of torch.compile stands in place of True.
-
-    PYTORCH_FALLBACK_ATTENTION=1 in the environment keeps flash attention off.
-
-    Raises:
-        UsageError: a mode for torch.compile is given, but it is off.
+    A mode of torch.compile stands in place of True; UsageError if it is off. PYTORCH_FALLBACK_ATTENTION=1 in the environment
+    keeps flash attention off.
     """
     given = {name: getattr(arguments, name.replace("-", "_"), None) for name in (*defaults, "all-fusion")}
     every = given.pop("all-fusion")
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1" and "flash-attention" in defaults:
         given["flash-attention"] = False
     result: dict[str, bool | str] = {
-        name: next(value for value in (given[name], every, default) if value is not None) for name, default in defaults.items()
+        name: next(value for value in (given[name], None if name in ALONE else every, default) if value is not None)
+        for name, default in defaults.items()
     }
     if mode := getattr(arguments, "torch_compile_mode", None):
         if not result["torch-compile"]:
@@ -174,7 +159,7 @@ def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dic
 
 
 def amp_dtype(options: Options | argparse.Namespace) -> torch.dtype | None:
-    """What `add_precision`'s flags ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
+    """What --use-amp and --amp-dtype ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
     if options.amp_dtype and not options.use_amp:
         raise UsageError("--amp-dtype has no effect without --use-amp")
     return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
@@ -184,7 +169,7 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     """All flags that every version has, and those of its switches. `parse` turns them into options."""
     result = Parser(description)
     group = result.add_argument_group("model")
-    add_preset(group)
+    add(group, "--preset", "--config")
     group.add_argument("--hidden-dim", type=int, metavar="D")
     group.add_argument("--num-layers", type=int, metavar="L")
     group.add_argument("--num-heads", type=int, metavar="H")
@@ -204,17 +189,18 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     def on(flag: str, shown: str, *others: str) -> None:
         group.add_argument(flag, *others, action="store_true", help=shown)
 
-    add_batch_size(group)
-    add_sequence_length(group)
+    add(group, "--batch-size", "--seq-len")
     group.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
     group.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
-    add_seed(group)
+    group.add_argument("--lr-schedule", choices=SCHEDULES, default="constant", help="of the learning rate (default: constant)")
+    count = "steps in which the learning rate rises to its full value (default: 0)"
+    group.add_argument("--lr-warmup-steps", type=int, default=0, metavar="N", help=count)
+    number("--lr-decay-steps", None, "N", "the step at which a cosine has reached 0 (default: --num-steps)")
+    add(group, "--seed")
     number("--warmup-steps", 3, "N", "passes before the first step, neither timed nor trained on (default: 3)")
     text = "text to train on (default: the Python standard library's source)"
     group.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE", help=text)
-    add_device(group)
-    add_precision(group)
-    add_capture(group)
+    add(group, "--device", "--use-amp", "--amp-dtype", "--capture-step")
     on("--allow-tf32", "let fp32 matrix products round to TF32 (NVIDIA)")
     number("--log-every", 20, "N", "steps between lines (default: 20)")
     path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
@@ -223,7 +209,8 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     number("--checkpoint-every", None, "N", "save also every N steps; the two newest are kept")
     on("--resume", "go on from the newest checkpoint in --checkpoint-dir, or start if there is none")
 
-    group = result.add_argument_group("several processes (torchrun --nproc-per-node N SCRIPT ...; --batch-size is of each)")
+    started = "torchrun --standalone --nproc-per-node N SCRIPT ..."
+    group = result.add_argument_group(f"several processes ({started}; --batch-size is of each)")
     form = "DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)"
     group.add_argument("--parallel", choices=ranks.FORMS, help=form)
     number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before the job fails (default: 600)")
@@ -231,8 +218,8 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     group = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
     on("--enable-pytorch-profiler", "profile the last steps of the run")
     path("--profile-dir", "DIR", "folder for profiles (default: pytorch_profiles)")
-    number("--profile-steps", 3, "N", "steps to profile, fewer if --num-steps is short (default: 3)")
-    on("--profile-memory", "record every allocation and draw memory_timeline.html", "--enable-memory-profiling")
+    number("--profile-steps", None, "N", "steps to profile, fewer if --num-steps is short (default: 3)")
+    on("--profile-memory", "record every allocation: memory over time in run.html", "--enable-memory-profiling")
     on("--profile-operators", "print the table of operators")
     order = f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
     group.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY", help=order)
@@ -256,11 +243,7 @@ def parse(arguments: argparse.Namespace, switches: Mapping[str, bool] | None = N
 
 
 def parse_as(kind: type[RunKind], arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunKind:
-    """As `parse`, for a program with flags of its own; `kind` as in `resolve`.
-
-    Raises:
-        UsageError: a value is wrong, or contradicts another.
-    """
+    """As `parse`, for a program with own flags; `kind` as in `resolve`. UsageError: a value is wrong or contradicts another."""
     options, every = resolve(kind, arguments, switches), arguments.enable_all_profiling
     asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
     profiled = every or any(getattr(arguments, f"profile_{what}") for what in asked)
@@ -270,33 +253,39 @@ def parse_as(kind: type[RunKind], arguments: argparse.Namespace, switches: Mappi
         profile_operators=options.profile_operators or every,
         enable_pytorch_profiler=options.enable_pytorch_profiler or profiled,
         profile_dir=options.profile_dir or Path("pytorch_profiles"),
+        profile_steps=options.profile_steps or 3,
         enable_deepspeed_flops=options.enable_deepspeed_flops or every or options.flops_dir is not None,
         flops_dir=options.flops_dir or Path("flops_analysis"),
     )
     if options.parallel and not ranks.here().launched:
-        parallel = options.parallel
-        raise UsageError(f"--parallel {parallel} needs torchrun: torchrun --nproc-per-node 2 SCRIPT --parallel {parallel} ...")
+        flag = f"--parallel {options.parallel}"
+        raise UsageError(f"{flag} needs torchrun: torchrun --standalone --nproc-per-node 2 SCRIPT {flag} ...")
     if (options.resume or options.checkpoint_every) and not options.checkpoint_dir:
         raise UsageError(f"{'--resume' if options.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
+    if options.lr_decay_steps and options.lr_schedule == "constant":
+        raise UsageError("--lr-decay-steps has no effect with a constant learning rate: add --lr-schedule cosine")
+    if not 0 <= options.lr_warmup_steps < (options.lr_decay_steps or options.num_steps):
+        raise UsageError(
+            f"--lr-warmup-steps {options.lr_warmup_steps} must be 0 or more, and less than the steps of the schedule "
+            f"({options.lr_decay_steps or options.num_steps})"
+        )
     if options.time_phases and options.capture_step:
         raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
     if options.profile_with_flops and options.profile_attention_only:
         raise UsageError("--profile-with-flops counts the whole step: leave --profile-attention-only out")
+    if arguments.profile_steps and not options.enable_pytorch_profiler:
+        raise UsageError("--profile-steps needs the profiler: add --enable-pytorch-profiler")
+    if options.sort_by and not options.profile_operators and not hasattr(arguments, "analyze_existing"):
+        raise UsageError(f"--sort-by {options.sort_by} orders the table of operators: add --profile-operators")
     if options.sort_by and "memory" in options.sort_by and not options.profile_memory:
         raise UsageError(f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory")
     return options
 
 
 def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None) -> Kind:
-    """Options from flags: what was left out is filled in from preset and file.
+    """Options of a class from flags, filled in from preset and file; `defaults` are the version's switches.
 
-    Args:
-        kind: the class of the options. Each of its fields without a default is a flag, or comes from the preset.
-        arguments: with --preset and --config, and any of the flags that override them.
-        defaults: of the version's switches.
-
-    Raises:
-        UsageError: a value is wrong, or contradicts another.
+    Each field of `kind` without a default is a flag, or of the preset. UsageError: a value is wrong, or contradicts another.
     """
     given = vars(arguments)
     sections = {section: {key: given.get(flag) for key, flag in flags.items()} for section, flags in OVERRIDES.items()}
@@ -333,19 +322,23 @@ def command(main: Callable[[], int | None]) -> None:
     Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n, 141 the reader of our output
     (head, less) has left. Output that cannot be written (a full disk) is a run that failed.
 
-    Of several processes one a node says that the input is wrong, and each says why it failed, unless they all fail alike.
+    Of several processes each says with its rank why it ends, unless all end alike. Where the first of all, or of a node, may say
+    the same, the others wait for GRACE seconds: if it fails, too, torchrun ends them meanwhile.
     """
-    here = ranks.here()
+    here = ranks.Ranks()
+    replace_unprintable(sys.stdout, sys.stderr)
     try:
-        with signals.raised():
+        here = ranks.here()
+        with signals.raised(), inputs_kept():
             code = main() or 0
             if sys.stdout:  # None where it was closed beforehand
                 sys.stdout.flush()  # or what cannot be written would show only after the exit code is chosen
-    except UsageError as error:
-        code = _end(f"error: {error}" if here.local_rank == 0 else None, 2)
-    except RunError as error:
-        rank = f"rank {here.rank}: " if here.world_size > 1 and not error.shared else ""
-        code = _end(f"error: {rank}{error}" if here.main_process or not error.shared else None, 1)
+    except (UsageError, RunError) as error:
+        code, rank = 2 if isinstance(error, UsageError) else 1, f"rank {here.rank}: " if here.world_size > 1 else ""
+        if here.rank and error.shared or here.local_rank and code == 2:
+            time.sleep(GRACE)
+        said = f"error: {error}" if error.shared else f"error: {rank}{error}"
+        _end(said if here.main_process or not error.shared else None, code)
     except KeyboardInterrupt as stop:
         number = signals.number(stop)
         code = _end("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", 128 + number)

@@ -16,15 +16,7 @@ from common.errors import UsageError
 from common.files import opened
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
 
 LARGEST = 10**9  # upper limit of every size and count; below it, memory sets the limit
 Count = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -65,6 +57,12 @@ class ModelConfig(StrictModel):
     def initializer_std(self) -> float:
         """The "small" initialisation of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5 D))."""
         return self.initializer_range or math.sqrt(2 / (5 * self.hidden_size))
+
+    def for_transformers(self) -> dict[str, Any]:
+        """The same shape under the names of transformers' LlamaConfig."""
+        names = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}
+        shape = {names.get(name, name): value for name, value in self}
+        return shape | {"initializer_range": self.initializer_std, "tie_word_embeddings": True}
 
     @model_validator(mode="before")
     @classmethod
@@ -159,8 +157,7 @@ YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_yaml_in
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a configuration file; `model:` and `training:` are its only sections.
 
-    Raises:
-        UsageError: the file is missing, not YAML, has a key or a section twice, or is not a mapping of mappings.
+    UsageError: the file is missing, not YAML, has a key or a section twice, or is not a mapping of mappings.
     """
     try:
         with opened(path, "--config") as file:
@@ -179,16 +176,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[str, Any]) -> Config:
-    """Merges preset, YAML file and flags, and checks the result.
-
-    Args:
-        preset: a key of PRESETS.
-        file: a YAML file with sections `model` and `training`.
-        overrides: per section, the values given on the command line; None means not given.
-
-    Raises:
-        UsageError: a key is unknown, or a value is of the wrong type or out of range, or it contradicts another.
-    """
+    """Merges preset, YAML file and flags (None: not given), by section. UsageError: a value is wrong, or contradicts another."""
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
     read = read_yaml(file) if file else {}
     given = {name: {key: value for key, value in values.items() if value is not None} for name, values in overrides.items()}

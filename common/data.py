@@ -33,7 +33,7 @@ from typing import BinaryIO
 
 from common.device import is_gpu
 from common.errors import UsageError
-from common.files import opened, read_json, write_json
+from common.files import checksum, opened, read_json, write_json
 from common.progress import progress
 
 import numpy as np
@@ -46,28 +46,21 @@ CACHE_SCHEMA = "tiny-llama-tokens/1"
 CACHED = ("tokenizer.json", "tokens.npy")  # and meta.json, with their checksums
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # bytes of a file that are read at once; the trainer holds up to 256 pieces
-LONGEST_WORD = 2**22  # characters without white space, which are encoded as one
+LONGEST_WORD = 2**22  # characters that are encoded as one: a word, or a run of white space
 TRAINING_TEXT = 2**26  # characters of text that a BPE is trained on at most; the standard library has about 10 million
+DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
 BEFORE_WHITE_SPACE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One stream of token ids.
+    """One stream of token ids."""
 
-    Attributes:
-        name: `stdlib`, `synthetic`, or the file's path.
-        tokens: [N] ids below the vocabulary size.
-        sha256: of the text (of the token ids for synthetic data).
-        entropy_floor: nats per token that no model can beat, where it is known.
-        tokenizer: path of tokenizer.json; None for synthetic data.
-    """
-
-    name: str
-    tokens: np.ndarray
-    sha256: str
-    entropy_floor: float | None = None
-    tokenizer: Path | None = None
+    name: str  # `stdlib`, `synthetic`, or the file's path
+    tokens: np.ndarray  # [N] ids below the vocabulary size
+    sha256: str  # of the text (of the token ids for synthetic data)
+    entropy_floor: float | None = None  # nats per token that no model can beat, where it is known
+    tokenizer: Path | None = None  # path of tokenizer.json; None for synthetic data
 
     def describe(self) -> dict[str, object]:
         return {
@@ -79,8 +72,8 @@ class Dataset:
 def load(name: str, vocab_size: int, seed: int) -> Dataset:
     """The dataset called `stdlib` or `synthetic`, or the text file of that name.
 
-    Raises:
-        UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a byte-level BPE.
+    UsageError: the file cannot be read, changes while it is, is empty or not UTF-8, or the vocabulary is too small for a
+    byte-level BPE.
     """
     if name == "synthetic":
         return markov(vocab_size, seed)
@@ -90,12 +83,12 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
         )
     with progress(f"preparing the data {name}") as note, contextlib.ExitStack() as stack:
         if name == "stdlib":
-            return _tokenized(name, _stdlib_modules, "\0", vocab_size, note)
+            return _tokenized(_Text(name, _stdlib_modules, "\0"), vocab_size, note)
         try:
             file = stack.enter_context(opened(Path(name), "--data"))
         except OSError as error:
             raise UsageError(f"--data {name}: {error.strerror}; give a text file, `stdlib` or `synthetic`") from error
-        return _tokenized(name, lambda: _pieces(file, name), "", vocab_size, note)
+        return _tokenized(_Text(name, lambda: _pieces(file, name), ""), vocab_size, note)
 
 
 def _stdlib_modules() -> Iterator[str]:
@@ -110,18 +103,21 @@ def _pieces(file: BinaryIO, name: str) -> Iterator[str]:
 
     Its expression for a word (Radford et al. 2019, GPT-2) takes white space only at the beginning of a word, or by itself.
 
-    Raises:
-        UsageError: the text is not UTF-8, or LONGEST_WORD characters hold no white space.
+    UsageError: the text cannot be read, is not UTF-8, or has LONGEST_WORD characters between two cuts.
     """
     decoder, text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True), ""
-    file.seek(0)
-    while block := file.read(PIECE):
-        text += _decoded(decoder, file, block, name)
-        if cut := BEFORE_WHITE_SPACE.match(text):
-            yield cut[0]
-            text = text[cut.end() :]
-        elif len(text) > LONGEST_WORD:
-            raise UsageError(f"--data {name} has {LONGEST_WORD:,} characters without white space: give text, in lines")
+    try:
+        file.seek(0)
+        while block := file.read(PIECE):
+            text += _decoded(decoder, file, block, name)
+            if cut := BEFORE_WHITE_SPACE.match(text):
+                yield cut[0]
+                text = text[cut.end() :]
+            elif len(text) > LONGEST_WORD:
+                what = "without white space" if text.strip() else "of white space alone"
+                raise UsageError(f"--data {name} has {LONGEST_WORD:,} characters {what}: give text, in lines")
+    except OSError as error:
+        raise UsageError(f"--data {name} cannot be read to its end: {error.strerror}; copy it first") from error
     text += _decoded(decoder, file, block, name)
     if text:
         yield text
@@ -161,11 +157,13 @@ class Batches:
     `batches[i]` is (input_ids, targets), each [B, S] int64 on the device; targets are the tokens that follow (shifted by
     one here, and nowhere else). An index past the end starts over.
 
+    The windows are drawn in blocks of about DRAWN_AT_ONCE, of which one is held. To reach a batch, all blocks before it are
+    drawn (about 10 ns a window), from the seed if it lies before the block that is held.
+
     Of `world_size` processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
     what one process with that batch size sees.
 
-    Raises:
-        UsageError: the data is shorter than one window.
+    UsageError: the data is shorter than one window.
     """
 
     def __init__(
@@ -178,19 +176,31 @@ class Batches:
                 f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence length of "
                 f"{sequence_length}: lower --seq-len or give more text"
             )
-        generator = torch.Generator().manual_seed(seed)
-        starts = torch.randint(available, (count, world_size, batch_size, 1), generator=generator)
-        self.starts = starts[:, rank].to(device)  # [count, B, 1]
+        steps = min(count, math.ceil(DRAWN_AT_ONCE / (world_size * batch_size)))
+        self.available, self.shape, self.rank = available, (steps, world_size, batch_size, 1), rank
+        self.count, self.seed, self.device, self.generator = count, seed, device, torch.Generator()
+        self.block = 0
+        self._seek(0)
         tokens = torch.from_numpy(dataset.tokens.view(np.int32))  # [N]; on a CPU not a copy, but the file itself
         self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        ids = self.tokens[self.starts[index % len(self.starts)] + self.window].long()  # [B, S + 1]
+        block, step = divmod(index % self.count, self.shape[0])
+        if block != self.block:
+            self._seek(block)
+        ids = self.tokens[self.starts[step] + self.window].long()  # [B, S + 1]
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
-
-# ------------------------------------------------------------------------------------------------------------- cache
+    def _seek(self, block: int) -> None:
+        """Draws the window starts of a block; the numbers are those of one draw for all steps."""
+        ahead = block - self.block
+        if ahead <= 0:
+            self.generator.manual_seed(self.seed)
+            ahead = block + 1
+        for _ in range(ahead):
+            starts = torch.randint(self.available, self.shape, generator=self.generator)
+        self.block, self.starts = block, starts[:, self.rank].to(self.device)  # [steps of a block, B, 1]
 
 
 def cache_folder() -> Path:
@@ -217,34 +227,36 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 and status.st_uid == os.getuid()
 
 
-Pieces = Callable[[], Iterable[str]]  # of a text, anew at each call; each is encoded by itself
+@dataclass(frozen=True)
+class _Text:
+    """A text that is read several times, in pieces of which each is encoded by itself; `between` stands between two of them."""
+
+    name: str
+    pieces: Callable[[], Iterable[str]]
+    between: str
+
+    def hashed(self, digest: "hashlib._Hash") -> Iterator[str]:
+        """The pieces. After the last one the digest is that of the text."""
+        for number, piece in enumerate(self.pieces()):
+            digest.update((self.between * bool(number) + piece).encode())
+            yield piece
 
 
-def _tokenized(name: str, pieces: Pieces, between: str, vocab_size: int, note: Callable[[str], None]) -> Dataset:
-    """The cached tokens of the pieces, whose sha256 is that of the text with `between` between them."""
+def _tokenized(text: _Text, vocab_size: int, note: Callable[[str], None]) -> Dataset:
+    """The cached tokens of a text, under its sha256."""
     import tokenizers
 
-    digest, characters = hashlib.sha256(), 0
-    for piece in pieces():
-        digest.update((between * bool(characters) + piece).encode())
-        characters += len(between) + len(piece)
+    digest = hashlib.sha256()
+    characters = sum(len(text.between) + len(piece) for piece in text.hashed(digest))
     if not characters:
-        raise UsageError(f"--data {name} is empty")
+        raise UsageError(f"--data {text.name} is empty")
     key = f"{digest.hexdigest()[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
     folder = cache_folder() / key
     if not _intact(folder):
-        _build(folder, pieces, characters, vocab_size, digest.hexdigest(), note)
+        _build(folder, text, characters, vocab_size, digest.hexdigest(), note)
     # Mapped, as copies of what is written to, because PyTorch takes no array that cannot be.
     tokens = np.load(folder / "tokens.npy", mmap_mode="c")
-    return Dataset(name, tokens, digest.hexdigest(), tokenizer=folder / "tokenizer.json")
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+    return Dataset(text.name, tokens, digest.hexdigest(), tokenizer=folder / "tokenizer.json")
 
 
 def _intact(folder: Path) -> bool:
@@ -253,32 +265,35 @@ def _intact(folder: Path) -> bool:
         return False
     try:
         recorded = read_json(folder / "meta.json", CACHE_SCHEMA).get("files")
-        return recorded == {name: _checksum(folder / name) for name in CACHED}
+        return recorded == {name: checksum(folder / name) for name in CACHED}
     except (UsageError, OSError):
         return False
 
 
-def _build(folder: Path, pieces: Pieces, characters: int, vocab_size: int, digest: str, note: Callable[[str], None]) -> None:
+def _build(folder: Path, text: _Text, characters: int, vocab_size: int, digest: str, note: Callable[[str], None]) -> None:
     """Builds beside `folder` and moves into place; where another process was faster, its result stays.
 
     The BPE is trained on all pieces, or on every n-th if there is more text than TRAINING_TEXT.
+    UsageError: the text that was trained on or encoded is not that of the digest.
     """
     from common import bpe
 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         building = Path(name)
-        every = math.ceil(characters / TRAINING_TEXT)
+        every, trained, encoded = math.ceil(characters / TRAINING_TEXT), hashlib.sha256(), hashlib.sha256()
 
         def noted() -> Iterator[str]:
             done = 0
-            for piece in pieces():
+            for piece in text.hashed(encoded):
                 yield piece
                 done += len(piece)
                 note(f"{done / characters:.0%} encoded")
 
         note("training the tokenizer")
-        bpe.build(itertools.islice(pieces(), 0, None, every), noted(), vocab_size, building)
-        checksums = {name: _checksum(building / name) for name in CACHED}
+        bpe.build(itertools.islice(text.hashed(trained), 0, None, every), noted(), vocab_size, building)
+        if {trained.hexdigest(), encoded.hexdigest()} != {digest}:
+            raise UsageError(f"--data {text.name} changed while it was read: give a file that stays as it is, such as a copy")
+        checksums = {name: checksum(building / name) for name in CACHED}
         meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
         write_json(building / "meta.json", meta)
         if folder.exists() and not _intact(folder):

@@ -4,36 +4,29 @@ A CUDA and a ROCm build of PyTorch both answer as `cuda`; `torch.version.hip` te
 have no meaning do nothing.
 """
 
+import contextlib
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
+from common.errors import UsageError, first_line
 
 import torch
 
 
 def select(name: str) -> torch.device:
-    """`auto` takes the GPU if there is one.
-
-    Raises:
-        UsageError: a GPU was asked for and there is none.
-    """
+    """`auto` takes the GPU if there is one. UsageError: a GPU was asked for and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch sees no GPU here; use --device cpu, or install a CUDA or ROCm build of torch")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def take_gpu(index: int, processes: str) -> None:
-    """Makes `cuda` mean the GPU of this number in this process.
-
-    Raises:
-        UsageError: this node has fewer; `processes` names the flag that starts one process a GPU.
-    """
+    """Makes `cuda` mean this GPU in this process. UsageError: there are fewer; `processes` is the flag for one process a GPU."""
     if index >= torch.cuda.device_count():
         raise UsageError(f"this node has {torch.cuda.device_count()} GPUs, too few for one a process: lower {processes}")
     torch.cuda.set_device(index)
@@ -50,6 +43,8 @@ def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     torch.use_deterministic_algorithms(True)
     # A debugging aid that would add a kernel per allocation; PyTorch declares no types for it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if allow_tf32 and is_gpu(device) and "gfx942" in getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""):
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # without it an MI300 multiplies in fp32
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
 
@@ -59,19 +54,12 @@ def compile_problem(device: torch.device) -> str | None:
     try:
         torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
     except Exception as error:  # whatever the reason, the caller shows it
-        return f"torch.compile does not work here: {str(error).strip().splitlines()[0]}"
+        return f"torch.compile does not work here: {first_line(error)}"
     return None
 
 
 def compiled(function: Callable, device: torch.device, on: bool | str = True) -> Callable:
-    """torch.compile of a function if it is on, otherwise the function itself.
-
-    Args:
-        on: a mode of torch.compile stands for True.
-
-    Raises:
-        UsageError: torch.compile does not work here.
-    """
+    """torch.compile of a function (`on` may be a mode), or itself if it is off. UsageError: torch.compile does not work here."""
     if not on:
         return function
     if problem := compile_problem(device):
@@ -84,18 +72,25 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextlib.contextmanager
+def side_stream() -> Iterator[None]:
+    """Runs the code inside it on a stream of its own, as all work must have run before it is captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
     The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
     With `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
     """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # warm-up off the default stream, or the capture could take in its work
+    with side_stream():  # or the capture could take in the warm-up's work
         for _ in range(3):
             work()
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local" if collectives else "global"):
         for _ in range(times):
@@ -114,6 +109,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         }  # fmt: skip
     memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) / 2**20
     return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
+
+
+def load() -> tuple[float, int]:
+    """How many processes wanted a core in the last minute (0 where the system does not tell), and how many cores there are."""
+    with contextlib.suppress(OSError, AttributeError):  # no /proc; Windows
+        return os.getloadavg()[0], os.cpu_count() or 1
+    return 0.0, os.cpu_count() or 1
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
@@ -154,8 +156,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -175,9 +175,7 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
     """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident set on a CPU.
 
     On a GPU `peak_mib` is what tensors took at once, and `reserved_mib` what the allocator's pools held, graphs' pools included.
-
-    Args:
-        graph_bytes: what a captured step allocates at once, which the allocator counts only while it is captured.
+    `graph_bytes` is what a captured step allocates at once, which the allocator counts only while it is captured.
     """
     if is_gpu(device):
         peak = max(torch.cuda.max_memory_allocated(device), graph_bytes)

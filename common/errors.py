@@ -3,8 +3,16 @@
 LONGEST = 2000  # characters of a message
 
 
-class _OneLine:
+def first_line(message: object, otherwise: str = "no message") -> str:
+    return (str(message).strip() or otherwise).splitlines()[0]
+
+
+class _OneLine(Exception):
     """A message quotes names and values of files, so control characters become spaces, and a long message loses its middle."""
+
+    def __init__(self, message: str, shared: bool = False) -> None:
+        super().__init__(message)
+        self.shared = shared  # every process of the job ends with this error, so the first alone shows it
 
     def __str__(self) -> str:
         text = "".join(letter if letter.isprintable() else " " for letter in super().__str__())
@@ -16,15 +24,7 @@ class UsageError(_OneLine, ValueError):
 
 
 class RunError(_OneLine, RuntimeError):
-    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1.
-
-    Args:
-        shared: every process of the job ends with this error, so the first alone shows it.
-    """
-
-    def __init__(self, message: str, shared: bool = False) -> None:
-        super().__init__(message)
-        self.shared = shared
+    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1."""
 
 
 class OutOfMemory(RunError):

@@ -5,6 +5,7 @@ Each schema of ours has one model, a TypedDict class in `common.records`. Its ke
 
 import functools
 import gzip
+import hashlib
 import json
 import os
 import secrets
@@ -15,8 +16,9 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar, get_args
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar, get_args
 
 from common.errors import RunError, UsageError
 
@@ -31,15 +33,35 @@ Integer = Annotated[int, Field(ge=-LARGEST, lt=LARGEST)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST, allow_inf_nan=False)]
 Content = TypeVar("Content")
 
+
+class _Uses(NamedTuple):
+    """The files of the command that runs: those that it has read, and those that it writes."""
+
+    read: set[Path]
+    written: dict[Path, str]  # with the flag that named each, or "" once it is written
+
+
+_uses: ContextVar[_Uses | None] = ContextVar("uses", default=None)
+EXPANDED, UNPACKED = 100, 2**26  # times the size of a gzip file, bytes; traces and profiles expand 10 to 20 times
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
 
 
-def writable_folder(folder: Path, flag: str) -> Path:
-    """Makes `folder` if need be and checks that files can be created in it, before any work is done.
+@contextmanager
+def inputs_kept(kept: bool = True) -> Iterator[None]:
+    """For a command: `opened` and `writable_file` refuse a file that is an input and an output, or that two flags would write."""
+    token = _uses.set(_Uses(set(), {}) if kept else None)  # None during a search, which looks into files that are no inputs
+    try:
+        yield
+    finally:
+        _uses.reset(token)
 
-    Raises:
-        UsageError: names `flag` and the reason.
-    """
+
+def _same(one: Path, other: Path) -> bool:
+    return one == other or (one.exists() and other.exists() and one.samefile(other))
+
+
+def writable_folder(folder: Path, flag: str) -> Path:
+    """Makes `folder` if need be and checks that files can be created in it. UsageError: names `flag` and the reason."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -50,10 +72,10 @@ def writable_folder(folder: Path, flag: str) -> Path:
 
 
 def writable_file(path: Path, flag: str) -> Path:
-    """Checks, before any work is done, that `path` can be written: its folder, and that it is no folder, device or loop of links.
+    """Checks, before any work is done, that `path` can be written: its folder, and that it is no folder, device, loop of links
+    or other file of the command's.
 
-    Raises:
-        UsageError: names `flag` and the reason.
+    UsageError: names `flag` and the reason.
     """
     try:
         exists = stat.S_IFMT(path.stat().st_mode)
@@ -65,22 +87,33 @@ def writable_file(path: Path, flag: str) -> Path:
         what = "is a folder: name a file in it" if path.is_dir() else "is not a file: name one that can be written"
         raise UsageError(f"{flag}: {path} {what}")
     writable_folder((path.resolve() if path.is_symlink() else path).parent, flag)
+    if uses := _uses.get():
+        real = path.resolve()
+        if any(_same(real, other) for other in uses.read):
+            raise UsageError(f"{flag}: {path} is an input of this command: name another file")
+        if others := [named for other, named in uses.written.items() if named not in ("", flag) and _same(real, other)]:
+            raise UsageError(f"{flag} and {others[0]} would both write {path}: name another file or folder")
+        uses.written[real] = flag
     return path
 
 
 @contextmanager
 def opened(path: Path, flag: str = "") -> Iterator[BinaryIO]:
-    """Opens a file for reading. A pipe is read to its end into a temporary file first, so that each file can be read twice.
+    """Opens a file that `flag` named. A pipe, or a file of the kernel's, is read into a temporary file first, to be read twice.
 
-    Args:
-        flag: that named the file, for the message.
-
-    Raises:
-        UsageError: it is a pipe that no process writes to, or a device, which need never end.
-        OSError: it cannot be opened.
+    UsageError: it is a pipe that no process writes to, a device or a file of the kernel's, which need never end, or an output of
+    the command. OSError: it cannot be opened.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
-        if path.is_file():
+    with open(path, "rb", opener=without_waiting) as file:
+        if uses := _uses.get():
+            real = path.resolve()
+            by = next((named for other, named in uses.written.items() if _same(real, other)), None)
+            if by:
+                raise UsageError(f"{by}: {path} is an input of this command: name another file")
+            if by is None:
+                uses.read.add(real)
+        regular = path.is_file()
+        if regular and path.stat().st_size:
             yield file
             return
         if path.is_char_device() and not file.isatty():
@@ -92,14 +125,38 @@ def opened(path: Path, flag: str = "") -> Iterator[BinaryIO]:
                 start = None
             if start == b"" and path.is_fifo():
                 raise UsageError(f"{flag} {path} is a pipe that no process writes to: give a file".lstrip())
-            os.set_blocking(file.fileno(), True)
+            os.set_blocking(file.fileno(), not regular)
             copy.write(start or b"")
             shutil.copyfileobj(file, copy)
+            if file.read(1) is None:  # as of /proc/kmsg
+                raise UsageError(f"{flag} {path} has no end: give a file that has".lstrip())
             copy.seek(0)
             yield copy
 
 
-def _without_waiting(path: str, flags: int) -> int:
+class _Unpacked(gzip.GzipFile):
+    """The content of a gzip file, as far as EXPANDED allows."""
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        super().__init__(fileobj=file)
+        self.path, self.most = path, max(UNPACKED, EXPANDED * size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(self.most + 1 if size is None or size < 0 else size)
+        if self.tell() > self.most:
+            raise UsageError(f"{self.path} expands to more than {EXPANDED} times its size: unpack it, if that is meant to be")
+        return content
+
+
+def unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile:
+    """A file that `opened` gave, or its content if packed by gzip. UsageError, on reading: it exceeds UNPACKED and EXPANDED."""
+    packed, size = file.read(2) == b"\x1f\x8b", file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return _Unpacked(path, file, size) if packed else file
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """For `open`: an opener that waits for no other process if `path` is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -121,6 +178,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         with temporary.open("xb") as file:  # a file that was not there before, and no link
             file.write(content)
         temporary.replace(path)
+        if uses := _uses.get():
+            uses.written[path] = ""
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -132,14 +191,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_measurement(path: Path, content: Any, flag: str) -> None:
-    """Writes JSON; where that fails (a full disk), prints it on one line, so that no measurement is lost.
-
-    Args:
-        flag: the one that named the file or its folder.
-
-    Raises:
-        RunError: it could not be written; the message names file, flag and reason.
-    """
+    """Writes JSON; where that fails (a full disk), prints it on a line. RunError: it failed; names file, `flag` and reason."""
     try:
         write_json(path, content)
     except OSError as error:
@@ -168,6 +220,15 @@ def json_lines(content: Any, indent: str = "") -> str:
     return f"{line[0]}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{line[-1]}"
 
 
+def checksum(path: Path) -> str:
+    """The sha256 of a file, which need not fit into memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def integer(digits: str) -> int | float:
     """An integer of 64 bits; a longer one becomes a float, so that the models, which bound floats, refuse it by its field."""
     number = int(digits) if len(digits) <= 20 else float(digits)
@@ -175,18 +236,10 @@ def integer(digits: str) -> int | float:
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
-    """Content of a .json or .json.gz file.
-
-    Args:
-        schema: the value that the key "schema" must have, for files of our own.
-
-    Raises:
-        UsageError: the file is missing, empty, cut off, not JSON, nested too deep, or of another schema.
-    """
+    """Content of a .json or .json.gz file, of a schema if one is given. UsageError: it is missing, damaged, or of another."""
     try:
         with opened(path) as file:
-            raw = file.read()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", errors="replace")
+            text = unpacked(path, file).read().decode("utf-8", errors="replace")
     except (EOFError, zlib.error) as error:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
     except OSError as error:
@@ -211,8 +264,7 @@ def read(path: Path, model: type[Content]) -> Content:
     Args:
         model: the TypedDict class of its schema. Keys that the model does not know are allowed, and kept.
 
-    Raises:
-        UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of range.
+    UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of range.
     """
     return check(path, read_json(path, schema_of(model)), model)
 
@@ -223,14 +275,7 @@ def schema_of(model: type) -> str:
 
 
 def check(path: Path, content: Any, model: type[Content], place: str = "") -> Content:
-    """The content of `path`, unchanged, if it fits the model.
-
-    Args:
-        place: stands before the field in the message, if the content is a part of the file.
-
-    Raises:
-        UsageError: it does not; the message names the file, the first field that is wrong, and what is wrong with it.
-    """
+    """The content of `path`, unchanged. UsageError: it does not fit the model; names the first wrong field, after `place`."""
     try:
         _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
     except ValidationError as error:

@@ -12,12 +12,7 @@ Switches = Mapping[str, bool | str]  # by name, such as "qkv-fusion"; a mode of 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options that a version's functions read; a study adds fields for its own flags, or has these alone.
-
-    Attributes:
-        capture_step: None leaves it to the version.
-        switches: how the version's switches stand.
-    """
+    """The options that a version's functions read; a study adds fields for its own flags, or has these alone."""
 
     preset: str
     config: Path | None
@@ -29,8 +24,8 @@ class Options:
     device: str
     use_amp: bool
     amp_dtype: str | None
-    capture_step: bool | None = None
-    switches: Switches = field(default_factory=dict)
+    capture_step: bool | None = None  # None leaves it to the version
+    switches: Switches = field(default_factory=dict)  # how the version's stand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +33,13 @@ class RunOptions(Options):
     """The options of a training run; `cli.parser` explains its flags.
 
     The last three have no flags. A program that runs a version with a part replaced sets them with `dataclasses.replace`.
-
-    Attributes:
-        parallel: of `ranks.FORMS`; None leaves it to the version.
-        name: of the run in its record; None: the version's.
-        check_gradients: whether every parameter must get a gradient before the first step.
-        phase_clock: the clock of --time-phases.
     """
 
     num_steps: int
     warmup_steps: int
+    lr_schedule: str
+    lr_warmup_steps: int
+    lr_decay_steps: int | None
     data: str
     allow_tf32: bool
     log_every: int
@@ -56,7 +48,7 @@ class RunOptions(Options):
     checkpoint_dir: Path | None
     checkpoint_every: int | None
     resume: bool
-    parallel: str | None
+    parallel: str | None  # of `ranks.FORMS`; None leaves it to the version
     distributed_timeout: int
     enable_pytorch_profiler: bool
     profile_dir: Path
@@ -72,6 +64,6 @@ class RunOptions(Options):
     measure_peak: bool
     time_phases: bool
     validate_setup: bool
-    name: str | None = None
-    check_gradients: bool = True
-    phase_clock: type[Clock] = Clock
+    name: str | None = None  # of the run in its record; None: the version's
+    check_gradients: bool = True  # whether every parameter must get one before the first step
+    phase_clock: type[Clock] = Clock  # of --time-phases

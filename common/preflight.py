@@ -8,6 +8,7 @@ follows. The checks also fill caches, so that the first run starts at once: the 
 code 0 says that Version 1 can be run, 1 that it can't.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -17,16 +18,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common import ROOT, cli, data, sample_gpu
+from common import ROOT, cli, data, sample_gpu, timing
 from common import device as devices
 from common.config import ModelConfig
-from common.errors import UsageError
+from common.errors import UsageError, first_line
 from common.files import writable_file, write_json
 from common.progress import progress
+from common.terminal import wrapped
 
 import torch
 
@@ -38,6 +40,8 @@ CAP_SYS_ADMIN = 21  # the number of a bit in CapEff
 GIB = 2**30
 LEAST_DISK, LEAST_MEMORY = 2 * GIB, 2 * GIB
 TENSORBOARD_PORT, TORCHRUN_PORT = 6006, 29500
+PRODUCT_SECONDS, SLOW_MS = 60, 100  # for all bf16 products; for one, which takes less than 1 ms on a GPU that has bf16
+REPLAYED = 512  # kernels of a graph: where some are lost, nearly all of the first few hundred are seen
 
 # Packages without which some commands do not run, and what these commands do.
 OPTIONAL = {
@@ -46,7 +50,7 @@ OPTIONAL = {
     "deepspeed": "FLOP counts leave DeepSpeed's out",
     "jax": "the JAX half of the profiling lab is skipped",
 }
-INSTALLED_BY = {"jax": 'run `pip install "jax[cpu]"` if you want it (optional)'}
+INSTALLED_BY = {"jax": "run `make setup-jax` if you want it (optional)"}
 TOOLS = {  # of each vendor: the commands, what does not work without them, and what to install
     "amd": {
         "amd-smi": ("sample_gpu.py needs rocm-smi in its place", "amd-smi-lib"),
@@ -61,15 +65,15 @@ TOOLS = {  # of each vendor: the commands, what does not work without them, and 
     },
 }
 # Variables that make a run slower than the machine is, or keep it from parts of the machine.
-SLOWING = ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_LOG_LEVEL", "TRITON_INTERPRET", "TORCHDYNAMO_DISABLE",
-           "HIP_FORCE_QUEUE_PROFILING", "HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # fmt: skip
+SLOWING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_LOG_LEVEL", "TRITON_INTERPRET",
+           "TORCHDYNAMO_DISABLE", "HIP_FORCE_QUEUE_PROFILING", "HSA_CU_MASK", "ROC_GLOBAL_CU_MASK")  # fmt: skip
 
-RUNS, LIMITS = ("packages", "training", "text"), ("torch", "variables")  # what every part needs, and what limits every part
+RUNS, LIMITS = ("packages", "training", "text"), ("torch", "load", "variables")  # what each part needs, and what limits it
 PARTS = {  # name: what it needs, and without what it is limited
     "V1": (RUNS, ("profiler", "matplotlib", "tensorboard", "deepspeed", "disk", "memory", "port 6006")),
-    "V2": (RUNS, ("torch.compile", "profiler", "matplotlib", "tensorboard")),
-    "V3": ((*RUNS, "triton"), ("GPU", "GPU memory", "profiler")),
-    "V4": ((*RUNS, "triton"), ("GPU", "GPU memory", "profiler", "torch.compile")),
+    "V2": (RUNS, ("torch.compile", "profiler", "matplotlib", "tensorboard", "attention", "products")),
+    "V3": ((*RUNS, "triton"), ("GPU", "GPU memory", "profiler", "GPU formats", "products")),
+    "V4": ((*RUNS, "triton"), ("GPU", "GPU memory", "profiler", "torch.compile", "GPU formats", "products", "graphs")),
     "profiling lab": (RUNS, ("profiler", "GPU", "torch.compile", "jax")),
     "performance debugging": (RUNS, ("triton", "GPU", "profiler")),
     "several processes": ((*RUNS, "processes"), ("port 29500",)),
@@ -79,27 +83,20 @@ PARTS = {  # name: what it needs, and without what it is limited
 
 @dataclass(frozen=True)
 class Check:
-    """One fact about the machine.
-
-    Attributes:
-        found: what is there.
-        without: what does not work, if something is missing.
-        mend: what would put that right.
-    """
+    """One fact about the machine."""
 
     name: str
-    found: str
-    without: str = ""
-    mend: str = ""
+    found: str  # what is there
+    without: str = ""  # what does not work, if something is missing
+    mend: str = ""  # what would put that right
 
     @property
     def ok(self) -> bool:
         return not self.without
 
     def line(self) -> str:
-        if self.ok:
-            return f"  ok       {self.name:<16} {self.found}"
-        return f"  missing  {self.name:<16} {self.found}; then {self.without}; to mend it: {self.mend}"
+        mended = "" if self.ok else f"; then {self.without}; to mend it: {self.mend}"
+        return wrapped(f"  {'ok' if self.ok else 'missing':<8} {self.name:<16} {self.found}{mended}", 28)
 
 
 # ------------------------------------------------------------------------------------------------- Python and PyTorch
@@ -163,10 +160,6 @@ def training(device: torch.device) -> Check:
     return Check("training", found, "no version trains on this device", mend)
 
 
-def first_line(text: object) -> str:
-    return (str(text).strip() or "no message").splitlines()[0]
-
-
 def text() -> Check:
     try:
         dataset = data.load("stdlib", ModelConfig().vocab_size, seed=0)
@@ -207,15 +200,30 @@ def triton(device: torch.device) -> Check:
 def profiler(device: torch.device) -> Check:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
     x = torch.ones(64, 64, device=device)
-    on_gpu = [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *on_gpu]) as profile:
-        x @ x
-        devices.synchronize(device)
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = kernels_seen(lambda: x @ x, device)
     if devices.is_gpu(device) and not kernels:
         mend = "run no second profiler at a time; libcupti (NVIDIA) or rocprofiler-sdk (AMD) must belong to this torch"
         return Check("profiler", "torch.profiler sees no kernels", "profiles hold the host's side only", mend)
     return Check("profiler", f"torch.profiler sees {'kernels' if kernels else 'operators'}")
+
+
+def kernels_seen(work: Callable[[], object], device: torch.device) -> int:
+    on_gpu = [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *on_gpu]) as profile:
+        work()
+        devices.synchronize(device)
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def attention(device: torch.device) -> Check:
+    """The kernel that scaled_dot_product_attention takes for 16 bits, or on a CPU for float32."""
+    dtype = (torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16) if devices.is_gpu(device) else None
+    q = torch.ones(1, 2, 64, 64, device=device, dtype=dtype, requires_grad=True)
+    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, is_causal=True)).name
+    if chosen != "MATH" or not devices.is_gpu(device):
+        return Check("attention", f"PyTorch takes {chosen}")
+    mend = "on RDNA set TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1" if torch.version.hip else "none on this GPU"
+    return Check("attention", "PyTorch takes MATH", "Version 2's attention writes its S x S scores as Version 1 does", mend)
 
 
 # ------------------------------------------------------------------------------------------------------- GPU and tools
@@ -258,6 +266,55 @@ def gpu_memory(device: torch.device) -> Check:
         return Check("GPU memory", found)
     mend = "wait, or choose another GPU with CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES)"
     return Check("GPU memory", found, "another process disturbs the times, and large presets may not fit", mend)
+
+
+def formats() -> Check:
+    """Free Colab's T4 has no bf16."""
+    if torch.cuda.is_bf16_supported(False):
+        return Check("GPU formats", "bf16")
+    return Check("GPU formats", "no bf16", "--use-amp needs --amp-dtype float16", "choose another GPU")
+
+
+def slowest_product() -> tuple[float, str]:
+    """Milliseconds of the slowest bf16 product of 1024 x 1024, and which factors were transposed."""
+    plain, times = torch.ones(1024, 1024, device="cuda", dtype=torch.bfloat16), []
+    for layout in ("NN", "NT", "TN", "TT"):
+        a, b = (plain.T if letter == "T" else plain for letter in layout)
+        times.append((min(timing.benchmark(functools.partial(torch.matmul, a, b), plain.device, warmup=1, iterations=2)), layout))
+    return max(times)
+
+
+def products() -> Check:
+    """In a process of its own: on some GPUs hipBLASLt searches 600 ms for each product, or for minutes."""
+    code, slow = "from common.preflight import slowest_product; print(*slowest_product())", True
+    try:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PRODUCT_SECONDS)
+        found = first_line(done.stderr.strip().rpartition("\n")[2])
+        if not done.returncode:
+            ms, layout = done.stdout.split()
+            found, slow = f"bf16 takes at most {float(ms):.3g} ms (1024 x 1024, layout {layout})", float(ms) > SLOW_MS
+    except subprocess.TimeoutExpired:
+        found = f"bf16 takes more than {PRODUCT_SECONDS} s"
+    if not slow:
+        return Check("products", found)
+    mend = "set TORCH_BLAS_PREFER_HIPBLASLT=0 (see MACHINES.md)" if torch.version.hip else "see if others use this GPU"
+    return Check("products", found, "--use-amp may take minutes for a step", mend)
+
+
+def graphs(device: torch.device) -> Check:
+    """Whether torch.profiler sees each kernel of a replayed graph, as of a captured step."""
+    x = torch.ones(64, device=device)
+
+    def work() -> None:
+        for _ in range(REPLAYED):
+            x.add_(1)
+
+    eager, replayed = kernels_seen(work, device), kernels_seen(devices.capture_graph(work), device)
+    found = f"torch.profiler sees {replayed} of {eager} kernels of a replayed graph"
+    if replayed >= eager:
+        return Check("graphs", found)
+    mend = "profile with --no-capture-step, or take a PyTorch whose own libraries are of ROCm 7.2.2 or newer"
+    return Check("graphs", found, "profiles of captured steps are short", mend)
 
 
 def tool(maker: str, name: str) -> Check:
@@ -352,6 +409,15 @@ def memory() -> Check:
     return Check("memory", found, "only the preset tiny fits", f"take a machine or a job with {LEAST_MEMORY // GIB} GiB or more")
 
 
+def load() -> Check:
+    wanted, cores = devices.load()
+    found = f"{wanted:.1f} processes on {cores} cores in the last minute"
+    if wanted <= cores:
+        return Check("load", found)
+    mend = "end other programs; until then OMP_NUM_THREADS=1 keeps threads from waiting for each other"
+    return Check("load", found, "a step on the CPU can take many times as long, and times vary", mend)
+
+
 def variables() -> Check:
     found = [f"{name}={os.environ[name]}" for name in SLOWING if os.environ.get(name, "0") != "0"]
     if found:
@@ -366,15 +432,20 @@ def checks(device: torch.device) -> Iterator[Check]:
     """Each check as soon as it is made."""
     yield python()
     yield pytorch()
+    yield load()  # before the checks that are work themselves
     yield packages()
     yield from map(optional, OPTIONAL)
     yield gpu(device)
     if devices.is_gpu(device):
         yield gpu_memory(device)
+        yield formats()
     yield training(device)
     yield text()
-    for check in (profiler, triton, compiler):
+    for check in (profiler, attention, triton, compiler):
         yield check(device)
+    if devices.is_gpu(device):
+        yield products()
+        yield graphs(device)
     if maker := vendor():
         yield from (tool(maker, name) for name in TOOLS[maker])
         yield permissions(device) if maker == "amd" else counters()

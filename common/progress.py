@@ -1,31 +1,33 @@
 """Progress of work that takes long: one line on stderr after five seconds, and another every five seconds.
 
-Of several processes only the first prints.
+On a terminal each takes the place of the one before. Of several processes only the first prints.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from common import ranks
+from common.terminal import Line
 
 SECONDS = 5.0
 
 
+def duration(seconds: float) -> str:
+    """ "46 s", "12 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is being done, and for how long, while the work inside takes more than SECONDS.
-
-    Yields:
-        A function that takes how far the work has come, such as "12 % encoded", for the next line.
-    """
-    done, start, notes = threading.Event(), time.monotonic(), [""]
+    """Says what is done, and for how long, after SECONDS; yields a function that takes how far it has come ("12 % encoded")."""
+    done, start, notes, line = threading.Event(), time.monotonic(), [""], Line(sys.stderr)
 
     def speak() -> None:
-        while not done.wait(SECONDS) and ranks.here().main_process:
-            print(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}", file=sys.stderr, flush=True)
+        while not done.wait(SECONDS) and os.environ.get("RANK", "0") == "0":  # `ranks.here` may refuse the environment
+            line.show(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}")
 
     def note(text: str) -> None:
         notes[-1] = f", {text}"
@@ -37,3 +39,4 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     finally:
         done.set()
         thread.join()
+        line.end()

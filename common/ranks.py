@@ -3,25 +3,21 @@
 import os
 from typing import Literal, NamedTuple, get_args
 
+from common.errors import UsageError
+
 Form = Literal["ddp", "zero1", "fsdp"]  # of --parallel
 FORMS: tuple[Form, ...] = get_args(Form)
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NUMBERS = [name for name in VARIABLES if name != "MASTER_ADDR"]
 
 
 class Ranks(NamedTuple):
-    """A process's place in its job.
+    """A process's place in its job."""
 
-    Attributes:
-        rank: from 0 to world_size - 1, over all nodes.
-        local_rank: among the processes of this node; also the number of the process's GPU.
-        world_size: processes of the job.
-        launched: whether torchrun started the process.
-    """
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    launched: bool = False
+    rank: int = 0  # from 0 to world_size - 1, over all nodes
+    local_rank: int = 0  # among the processes of this node; also the number of the process's GPU
+    world_size: int = 1  # processes of the job
+    launched: bool = False  # by torchrun
 
     @property
     def main_process(self) -> bool:
@@ -30,8 +26,13 @@ class Ranks(NamedTuple):
 
 
 def here() -> Ranks:
-    """This process's place in its job."""
+    """This process's place in its job. UsageError: the environment names none."""
     if not all(name in os.environ for name in VARIABLES):
         return Ranks()
-    rank, local_rank, world_size = (int(os.environ[name]) for name in VARIABLES[:3])
-    return Ranks(rank, local_rank, world_size, launched=True)
+    given = [os.environ[name] for name in NUMBERS]
+    if all(text.isascii() and text.isdigit() for text in given):
+        rank, local_rank, world_size, port = map(int, given)
+        if rank < world_size and port < 2**16:
+            return Ranks(rank, local_rank, world_size, launched=True)
+    said = ", ".join(f"{name}={text}" for name, text in zip(NUMBERS, given, strict=True))
+    raise UsageError(f"the environment names no process of a job ({said}): torchrun sets these variables; or unset them")

@@ -22,6 +22,7 @@ from common.files import writable_file, write_text
 
 MEASURED = ("utilization_percent", "power_w", "memory_mib", "clock_mhz", "memory_clock_mhz")
 COLUMNS = ("seconds", "gpu", *MEASURED)
+ANSWER = 20.0  # seconds after which a tool counts as failed; without persistence mode it may take some seconds a GPU
 NAP = 0.05  # seconds after which it looks whether the command or a signal has ended the sampling
 
 Sample = dict[str, float | None]  # MEASURED of one GPU; None where the tool does not say
@@ -84,21 +85,21 @@ def _at(content: object, place: tuple[str, ...]) -> object:
 
 
 def read(tool: str) -> dict[str, Sample]:
-    """One sample of each GPU, by its number; none if the tool fails, as it does without a driver, or answers in another form."""
+    """One sample of each GPU, by its number; none if the tool fails, as without a driver, or if its answer is late or strange."""
     arguments, parse = TOOLS[tool]
-    done = subprocess.run([tool, *arguments], capture_output=True, text=True, errors="replace")
+    process = subprocess.Popen([tool, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace")
     try:
-        return parse(done.stdout) if done.returncode == 0 else {}
+        text, _ = process.communicate(timeout=ANSWER)
+        return parse(text) if process.returncode == 0 else {}
+    except subprocess.TimeoutExpired:
+        process.kill()  # and no wait: a tool that hangs in the driver does not end
+        return {}
     except (ValueError, LookupError, TypeError, AttributeError):  # a message in place of an answer
         return {}
 
 
 def find() -> str:
-    """The first tool that is there and reports a GPU.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The first tool that is there and reports a GPU. UsageError: there is none."""
     for tool in TOOLS:
         if shutil.which(tool) and read(tool):
             return tool
@@ -106,16 +107,11 @@ def find() -> str:
 
 
 def run(command: list[str], interval_ms: int, output: Path) -> tuple[int, str, list[Row]]:
-    """Samples until the command ends, or without one until a signal, and writes the CSV file.
+    """Samples until the command ends, or without one until a signal, and writes the CSV file in any case.
 
     The command gets the first signal, which ends the sampling, and is waited for. A second one reaches it too, and ends the wait.
-    The file is written in any case.
-
-    Returns:
-        The command's exit code (128 + n if signal n ended it, 0 without a command), the tool, and the rows of the file.
-
-    Raises:
-        UsageError: no tool reports a GPU, the command cannot be started, or the file cannot be written.
+    Returns its exit code (128 + n if signal n ended it, 0 without a command), the tool, and the rows of the file. UsageError: no
+    tool reports a GPU, the command cannot be started, or the file cannot be written.
     """
     tool, output = find(), writable_file(output, "--output")
     if command and not shutil.which(command[0]):

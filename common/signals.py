@@ -60,13 +60,20 @@ def postponed() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
+@contextmanager
+def immediate() -> Iterator[None]:
+    """A signal within it ends the process at once: C++ that waits for another process runs no handler of Python's."""
+    with _handled(signal.SIG_DFL, _not_ignored()):
+        yield
+
+
 def _not_ignored() -> list[int]:
     """A shell's background job ignores Ctrl-C but may be sent SIGINT by name; what nohup ignores stays ignored."""
     return [kind for kind in ENDING if kind != HANGUP or signal.getsignal(kind) != signal.SIG_IGN]
 
 
 @contextmanager
-def _handled(handler: Callable[[int, object], object], kinds: list[int]) -> Iterator[None]:
+def _handled(handler: Callable[[int, object], object] | signal.Handlers, kinds: list[int]) -> Iterator[None]:
     """A handler that was not installed from Python, as rocprofv3's is, can't be put back: then the signal ends the process."""
     before = {kind: signal.signal(kind, handler) for kind in kinds}
     try:

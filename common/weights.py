@@ -13,10 +13,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
 
-    The head is tied to the embedding, and the norms' weights stay 1.
-
-    Args:
-        state: the weights under Version 1's names, which are overwritten and returned.
+    The head is tied to the embedding, and the norms' weights stay 1. `state` has Version 1's names, and is returned.
     """
     generator = torch.Generator().manual_seed(torch.initial_seed())
     for name, weight in state.items():

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import resource
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import numpy
 import pytest
 import torch
 
+os.environ["COLUMNS"] = "120"  # a terminal that is narrower would leave out columns that tests look for
 ROOT = Path(__file__).parents[1]
 V1 = ROOT / "version1_pytorch_baseline"
 PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # what a script of ours needs to see
@@ -84,27 +84,17 @@ def same_settings() -> Iterator[None]:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Callable[..., str]:
-    """browser(*flags, address): what a browser of the Chromium family prints, without a window. Skips where there is none."""
-    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")))
-    program = next(found, None) or pytest.skip("needs chromium or google-chrome")
-
-    def run(*arguments: str) -> str:
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,720", f"--user-data-dir={tmp_path / 'user'}")
-        return subprocess.run([program, *flags, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
-
-    return run
-
-
-@pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """run_script(script, *arguments, check=0): runs it in tmp_path on the CPU and asserts its exit code."""
+    """run_script(script, *arguments, check=0, **variables): runs it in tmp_path and asserts its exit code.
 
-    def run(script: Path, *arguments: object, check: int = 0, seconds: float = 300, **kwargs) -> subprocess.CompletedProcess:
-        environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    It runs on the CPU unless variables of its environment are given.
+    """
+
+    def run(*arguments: object, check: int = 0, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess:
+        variables = {"PYTHONPATH": PATHS} | (variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
         done = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=seconds, **kwargs,
+            [sys.executable, *map(str, arguments)],
+            cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
         assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
         return done
@@ -142,6 +132,12 @@ def refused(execute) -> Callable[..., str]:
         return printed.err
 
     return run
+
+
+@pytest.fixture
+def no_kernels(monkeypatch) -> None:
+    """PyTorch's operations run in place of the kernels, as without a GPU where nobody asks for the interpreter."""
+    monkeypatch.setattr("version3_triton.kernels.INTERPRETED", False)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What several processes compute, beside what one computes with all their sequences; torchrun starts it, rank 0 writes JSON.
 
-python -m torch.distributed.run --nproc-per-node 2 -m tests.parallel_job RESULT.json
+python -m torch.distributed.run --standalone --nproc-per-node 2 -m tests.parallel_job RESULT.json
 """
 
 import functools
@@ -103,12 +103,9 @@ if __name__ == "__main__":
     distributed.start("ddp", CPU, 60)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
-        ("v2", "fsdp"),
-        ("v3", "zero1"),
-        ("v4", "ddp"),
-        ("v4", "zero1"),
+        ("v2", "fsdp"), ("v3", "zero1"), ("v4", "ddp"), ("v4", "zero1"),
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
-    ]
+    ]  # fmt: skip
     results = {" ".join(map(str, case)): compared(*case) for case in cases}
     everyone = distributed.gathered(results)
     if ranks.here().main_process:

@@ -113,7 +113,7 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
             yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
 
     return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
-        "schema": gemm_operations.SCHEMA, "element_bytes": 4,
+        "schema": gemm_operations.GEMMS, "element_bytes": 4,
         "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
         "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
         "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],

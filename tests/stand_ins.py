@@ -9,57 +9,58 @@ from pathlib import Path
 
 SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed")
 
-# A stand-in notes its command line in $CALLS and runs the command that it was given. It knows the flags that our scripts may
-# use, with the number of values of each, and refuses all others, like a release of the real tool that lacks them.
+# A stand-in notes its command line in $CALLS and runs the command that it was given. It refuses options that the real tool lacks:
+# those of AMD in the ROCm release $RELEASE (amd_options.py), those of NVIDIA that our scripts do not use.
 STAND_IN = """
-import json, os, subprocess, sys
+import argparse, json, os, subprocess, sys
+
+from amd_options import Parser, order
 
 tool, *arguments = sys.argv[1:]
-release = float(os.environ.get("RELEASE", "3.8"))  # of rocprof-compute
-FLAGS = {
-    "rocprofv3": {"--kernel-trace": 0, "--hip-trace": 0, "--sys-trace": 0, "--marker-trace": 0, "--stats": 0, "-S": 0,
-                  "--truncate-kernels": 0, "--output-format": 1, "-f": 1, "-d": 1, "-o": 1, "--output-file": 1, "-i": 1},
-    "rocprof-sys-run": {"--profile": 0, "--trace": 0, "--output": 1},
-    "rocprof-compute": {"-n": 1, "--no-roof": 0, "--roof-only": 0, "--device": 1, "-b": 1}
-        | ({"--path": 1} if release < 3.7 else {})
-        | ({"--output-directory": 1} if release >= 3.5 else {})
-        | ({"--overwrite": 0} if release >= 3.8 else {}),
-    "ncu": {"--clock-control": 1, "--nvtx": 0, "--launch-count": 1, "--metrics": 1, "--csv": 0, "--page": 1, "--print-units": 1,
-            "--log-file": 1},
-    "nsys": {"--trace": 1, "--cuda-graph-trace": 1, "--force-overwrite": 1, "--output": 1},
-    "nvidia-smi": {"-L": 0},
-}[tool]
+release = os.environ.get("RELEASE", "10.0")
+NVIDIA = {
+    "ncu": ["--clock-control", "--launch-count", "--metrics", "--page", "--print-units", "--log-file"],
+    "nsys": ["--trace", "--cuda-graph-trace", "--force-overwrite", "--output"],
+    "nvidia-smi": [],
+}
+given = list(arguments)
+if tool in ("rocprof-compute", "nsys"):
+    assert given.pop(0) == "profile"
+if tool in NVIDIA:
+    parser = argparse.ArgumentParser(tool, allow_abbrev=False, add_help=False)
+    for flag in NVIDIA[tool]:
+        parser.add_argument(flag)
+    for flag in ("--csv", "--nvtx", "-L"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+else:
+    parser = Parser("rocprof-compute profile" if tool == "rocprof-compute" else tool, release)
+topics = tool == "rocprof-sys-run" and order(release) >= order("7.13")  # its short help names no option
+if given == ["--help=all" if topics else "--help"]:
+    parser.print_help()
+if given in (["--help"], ["--help=all"]):
+    sys.exit()
 with open(os.environ["CALLS"], "a") as calls:
     print(json.dumps([tool, *arguments]), file=calls)
 
-rest = list(arguments)
-if tool in ("rocprof-compute", "nsys"):
-    assert rest.pop(0) == "profile"
-if rest == ["--help"]:
-    print("usage: profile", *FLAGS)
-    sys.exit()
-values = {}
-while rest and rest[0].startswith("-") and rest[0] != "--":
-    flag, equals, value = rest.pop(0).partition("=")
-    if flag not in FLAGS:
-        print(f"{tool}: error: unrecognized arguments: {flag}", file=sys.stderr)
-        sys.exit(2)
-    values[flag] = [value] if equals else [rest.pop(0) for _ in range(FLAGS[flag])]
-if tool.startswith("rocprof"):
-    assert rest.pop(0) == "--"
+if tool in NVIDIA:
+    values = parser.parse_args(given)
+    rest = values.command
+else:
+    values, rest = parser.parse_args(given[: given.index("--")]), given[given.index("--") + 1 :]
 if code := int(os.environ.get("FAIL_" + tool.replace("-", "_"), "0")):
     sys.exit(code)
 os.environ["UNDER"] = tool
 runs = 1
 if tool == "rocprof-compute":
-    [target] = values.get("--output-directory") or values["--path"]
+    target = getattr(values, "output_directory", None) or values.path
     assert ".." not in target
-    if os.path.exists(target) and "--overwrite" not in values and release >= 3.8:
+    if os.path.exists(target) and not getattr(values, "overwrite", False) and order(release) >= order("10.0"):
         sys.exit("the target is not empty")
     os.makedirs(target, exist_ok=True)
     runs = 3
 if tool == "ncu":
-    with open(values["--log-file"][0], "w") as log:
+    with open(values.log_file, "w") as log:
         print("==PROF== Connected to process 1", file=log)
         if not os.environ.get("NO_COUNTERS"):
             print('"ID","Kernel Name","gpu__time_duration.sum"', file=log)
@@ -93,6 +94,7 @@ class Machine:
         self.folder.mkdir()
         self.script.write_text(SCRIPT)
         (folder / "stand_in.py").write_text(STAND_IN)
+        (folder / "amd_options.py").symlink_to(Path(__file__).with_name("amd_options.py"))
         for tool in SHELL_TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.command("python", f'"{sys.executable}" "$@"')
@@ -103,9 +105,14 @@ class Machine:
         (self.bin / name).write_text(f"#!/bin/sh\nexec {shell}\n")
         (self.bin / name).chmod(0o755)
 
+    def asks_for_a_gpu(self, without: int) -> None:
+        """`python -c` ends with $NO_GPU, or with this code if that is not set."""
+        answer = f'[ "$1" != -c ] || exit ${{NO_GPU:-{without}}}'
+        (self.bin / "python").write_text(f'#!/bin/sh\n{answer}\nexec "{sys.executable}" "$@"\n')
+
     def tools(self, *names: str) -> None:
         for name in names:
-            self.command(name, f'"{sys.executable}" -IS "{self.bin.parent / "stand_in.py"}" {name} "$@"')
+            self.command(name, f'"{sys.executable}" -ES "{self.bin.parent / "stand_in.py"}" {name} "$@"')
 
     def run(
         self, script: Path, *arguments: object, check: int = 0, seconds: float = 120, **environment: str
@@ -121,7 +128,7 @@ class Machine:
     def calls(self) -> list[list[str]]:
         """The command lines of the tools, in order, without those that ask for help."""
         lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
-        return [call for call in map(json.loads, lines) if "--help" not in call]
+        return [call for call in map(json.loads, lines) if not call[-1].startswith("--help")]
 
     @property
     def called(self) -> list[str]:

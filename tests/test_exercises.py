@@ -89,6 +89,41 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder,
             assert problem.startswith(found[2] if folder == V4 else found[2][0]), f"{name} fails with {found[2]}"
 
 
+# Jobs that fail at once, while one process and then the other stands still for moments, as on a busy machine.
+FAIL_AT_ONCE = """
+import os, random, signal, threading, time
+import adapter
+
+def fail():
+    try:
+        processes.run(adapter.broadcast)
+    except NotImplementedError:
+        pass
+
+def stop():
+    for i in range(100):
+        process = random.choice([*processes.pool._processes])
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(0.02 * random.random())
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.005 * random.random())
+
+processes = adapter.Processes()
+fail()
+stops = threading.Thread(target=stop)
+stops.start()
+while stops.is_alive():
+    fail()
+processes.close()
+"""
+
+
+@pytest.mark.slow
+def test_no_process_of_the_ladder_waits_for_one_that_failed():
+    environment = os.environ | {"KERNEL_EXERCISES": "starter", "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", FAIL_AT_ONCE], cwd=LADDER, env=environment, check=True)
+
+
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
 def test_starter_and_solution_have_the_same_signatures_and_summaries(starter):
     mine, solved = described(starter), described(starter.parents[1] / "solution" / starter.name)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from common import config
-from common.analysis.comparisons import ablation_effects, compare, growth, performance_study
+from common.analysis.comparisons import ablation_effects, compare, growth, performance_study, predictions
 from common.analysis.output.report import Report
 from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
@@ -25,14 +25,14 @@ from common.analysis.reports import (
 )  # fmt: skip
 from common.documents import compiled_kernels, lab_dashboard, result_tables
 from common.documents.sections import section
-from common.files import read, read_json, write_json
-from common.records import kernel_benchmark_file, lab_file, step_profile
-from common.studies import batch_size, gemm_operations
+from common.files import read_json, write_json
+from common.records import kernel_benchmark_file, step_profile
+from common.studies import batch_size, board, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 from tests import records
 from tests.conftest import ROOT
-from tests.kernel_files import FIXTURES, STATS, write_database
+from tests.kernel_files import FIXTURES, STATS, write_counters, write_database
 from tests.records import profile, record
 from tests.small_traces import CEILINGS, gpu_trace, rank_trace
 
@@ -114,7 +114,7 @@ def use_profile(path: Path) -> None:
     write_json(other, profile(record(ceilings=CEILINGS), OPERATORS, [{"name": "gemm"}]))
     published(profile_summary.report([path]), path)
     if content["run"]["ceilings"]:
-        published(roofline.report(content), path)
+        published(roofline.report(roofline.from_profile(content), content["run"]["ceilings"], "some run"), path)
     published(
         triton_kernels.report(path, content, {("gemm", "forward"): SimpleNamespace(operation="mm", bytes=100, flops=100)}), path
     )
@@ -122,7 +122,7 @@ def use_profile(path: Path) -> None:
     bandwidth.analyze(path, path.parent / "report", False)
     launches.analyze(path, 5, path.parent / "launches.csv")
     step = bottlenecks.read_step(path)
-    published(bottlenecks.report(step, path, bottlenecks.targets(step)), path)
+    published(bottlenecks.report(step, path, bottlenecks.targets(step), "b"), path)
 
 
 def use_profiles_of_sizes(path: Path) -> None:
@@ -155,8 +155,17 @@ def with_others(path: Path, runs: dict[int, dict]) -> list[Path]:
 
 def write_flops(path: Path) -> None:
     counted = {"DeepSpeed": {"forward": 10, "backward": 20}}
-    written = flop_counts.write(path.parent, counted, record())
+    written = flop_counts.write(path.parent, counted, record(ceilings=CEILINGS))
     shutil.move(written[0], path)
+    write_profile(path.with_name("profile_1.json"))
+    flop_counts.add_work(path, path.with_name("profile_1.json"))
+
+
+def use_flops(path: Path) -> None:
+    counts = flop_counts.read(path)
+    published(flop_counts.report(counts), path)
+    if "work" in counts and counts["run"]["ceilings"]:
+        published(flop_counts.intensity(counts), path)
 
 
 # ----------------------------------------------------------------------------------------------------------- traces
@@ -245,7 +254,7 @@ def tabulated(table: Callable[[Path], str], path: Path) -> None:
 
 
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.page(read(path, lab_file.Lab)), path)
+    published(lab_dashboard.analyze(path), path)
     for table in lab_dashboard.TABLES.values():
         table(path.parent)
 
@@ -292,6 +301,28 @@ def write_stages(path: Path) -> None:
         path.with_name(f"stage{number}_profile.csv").write_text(table)
 
 
+def write_predictions(path: Path) -> None:
+    row = {"profile": "p", "profiled": record()["date"], "change": "flash-attention", "expected": 1.3}
+    write_json(path, {"schema": "tiny-llama-predictions/1", "predictions": [row | {"bound": 1.5}]})
+
+
+def use_predictions(path: Path) -> None:
+    before, after = path.with_name("profile_before.json"), path.with_name("profile_after.json")
+    for each in (before, after):
+        write_json(each, profile(record(ceilings=CEILINGS), OPERATORS, [{"name": "gemm"}]))
+    published(predictions.check(before, after, None, path), path)
+
+
+def write_race(path: Path) -> None:
+    own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}
+    times = {"steps": 9, "ms_per_step": 2.0, "baseline_ms_per_step": 3.0, "held_out_loss": 5.0, "checked_steps": 5}
+    write_json(path, own | {
+        "schema": "tiny-llama-race/1", "name": "green", "script_sha256": "ab" * 32, "minutes": 5.0, "preset": "tiny",
+        "batch_size": 8, "sequence_length": 128, "data": "stdlib", "data_sha256": "ab" * 32, "refused": None,
+        "result": times | {"errors": {"loss": 1e-6, "curve": 1e-6, "gradient": 1e-6, "update": 1e-5}},
+    })  # fmt: skip
+
+
 CONFIG = {"model": {"hidden_size": 64, "num_layers": 2}, "training": {"learning_rate": 1e-3, "seed": 1}}
 VALID = [
     Valid("metrics.json", write_run, use_run),
@@ -299,7 +330,7 @@ VALID = [
     Valid("profile_1.json", write_profile, use_profile),
     Valid("profile_of_a_size.json", write_profile, use_profiles_of_sizes),
     Valid("profile_of_a_length.json", write_profile, use_profiles_of_lengths),
-    Valid("flops_profile.json", write_flops, lambda path: published(flop_counts.report(flop_counts.read(path)), path)),
+    Valid("flops_profile.json", write_flops, use_flops),
     Valid("trace_1.json", write_trace, use_trace),
     Valid("trace_2.json", write_trace, use_kernels),
     Valid("trace_3.json", lambda path: path.write_text(json.dumps(rank_trace(0))), use_traces_of_ranks),
@@ -308,6 +339,7 @@ VALID = [
     Valid("a_results.db", write_launches, use_kernels),
     Valid("pmc_perf.csv", write_pmc, use_pmc),
     Valid("pmc_perf_long.csv", copied(FIXTURES / "pmc_perf_long.csv"), use_kernels),
+    Valid("pmc_perf_0.db", lambda path: write_counters(path, {"SQ_WAVES": [16, 0, 32]}), use_kernels),
     Valid("roofline.csv", write_ceilings, lambda path: use_counters(path.with_name("pmc_perf.csv"))),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
@@ -332,5 +364,7 @@ VALID = [
         Valid(name, write_stages, lambda path: published(compare_stages.report(compare_stages.read(path.parent)), path))
         for name in ("stage0_metrics.json", "stage1_metrics.json", "stage1_profile.csv")
     ),
+    Valid("predictions.json", write_predictions, use_predictions),
+    Valid("race_green.json", write_race, lambda path: published(board.report([path]), path)),
     Valid("config.yaml", lambda path: path.write_text(json.dumps(CONFIG)), lambda path: config.resolve(file=path)),
 ]

@@ -19,8 +19,7 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
                         help="folders with profiles; the newest of each is taken")  # fmt: skip
-    parser.add_argument("--output-dir", type=Path, default=Path("batch_scaling"), metavar="DIR",
-                        help="default: batch_scaling")  # fmt: skip
+    cli.add_output_dir(parser, "batch_scaling")
     options = parser.parse_args()
     print(growth.batch_scaling(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
 

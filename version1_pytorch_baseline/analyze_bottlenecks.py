@@ -2,7 +2,7 @@
 
     python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
-Writes the report, operator_timing.csv and optimization_targets.json into bottleneck_analysis/.
+Writes the report and, beside it and under its name, FILE_operator_timing.csv and FILE_optimization_targets.json.
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import cli, config
 from common import device as devices
-from common.files import writable_folder, write_measurement
+from common.files import writable_file, write_measurement
 from common.precision import AMP_DTYPES, Precision
 from common.studies import gemm_operations
 
@@ -21,24 +21,23 @@ def main() -> None:
     parser.add_argument("--model-config", type=Path, metavar="FILE.yaml", help="section `model:` is used (default: preset tiny)")
     parser.add_argument("--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,...")
     parser.add_argument("--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,...")
-    cli.add_device(parser)
+    cli.add(parser, "--device")
     parser.add_argument("--dtype", choices=("float32", *AMP_DTYPES), default="float32", help="of the operands (default: float32)")
     parser.add_argument("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
-    parser.add_argument("--output-dir", type=Path, default=Path("gemm_analysis"), metavar="DIR", help="default: gemm_analysis")
+    cli.add_output_dir(parser, "gemm_analysis")
     options = parser.parse_args()
 
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
     device = devices.select(options.device)
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))
-    folder = writable_folder(options.output_dir, "--output-dir")
-    path = folder / "gemm_analysis.json"
+    path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
 
     def keep(measured: dict) -> None:
         write_measurement(path, measured, "--output-dir")
 
     gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32, keep)
-    print(gemm_operations.analyze(path, folder))
+    print(gemm_operations.analyze(path, path.parent))
 
 
 if __name__ == "__main__":

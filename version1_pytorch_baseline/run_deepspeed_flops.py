@@ -3,6 +3,7 @@
 python run_deepspeed_flops.py --batch-size 8 --seq-len 128 --num-steps 10     # every flag of tiny_llama_v1.py
 python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
 python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
+python run_deepspeed_flops.py --analyze-results flops_profile.json --computational-intensity
 """
 
 from common import cli

@@ -22,7 +22,7 @@ def main() -> int:
     options = parser.parse_args()
     code, tool, rows = sample_gpu.run(options.command, options.interval_ms, options.output)
     print(tables.text([f"GPU ({tool})", "quantity", "min", "median", "max", "samples"], sample_gpu.summary(rows)))
-    print(f"{len(rows)} samples in {options.output}")
+    print(f"{tables.counted(len(rows), 'sample')} in {options.output}")
     return code
 
 

@@ -5,7 +5,7 @@
     python analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --top 30 --csv-out launches.csv
 
 rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was given finds it. A PyTorch trace, a profile_*.json,
-rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv, ncu's CSV and a folder of any of these do as well.
+rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv or databases, ncu's CSV and a folder of these do as well.
 """
 
 from pathlib import Path

@@ -19,8 +19,7 @@ def main() -> None:
     what = "newest profile_*.json is taken, or else what another profiler wrote"
     parser.add_argument("--baseline", type=Path, required=True, metavar="DIR|FILE", help=f"of a folder the {what}")
     parser.add_argument("--fused", type=Path, required=True, metavar="DIR|FILE", help="the same, of the fused version")
-    parser.add_argument("--output-dir", type=Path, default=Path("kernel_reduction"), metavar="DIR",
-                        help="default: kernel_reduction")  # fmt: skip
+    cli.add_output_dir(parser, "kernel_reduction")
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="names in each table (default: 15)")
     options = parser.parse_args()
     report = compare.kernel_reduction(options.baseline, options.fused, options.top)

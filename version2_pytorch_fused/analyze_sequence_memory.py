@@ -22,8 +22,7 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
                         help="a folder per run; its newest profile is read")  # fmt: skip
-    parser.add_argument("--output-dir", type=Path, default=Path("sequence_memory"), metavar="DIR",
-                        help="default: sequence_memory")  # fmt: skip
+    cli.add_output_dir(parser, "sequence_memory")
     options = parser.parse_args()
     print(growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
 

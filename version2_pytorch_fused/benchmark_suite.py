@@ -15,11 +15,10 @@ if `--fastest` names a model that is not the fastest at every shape.
 """
 
 import sys
-from pathlib import Path
 
 from common import cli
 from common.errors import UsageError
-from common.files import writable_folder
+from common.files import writable_file
 from common.records import benchmark_file
 from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_cells, benchmark_report, benchmark_results
@@ -40,27 +39,18 @@ def sizes(text: str) -> list[int] | None:
 
 def main() -> int:
     parser = version_files.parser(__doc__, batch_size=False, sequence_length=False, capture=False)
-    parser.add_argument("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
-    parser.add_argument(
-        "--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)"
-    )
-    parser.add_argument(
-        "--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)"
-    )
-    parser.add_argument("--metrics", type=names, default=list(benchmark_file.METRICS), metavar="NAMES", help="default: all three")
-    parser.add_argument("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
-    parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
-    parser.add_argument(
-        "--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)"
-    )
-    parser.add_argument("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("benchmark_suite"), metavar="DIR", help="default: benchmark_suite"
-    )
-    parser.add_argument(
-        "--gpus", type=cli.positive, default=1, metavar="N", help="processes at a time, one on each GPU (default: 1)"
-    )
-    parser.add_argument("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
+    add = parser.add_argument
+    add("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
+    add("--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)")
+    add("--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)")
+    add("--metrics", type=names, default=list(benchmark_file.METRICS), metavar="NAMES", help="default: all three")
+    add("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
+    add("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
+    add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
+    add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
+    cli.add_output_dir(parser, "benchmark_suite")
+    add("--gpus", type=cli.positive, default=1, metavar="N", help="processes at a time, one on each GPU (default: 1)")
+    add("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = known_models.find()
     preset = version_files.resolve(options)
@@ -72,7 +62,7 @@ def main() -> int:
     if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
         raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
     job_runner.visible_gpus(options.gpus)
-    path = writable_folder(options.output_dir, "--output-dir") / "benchmark.json"
+    path = writable_file(options.output_dir / "benchmark.json", "--output-dir")
     code = benchmark_cells.measure(models, shapes, next(iter(known.values())), path)
     print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
     ahead = benchmark_results.ahead(benchmark_file.read(path), options.fastest) if options.fastest else []

@@ -8,11 +8,9 @@ Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and
 after the round that is running.
 """
 
-from pathlib import Path
-
 from common import cli
 from common.analysis.comparisons import ablation_effects
-from common.files import writable_folder
+from common.files import writable_file
 from common.studies import ablation
 from common.training import version_files
 from version2_pytorch_fused import tiny_llama_v2
@@ -22,12 +20,10 @@ def main() -> int:
     parser = version_files.parser(__doc__)
     parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
     parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("fusion_ablation"), metavar="DIR", help="default: fusion_ablation"
-    )
+    cli.add_output_dir(parser, "fusion_ablation")
     arguments = parser.parse_args()
     options = version_files.resolve(arguments)
-    path = writable_folder(arguments.output_dir, "--output-dir") / "fusion_ablation.json"
+    path = writable_file(arguments.output_dir / "fusion_ablation.json", "--output-dir")
     code = ablation.measure(tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path)
     print(f"\n{ablation_effects.analyze(path).publish(path.parent, path.stem)}")
     return code

@@ -17,9 +17,7 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--profile-data", type=Path, required=True, metavar="DIR|FILE", help="what profilers wrote")
     parser.add_argument("--generate-roofline-plot", action="store_true", help="also draw roofline.png, from profile_*.json")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("memory_bandwidth"), metavar="DIR", help="default: memory_bandwidth"
-    )
+    cli.add_output_dir(parser, "memory_bandwidth")
     options = parser.parse_args()
     print(bandwidth.analyze(options.profile_data, options.output_dir, options.generate_roofline_plot))
 

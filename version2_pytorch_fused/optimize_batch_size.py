@@ -8,10 +8,8 @@ ends a trial and not the search. Writes batch_search.json (measured) after each 
 batch_search.csv, .md and .png, into --output-dir.
 """
 
-from pathlib import Path
-
 from common import cli
-from common.files import writable_folder
+from common.files import writable_file
 from common.studies import batch_size
 from common.training import version_files
 from version2_pytorch_fused import tiny_llama_v2
@@ -19,31 +17,18 @@ from version2_pytorch_fused import tiny_llama_v2
 
 def main() -> int:
     parser = version_files.parser(__doc__, batch_size=False)
-    parser.add_argument(
-        "--optimization-target",
-        choices=batch_size.TARGETS,
-        default="throughput",
-        help="what to search for (default: throughput)",
-    )
-    parser.add_argument(
-        "--target-memory-usage", type=float, default=0.9, metavar="X",
-        help="share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-batch-size", type=cli.positive, default=batch_size.MAXIMUM, metavar="B", help=f"default: {batch_size.MAXIMUM}"
-    )
-    parser.add_argument(
-        "--max-step-seconds",
-        type=cli.positive,
-        metavar="N",
-        help="stop doubling past a step this long (default: 1 on a CPU, none on a GPU)",
-    )
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("batch_size_search"), metavar="DIR", help="default: batch_size_search"
-    )
+    add, maximum = parser.add_argument, batch_size.MAXIMUM
+    searched = "what to search for (default: throughput)"
+    add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)
+    share = "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
+    add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
+    add("--max-batch-size", type=cli.positive, default=maximum, metavar="B", help=f"default: {maximum}")
+    slow = "stop doubling past a step this long (default: 1 on a CPU, none on a GPU)"
+    add("--max-step-seconds", type=cli.positive, metavar="N", help=slow)
+    cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = parser.parse_known_args()
     options = cli.resolve(batch_size.SearchOptions, arguments)
-    path = writable_folder(arguments.output_dir, "--output-dir") / "batch_search.json"
+    path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")
     code = batch_size.measure(tiny_llama_v2, options, own_flags, path)
     print(f"\n{batch_size.analyze(path).publish(path.parent, path.stem)}")
     return code

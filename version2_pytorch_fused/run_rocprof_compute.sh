@@ -14,7 +14,7 @@
 # Since release 3.6.0 it is `analyze` that writes DIR/counters/pmc_perf.csv, the table that analyze_kernel_launches.py reads.
 
 set -euo pipefail
-. "$(dirname "$0")/profilers.sh"
+. "$(dirname "$0")/common/profilers.sh"
 folder=./complete_analysis/rocprof_compute
 start rocprof-compute "hardware counters and roofline" 3 "$@"
 folder=$(cd "$folder" && pwd) # the tool takes no path with .. in it
@@ -26,6 +26,11 @@ case $help in
     *) directory=--path ;; # before 3.5.0
 esac
 
+case $help in
+    *--roofline-device*) roofline=(--roofline --roofline-device 0) ;; # since 3.10; the old names are deprecated
+    *) roofline=(--roof-only --device 0) ;;
+esac
+
 profile() { # NAME OPTION...
     local options=(-n "$1" "${@:2}" "$directory" "$folder/$1")
     case $help in
@@ -35,5 +40,5 @@ profile() { # NAME OPTION...
 }
 
 profile counters --no-roof || keep_first $?
-profile roofline --roof-only --device 0 || keep_first $?
+profile roofline "${roofline[@]}" || keep_first $?
 exit "$code"

@@ -9,8 +9,13 @@
 #     DIR/TIME/wall_clock-PID.txt, .json  calls and time by call stack
 
 set -euo pipefail
-. "$(dirname "$0")/profilers.sh"
+. "$(dirname "$0")/common/profilers.sh"
 folder=./complete_analysis/rocprof_sys
 start rocprof-sys-run "timeline of host and GPU" 30 "$@"
-exec rocprof-sys-run --output "$folder" --profile --trace -- \
+# Since ROCm 7.14 formats have names, which exclude the two flags; since 10.1 the default is a database. The help is short since 7.13.
+case $(rocprof-sys-run --help=all 2>/dev/null || true) in
+    *--output-format*) formats=(--output-format proto,text,json) ;;
+    *) formats=(--profile --trace) ;;
+esac
+exec rocprof-sys-run --output "$folder" "${formats[@]}" -- \
     python "$script" --metrics-out "$folder/metrics.json" "${arguments[@]}"

@@ -44,7 +44,7 @@ import importlib.util
 import math
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -63,7 +63,7 @@ from common.records.kernel_benchmark_file import SCHEMA, KernelBenchmark
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files
-from version3_triton import kernels, liger
+from version3_triton import kernels
 from version3_triton.kernels import reference
 
 import torch
@@ -126,13 +126,10 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     def by_head(part: Tensor) -> Tensor:  # [B, S, heads Dh] -> [B, heads, S, Dh]
         return part.detach().unflatten(-1, (-1, head_dim)).transpose(1, 2).requires_grad_()
 
-    inputs: tuple[Tensor, ...]
-    if operation == "rms_norm":
-        inputs = tensor(batch, length, hidden), tensor(hidden)
-        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, 5 * tokens * hidden * size)
-    if operation == "add_rms_norm":
-        inputs = tensor(batch, length, hidden), tensor(batch, length, hidden), tensor(hidden)
-        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, 8 * tokens * hidden * size)
+    if operation in ("rms_norm", "add_rms_norm"):
+        addends, numbers = (1, 5) if operation == "rms_norm" else (2, 8)
+        inputs = *(tensor(batch, length, hidden) for _ in range(addends)), tensor(hidden)
+        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, numbers * tokens * hidden * size)
     if operation == "swiglu":
         return Case(operation, parts(ffn, ffn), (), BYTES, 8 * tokens * ffn * size)
     if operation == "linear_cross_entropy":
@@ -150,16 +147,6 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
 OPERATIONS = tuple(operation for names in kernels.SWITCHES.values() for operation in names)
 
 
-def attention_by(backend: SDPBackend) -> Callable:
-    """PyTorch's attention, by this backend and no other."""
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return reference.attention(q, k, v)
-
-    return attention
-
-
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
     device, plain = precision.device, getattr(reference, operation)
@@ -167,11 +154,13 @@ def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, C
     found |= {"eager": plain}
     if peers:
         found |= {"compiled": torch.compile(plain)}
-        if devices.is_gpu(device) and importlib.util.find_spec("liger_kernel") and hasattr(liger, operation):
+        if devices.is_gpu(device) and operation != "attention" and importlib.util.find_spec("liger_kernel"):
+            from version3_triton import liger
+
             found |= {"liger": getattr(liger, operation)}
         if operation == "attention" and devices.is_gpu(device) and precision.dtype.itemsize == 2:
-            found |= {"flash": attention_by(SDPBackend.FLASH_ATTENTION)}
-            found |= {"cudnn": attention_by(SDPBackend.CUDNN_ATTENTION)} if torch.version.cuda else {}
+            found |= {"flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)}
+            found |= {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)} if torch.version.cuda else {}
     return found
 
 
@@ -214,14 +203,9 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
 
 
 def measure(
-    options: BenchmarkOptions | RunOptions, shapes: list[Shape], operations: Sequence[str], peers: bool,
-    keep: Callable[[dict[str, Any]], None] = lambda measured: None,
-) -> dict[str, Any]:  # fmt: skip
-    """Times all operations at all shapes; the content of the JSON file.
-
-    Args:
-        keep: called with that content after each operation at each shape; its rows are those so far.
-    """
+    options: BenchmarkOptions | RunOptions, shapes: list[Shape], operations: Sequence[str], peers: bool
+) -> Iterator[KernelBenchmark]:
+    """Times all operations at all shapes: the content of the JSON file after each, with the rows so far."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed, options.allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
@@ -243,8 +227,7 @@ def measure(
             for name, figures in time_case(work, contenders(operation, precision, peers), device).items():
                 row = {"hidden_size": shape[0].hidden_size, "unit": work.unit, "amount": work.amount, "contender": name}
                 measured["rows"].append(where | row | figures)
-            keep(measured)
-    return measured
+            yield cast(KernelBenchmark, measured)
 
 
 def size(argument: str) -> tuple[int, int]:
@@ -284,14 +267,10 @@ def run(
     if sizes and path.suffix == ".png":
         raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
     writable_file(path, "--metrics-out")
-
-    def keep(measured: dict[str, Any]) -> None:
-        write_measurement(path, measured, "--metrics-out")
-
     shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
     with progress("timing the operations"):
-        timed = measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers, keep)
-    measured = cast(KernelBenchmark, timed)
+        for measured in measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers):
+            write_measurement(path, measured, "--metrics-out")
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
         plots.save(figure(measured), path.with_suffix(".png"))

@@ -1,6 +1,7 @@
 """Compiles every kernel for the GPUs of both vendors, without having one, and shows what each needs of a multiprocessor.
 
     python compile_kernels.py                              # gfx90a gfx942 gfx950 sm_80 sm_90
+    python compile_kernels.py --targets sm_75 --dtypes fp16     # for a T4: some minutes
     python compile_kernels.py --targets gfx942 --dtypes bf16
     python compile_kernels.py --output ../results/compiled/kernels.json
 
@@ -19,6 +20,7 @@ in float32 (16 bytes on sm_90 at head dimension 80).
     scratch_bytes    of memory of a thread's own, for spilled values and for arrays
     shared_bytes     of shared memory (LDS on AMD), for a program
     occupancy        percent of a multiprocessor's warps that can be resident at once: an estimate from the three numbers above
+    mfma, memory, lds    instructions of AMD's machine code: matrix products, loads and stores of memory, and of LDS
 """
 
 import functools
@@ -85,14 +87,11 @@ def heads(size: int, dtype: torch.dtype) -> None:
 TABLE = [
     offline.Launch(f"{letter} = {size}", functools.partial(run, size))
     for letter, run, sizes in (
-        ("D", norms, (256, 512, 1024, 2048, 4096)),
-        ("F", activation, (256, 4096, 5632)),
-        ("V", loss, (256, 1000, 4096, 32000)),
-        ("Dh", rotation, (16, 64, 80, 128)),
-        ("Dh", heads, (16, 32, 64, 80, 128)),
+        ("D", norms, (256, 512, 1024, 2048, 4096)), ("F", activation, (256, 4096, 5632)), ("V", loss, (256, 1000, 4096, 32000)),
+        ("Dh", rotation, (16, 64, 80, 128)), ("Dh", heads, (16, 32, 64, 80, 128)),
     )
     for size in sizes
-]
+]  # fmt: skip
 
 if __name__ == "__main__":
     cli.command(lambda: offline.main(__doc__, TABLE, list(offline.DTYPES)))

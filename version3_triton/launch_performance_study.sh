@@ -1,1 +1,1 @@
-../version1_pytorch_baseline/launch_performance_study.sh
+common/launch_performance_study.sh

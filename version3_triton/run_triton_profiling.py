@@ -4,7 +4,6 @@ python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     #
 python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from common import cli
@@ -12,6 +11,7 @@ from common.analysis.formulas import operators
 from common.analysis.reports import triton_kernels
 from common.config import ModelConfig
 from common.records import step_profile
+from common.training import version_files
 from version3_triton import tiny_llama_v3
 from version3_triton.kernels import costs
 
@@ -24,13 +24,11 @@ def show(path: Path, sort_by: str | None) -> None:
 
 
 def main() -> int:
-    parser = cli.parser(__doc__, tiny_llama_v3.SWITCHES)
-    parser.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profile_*.json to show; runs nothing")
+    parser = version_files.run_parser(tiny_llama_v3, __doc__, analyzed="profile_*.json")
     arguments = parser.parse_args()
     paths, code = arguments.analyze_existing, 0
     if not paths:
-        options = cli.parse(arguments, tiny_llama_v3.SWITCHES)
-        run = tiny_llama_v3.train(replace(options, enable_pytorch_profiler=True))
+        run = tiny_llama_v3.train(version_files.run_options(tiny_llama_v3, arguments))
         paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
     for path in paths:
         show(path, arguments.sort_by)

@@ -72,6 +72,12 @@ SUBJECTS = {
 Candidate = TileConfig | LaunchConfig
 
 
+def numbers(candidate: Candidate) -> list[int]:
+    """Those of a row; the size of a matrix instruction only where one is asked for."""
+    found = list(astuple(candidate))
+    return found[:4] if found[4:] == [0] else found
+
+
 def candidates(kernel: str, dtype: torch.dtype) -> list[Candidate]:
     """Of attention: long in what a program owns, short in what it goes over; in float32 half of that and no pipeline."""
     if kernel in launch_sizes.LAUNCH:
@@ -135,18 +141,13 @@ def gpu_time(functions: Sequence[str], step: Callable[[], object]) -> float:
     return sum(statistics.median(event.device_time for event in events if event.name == name) for name in functions)
 
 
-def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The content of the JSON file.
-
-    Args:
-        keep: called with that content after each kernel and size; nothing is chosen before all are timed.
-    """
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The content of the JSON file after each kernel and size, and at the end, when all are timed, with what is chosen."""
     dtype = getattr(torch, options.dtype)
     rows: list[dict[str, Any]] = []
     chosen: list[dict[str, Any]] = []
     measured = record.header(SCHEMA, torch.device("cuda")) | {
-        "dtype": options.dtype,
-        "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
+        "dtype": options.dtype, "batch_size": options.batch_size, "sequence_length": options.seq_len, "heads": options.heads,
         "rows": rows, "chosen": chosen,
     }  # fmt: skip
     cases = [
@@ -162,14 +163,13 @@ def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None])
         for case, fit in of_size:
             with in_table(*case):
                 us = gpu_time(SUBJECTS[kernel].functions, step) if fit else None
-            rows.append({"kernel": kernel, "size": size, "candidate": list(astuple(case[3])), "us": us})
-        keep(measured)
+            rows.append({"kernel": kernel, "size": size, "candidate": numbers(case[3]), "us": us})
+        yield measured
     for kernel in options.kernels:
         for sizes in [SUBJECTS[kernel].sizes] if SUBJECTS[kernel].sizes else [(size,) for size in options.head_dims]:
-            now = list(astuple(operator.getitem(*table_of(kernel, sizes[0], dtype))))
+            now = numbers(operator.getitem(*table_of(kernel, sizes[0], dtype)))
             chosen += ranked([row for row in rows if row["kernel"] == kernel and row["size"] in sizes], now)
-    keep(measured)
-    return measured
+    yield measured
 
 
 def ranked(rows: list[dict[str, Any]], in_table: list[int]) -> list[dict[str, Any]]:
@@ -202,12 +202,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise UsageError("tiles are chosen by their time on a GPU, and there is none")
     writable_file(options.output, "--output")
-
-    def keep(measured: dict[str, Any]) -> None:
-        write_measurement(options.output, measured, "--output")
-
     with progress("compiling and timing candidates"):
-        measured = measure(options, keep)
+        for measured in measure(options):
+            write_measurement(options.output, measured, "--output")
     body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
             for row in measured["chosen"]]  # fmt: skip
     print(tables.text(["kernel", "size", "candidate", "x fastest", "in table"], body))

@@ -124,8 +124,7 @@ def measure(presets: list[str], device: torch.device) -> Iterator[kernel_files.L
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--presets", nargs="+", choices=configs.PRESETS, default=["tiny"], help="default: tiny")
-    cli.add_seed(parser)
-    cli.add_device(parser)
+    cli.add(parser, "--seed", "--device")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE.json", help="also write the rows")
     options = parser.parse_args()
     device = devices.select(options.device)

@@ -1,6 +1,6 @@
 """Merges the traces of all processes of a job into one, which Perfetto shows with a group of tracks for each rank.
 
-    torchrun --nproc-per-node 2 tiny_llama_v4.py --num-steps 10 --enable-pytorch-profiler --profile-dir traces
+    torchrun --standalone --nproc-per-node 2 tiny_llama_v4.py --num-steps 10 --enable-pytorch-profiler --profile-dir traces
     python merge_traces.py traces --output all_ranks.json.gz
 
 The folder holds the traces of one run. Processes of one host share a clock, so a rank that is late to a collective can be seen.

@@ -12,31 +12,21 @@ python run_ultra_profiling.py --analyze-existing profiles/*
 """
 
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import critical_paths
-from common.analysis.formulas import operators
 from common.analysis.output.report import Report
 from common.analysis.reports import critical_path
-from common.config import ModelConfig
 from common.files import writable_folder
 from common.records import step_profile
-from common.training import record
+from common.training import version_files
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels import costs
 
 
 def of_one(path: Path, sort_by: str | None) -> Report:
     profile = step_profile.read(path)
-    run, training = profile["run"], profile["run"]["training"]
-    if run["version"] != record.name(tiny_llama_v4):
-        return critical_path.report(path, profile, {}, sort_by)
-    launched = {(kernel["name"], kernel["phase"]) for kernel in profile["kernels"]}
-    shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
-    known = costs.training_step(*shape, operators.element_bytes(run), launched)
-    return critical_path.report(path, profile, known, sort_by)
+    return critical_path.report(path, profile, version_files.kernel_costs(profile), sort_by)
 
 
 def show(paths: list[Path], arguments: Namespace) -> None:
@@ -47,10 +37,7 @@ def show(paths: list[Path], arguments: Namespace) -> None:
 
 
 def main() -> int:
-    parser = cli.parser(__doc__, tiny_llama_v4.SWITCHES)
-    parser.add_argument(
-        "--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profiles, or folders of some, to show; runs nothing"
-    )
+    parser = version_files.run_parser(tiny_llama_v4, __doc__, analyzed="profiles, or folders of some,")
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
     arguments = parser.parse_args()
     if arguments.output_dir:
@@ -58,7 +45,7 @@ def main() -> int:
     if arguments.analyze_existing:
         show([step_profile.find(path) for path in arguments.analyze_existing], arguments)
         return 0
-    run = tiny_llama_v4.train(replace(cli.parse(arguments, tiny_llama_v4.SWITCHES), enable_pytorch_profiler=True))
+    run = tiny_llama_v4.train(version_files.run_options(tiny_llama_v4, arguments))
     if run.profiles:  # a run that was stopped may not have reached the steps that are profiled
         show(run.profiles[:1], arguments)
     return run.exit_code

@@ -14,12 +14,11 @@ The exit code is 1 if a job failed for another reason than memory, and the other
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from common import cli
 from common import device as devices
 from common.errors import UsageError
-from common.files import writable_folder
+from common.files import writable_file
 from common.studies import known_models
 from common.studies.scaling import scaling_cells, scaling_report
 from common.studies.scaling.torchrun import ScalingOptions
@@ -34,29 +33,21 @@ def names(text: str) -> list[str]:
 
 def main() -> int:
     parser = version_files.parser(__doc__)
-    parser.add_argument("--models", type=names, default=["v1", "v4"], metavar="NAMES", help="default: v1,v4")
-    parser.add_argument(
-        "--parallel", dest="forms", type=names, default=["ddp", "zero1", "fsdp"], metavar="FORMS", help="default: ddp,zero1,fsdp"
-    )
-    parser.add_argument(
-        "--processes", type=cli.positive_list, metavar="LIST", help="default: 1, 2, 4, ... up to the GPUs here; 1,2 on a CPU"
-    )
-    parser.add_argument("--global-batch-size", type=cli.positive, metavar="N", help="of strong scaling (default: --batch-size)")
-    parser.add_argument("--num-steps", type=cli.positive, default=30, metavar="N", help="timed, in each job (default: 30)")
-    parser.add_argument(
-        "--profile-steps", type=cli.positive, default=3, metavar="N", help="after these, once a cell (default: 3)"
-    )
-    parser.add_argument("--repeats", type=cli.positive, default=3, metavar="N", help="jobs a cell, in turn (default: 3)")
-    parser.add_argument(
-        "--fill-gpus",
-        action="store_true",
-        help="run jobs at the same time, each on GPUs of its own: faster, but they share the host",
-    )
-    parser.add_argument("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each job (default: 600)")
-    parser.add_argument("--link-gbs", type=cli.amount, metavar="GB/S", help="of a link in each direction (default: measured)")
-    parser.add_argument("--link-us", type=cli.amount, metavar="US", help="latency of a link (default: measured)")
-    parser.add_argument("--keep-traces", action="store_true", help="keep the profiles of all cells in traces/ of --output-dir")
-    parser.add_argument("--output-dir", type=Path, default=Path("scaling_study"), metavar="DIR", help="default: scaling_study")
+    add = parser.add_argument
+    add("--models", type=names, default=["v1", "v4"], metavar="NAMES", help="default: v1,v4")
+    add("--parallel", dest="forms", type=names, default=["ddp", "zero1", "fsdp"], metavar="FORMS", help="default: ddp,zero1,fsdp")
+    add("--processes", type=cli.positive_list, metavar="LIST", help="default: 1, 2, 4, ... up to the GPUs here; 1,2 on a CPU")
+    add("--global-batch-size", type=cli.positive, metavar="N", help="of strong scaling (default: --batch-size)")
+    add("--num-steps", type=cli.positive, default=30, metavar="N", help="timed, in each job (default: 30)")
+    add("--profile-steps", type=cli.positive, default=3, metavar="N", help="after these, once a cell (default: 3)")
+    add("--repeats", type=cli.positive, default=3, metavar="N", help="jobs a cell, in turn (default: 3)")
+    shared = "run jobs at the same time, each on GPUs of its own: faster, but they share the host"
+    add("--fill-gpus", action="store_true", help=shared)
+    add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each job (default: 600)")
+    add("--link-gbs", type=cli.amount, metavar="GB/S", help="of a link in each direction (default: measured)")
+    add("--link-us", type=cli.amount, metavar="US", help="latency of a link (default: measured)")
+    add("--keep-traces", action="store_true", help="keep the profiles of all cells in traces/ of --output-dir")
+    cli.add_output_dir(parser, "scaling_study")
     arguments = parser.parse_args()
     arguments.processes = arguments.processes or scaling_cells.default_processes(devices.select(arguments.device))
     options = cli.resolve(ScalingOptions, arguments)
@@ -65,7 +56,7 @@ def main() -> int:
     options = replace(options, global_batch_size=options.global_batch_size or options.batch_size)
     known = known_models.find()
     cells, left_out = scaling_cells.plan(options, known)
-    path = writable_folder(options.output_dir, "--output-dir") / "scaling.json"
+    path = writable_file(options.output_dir / "scaling.json", "--output-dir")
     for line in left_out:
         print(f"leaves out {line}")
     code = scaling_cells.measure(cells, left_out, options, known, path)

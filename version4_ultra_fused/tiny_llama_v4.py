@@ -1,11 +1,9 @@
 """Version 4: ultra-fused. A block is a few large operations with a backward pass written by hand, in one captured graph.
 
-Changes from Version 3, in two stages:
+Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- RoPE and SwiGLU run in epilogues of matrix products, where these are small (`kernels/matmul.py`), and the whole step is one CUDA
-  or HIP graph (`--no-capture-step` launches its kernels one by one). `--disable-memory-plan` stops here, with plain `.grad`.
-- The memory plan (`kernels/memory_plan.py`): products read weights in bf16 that AdamW writes beside its fp32 masters, and write
-  gradients to buffers of their own; gradients of weights run on a side stream, beside the rest of the backward pass.
+- RoPE and SwiGLU run in epilogues of small products (`kernels/matmul.py`), and the whole step is one CUDA or HIP graph.
+- The memory plan (`kernels/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
 
@@ -23,7 +21,7 @@ from common.training.capture import Batch, Step
 from common.training.run import Run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels import costs
+from version4_ultra_fused.kernels import costs, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
@@ -37,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import RMSNorm
 
 CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
-SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False}
+SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False, "fp8": False}
 SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
@@ -123,10 +121,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor | None, model: "TinyLlama", length: int) -> tuple[Tensor, Tensor]:
         """The residual stream and what the layer before adds to it -> the same for the next; all [N, D]."""
+        attention, feed_forward = fp8_block.functions(model.plan, x) or (AttentionFunction, FeedForwardFunction)
         norm, attn = self.input_layernorm.weight, self.self_attn
-        x, branch = AttentionFunction.apply(x, branch, norm, attn.qkv_proj.weight, attn.o_proj.weight, self, model, length)
+        x, branch = attention.apply(x, branch, norm, attn.qkv_proj.weight, attn.o_proj.weight, self, model, length)
         norm, mlp = self.post_attention_layernorm.weight, self.mlp
-        return FeedForwardFunction.apply(x, branch, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight, self, model.plan)
+        return feed_forward.apply(x, branch, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight, self, model.plan)
 
 
 class TinyLlama(nn.Module):
@@ -179,14 +178,16 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options) -> TinyLlama:
-    switches = available(options) | {"memory-plan": options.switches["memory-plan"]}  # the plan needs no kernel
+    switches = available(fp8_block.checked(options)) | {
+        "memory-plan": options.switches["memory-plan"]
+    }  # the plan needs no kernel
     without = {} if switches["memory-plan"] else {"side-stream": False, "early-update": False}
     return TinyLlama(options.model, switches | without)
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     if model.switches["memory-plan"]:
-        return MasterAdamW(model, lr=options.learning_rate)
+        return MasterAdamW(model, lr=options.learning_rate, fp8=bool(model.switches["fp8"]))
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
@@ -203,7 +204,7 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
         optimizer.plan_memory(precision.dtype, early=bool(model.switches["early-update"]))
 
     def step(batch: Batch) -> Tensor:
-        with model.plan.step(beside=use_side_stream(model, batch[0])):
+        with model.plan.step(batch[0].numel(), beside=use_side_stream(model, batch[0])):
             with precision.autocast():
                 loss = model.loss(*batch)
             with span("backward"):

@@ -5,85 +5,29 @@ fusion are a bound: those of one operator that does the same. A test compares bo
 In comments t = B S tokens, n = B S D, m = B S K Dh and f = B S F are elements, and p = B H S^2 are scores.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
 
 from common.analysis.formulas import footprint
 from common.analysis.formulas.footprint import FLOAT, HALF
+from common.analysis.formulas.forecast import FOREACH_ADAMW, VERSIONS, forecast, layer_changes
 from common.analysis.output import tables
 from common.analysis.profiles import load_kernels
 from common.config import PRESETS, ModelConfig
-from common.documents.architecture import preset
-from common.documents.result_tables import baseline_runs, case, compared, label, table
-from common.records import step_profile
+from common.documents.architecture import peaks_of, preset
+from common.documents.result_tables import baseline_runs, case, cases, compared, label, table
+from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
 
 MB, MIB = 1e6, 2**20
 OUTER, INNER = 128, 64  # rows of the tiles of `tiled_attention`
-
-# Elements that each operator of PyTorch's `foreach` AdamW moves for each weight; a fused kernel moves 7 in all.
-FOREACH_ADAMW = {"mul_": 2, "lerp_": 3, "mul_ (square)": 2, "addcmul_": 3, "sqrt": 2, "div_": 2, "add_": 2, "addcdiv_": 4}
-
-
-class Change(NamedTuple):
-    """One fusion in one pass over one layer: the numbers of operators and of float32 bytes, before and after it."""
-
-    fusion: str
-    phase: str
-    operators: tuple[int, int]
-    bytes: tuple[int, int]
+FORECAST = ("MI210", "MI250X", "MI300A", "MI300X", "MI325X", "MI355X")  # each by its data sheet, of a die or a whole device
+CHECKED = ("H100 SXM", "H200 SXM")
 
 
 # ---------------------------------------------------------------------------------------------------------- by formula
-
-
-def layer_changes(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Change]:
-    """The changes that the fusions make in one layer of Version 1, forward and backward, for B, H and S above 1.
-
-    No fusion changes the output and down projections. With these two, the numbers before add up to the layer.
-    """
-    layers, hidden, ffn = config.num_layers, config.hidden_size, config.intermediate_size
-    tokens, kv_size = batch_size * sequence_length, config.num_key_value_heads * config.head_dim
-    n, m, f, table = tokens * hidden, tokens * kv_size, tokens * ffn, sequence_length * config.head_dim
-    rows = tokens * config.num_attention_heads
-    grouped = config.num_key_value_heads < config.num_attention_heads
-    eager = footprint.totals(footprint.operations(config, batch_size, sequence_length), "group")
-    core = sum(eager[group]["bytes"] for group in footprint.ONE_KERNEL["attention core"]) // layers
-    one_core = footprint.one_kernel_bytes(config, batch_size, sequence_length)["attention core"] // layers
-    # Backward: 4 products; derivatives of softmax, mask (a copy and a fill) and scale; copies of four gradients (out, q, k, v);
-    # with K < H two sums over the query heads that share a head.
-    back = FLOAT * (13 * rows * sequence_length + 12 * n + 4 * m + (2 * (n + m) if grouped else 0)) + sequence_length**2
-    one_back = FLOAT * (4 * n + 4 * m + rows)  # q, k, v, output, its gradient, log-sum-exp in; three gradients out
-    return [
-        *_joined("Q, K, V: one product", tokens, hidden, (hidden, kv_size, kv_size)),
-        Change("RoPE", "forward", (10, 1), (FLOAT * (10 * (n + m) + 4 * table), FLOAT * 2 * (n + m + table))),
-        Change("RoPE", "backward", (10, 1), (FLOAT * (10 * (n + m) + 4 * table), FLOAT * 2 * (n + m + table))),
-        Change("flash attention", "forward", (12, 1), (core, one_core)),
-        Change("flash attention", "backward", (14 if grouped else 12, 1), (back, one_back)),
-        *_joined("gate, up: one product", tokens, hidden, (ffn, ffn)),
-        Change("SwiGLU", "forward", (2, 1), (FLOAT * 5 * f, FLOAT * 3 * f)),
-        Change("SwiGLU", "backward", (3, 1), (FLOAT * 9 * f, FLOAT * 5 * f)),
-        _twice("forward", 7, 10 * n + 6 * tokens + hidden, 4 * n + tokens + hidden),
-        _twice("backward", 15, 26 * n + 10 * tokens + 2 * hidden, 4 * n + tokens + 2 * hidden),
-    ]
-
-
-def _twice(phase: str, operators: int, before: int, after: int) -> Change:
-    return Change("residual + RMSNorm, twice", phase, (2 * operators, 2), (2 * FLOAT * before, 2 * FLOAT * after))
-
-
-def _joined(fusion: str, tokens: int, inputs: int, outputs: tuple[int, ...]) -> Iterator[Change]:
-    """Products of one input [tokens, inputs] with several weights [inputs, output], and one product with all of the weights.
-
-    The backward pass has two products for each. It adds up the gradients of the input before the fusion, and joins those of the
-    outputs after it.
-    """
-    parts, x, w, y = len(outputs), tokens * inputs, inputs * sum(outputs), tokens * sum(outputs)
-    apart, one = parts * x + w + y, x + w + y
-    yield Change(fusion, "forward", (parts, 1), (FLOAT * apart, FLOAT * one))
-    before, after = 2 * apart + (parts - 1) * 3 * x, 2 * one + 2 * y
-    yield Change(fusion, "backward", (3 * parts - 1, 3), (FLOAT * before, FLOAT * after))
 
 
 def tiled_attention(length: int, head_dim: int) -> dict[str, int]:
@@ -166,11 +110,9 @@ def intensities() -> str:
 
 def attention_io() -> str:
     """A row per shape and pass: bytes of a layer's attention in Version 1, in tiles and in a single pass, and FLOPs per byte."""
-    shapes = [(name, preset(name)) for name in PRESETS]
-    config, batch, length = preset("medium")
-    shapes += [("medium", (config, batch * length // longer, longer)) for longer in (1024, 4096)]
     rows = []
-    for name, (config, batch, length) in shapes:
+    for name in ("tiny", "medium", "large"):
+        config, batch, length = preset(name)
         tiles = tiled_attention(length, config.head_dim)
         for change in layer_changes(config, batch, length):
             if change.fusion == "flash attention":
@@ -269,3 +211,44 @@ def profiler_cost(*folders: Path) -> str:
         rows.append([run["training"]["preset"], run["device"]["name"], run["step_ms"]["median"], before["median"], profiled])
     columns = ["preset", "device", "a run without it, ms", "before it starts, ms", "under it, ms"]
     return tables.markdown(columns, rows)
+
+
+def bf16_steps(folder: Path) -> dict[tuple[str, int], float]:
+    """Median ms of a step in bf16 by preset and number of the version: of its benchmark, or else of its run."""
+    found = {}
+    for path in folder.glob("compare_*_bf16_v[0-9].json"):
+        run = run_record.read_timed(path)
+        found[run["training"]["preset"], int(run["version"][1:])] = run["step_ms"]["median"]
+    for benchmark in cases(folder, "bf16") if any(folder.glob("peers_*_bf16.json")) else ():
+        for version in range(1, len(VERSIONS) + 1):
+            if times := benchmark.times(f"v{version}"):
+                found[benchmark.preset, version] = median(times)
+    return found
+
+
+def forecast_sheet(results: Path) -> str:
+    """A row per preset and version: the bounds on AMD's devices, what was measured there, and measured over bound on others.
+
+    A cell of a device has the bounds by compute, memory and launches in ms, the largest bold, or "-" where the step's tensors
+    take more memory than there is.
+    """
+    steps = {name: bf16_steps(results / name.split()[0].lower()) for name in (*FORECAST, *CHECKED)}
+    rows = []
+    for size, version in itertools.product(PRESETS, range(1, len(VERSIONS) + 1)):
+        at = preset(size)
+        least = footprint.least_peak(*at, "cuda") if version == 1 else footprint.least_run(*at, half=True)
+        cells, measured, off = [], [], []
+        for name, found in steps.items():
+            peaks, ms = peaks_of(name), found.get((size, version))
+            bounds = [1e3 * seconds for seconds in forecast(*at, version, peaks)]
+            ratio = ms and f"{tables.format_number(ms / max(bounds))}x"
+            if name in CHECKED:
+                off.append(ratio)
+                continue
+            shown = (
+                f"**{tables.format_number(each)}**" if each == max(bounds) else tables.format_number(each) for each in bounds
+            )
+            cells.append("/".join(shown) if least <= peaks["memory"] else "-")
+            measured += [f"{name} {tables.format_number(ms)} ms, {ratio}"] * bool(ms)
+        rows.append([size, version, *cells, "; ".join(measured), *off])
+    return tables.markdown(["preset", "version", *FORECAST, "measured", *(name.split()[0] for name in CHECKED)], rows)

@@ -16,25 +16,16 @@ DEVICES = (  # names that `common.analysis.formulas.peaks` knows, one for each o
 
 # One forward pass: the span, the operation, and the shape of its result in the letters of `common.config`.
 FORWARD_PASS = (
-    ("embed", "`embed_tokens(input_ids)`", "B S D"),
-    ("norm", "`input_layernorm(x)`", "B S D"),
-    ("attention", "`q_proj(x)`", "B S D"),
-    ("attention", "`k_proj(x)`, `v_proj(x)`, each", "B S K*Dh"),
-    ("attention", "q by heads, rotated", "B H S Dh"),
-    ("attention", "k by heads, rotated; v by heads", "B K S Dh"),
+    ("embed", "`embed_tokens(input_ids)`", "B S D"), ("norm", "`input_layernorm(x)`", "B S D"),
+    ("attention", "`q_proj(x)`", "B S D"), ("attention", "`k_proj(x)`, `v_proj(x)`, each", "B S K*Dh"),
+    ("attention", "q by heads, rotated", "B H S Dh"), ("attention", "k by heads, rotated; v by heads", "B K S Dh"),
     ("attention", "k, v repeated for the query heads (if `K < H`)", "B H S Dh"),
-    ("attention", "scores; softmax weights", "B H S S"),
-    ("attention", "weights @ v", "B H S Dh"),
-    ("attention", "`o_proj(heads merged)`", "B S D"),
-    ("residual", "x + attention", "B S D"),
-    ("norm", "`post_attention_layernorm(x)`", "B S D"),
-    ("mlp", "`gate_proj(x)`, `up_proj(x)`, silu(gate) * up, each", "B S F"),
-    ("mlp", "`down_proj(...)`", "B S D"),
-    ("residual", "x + mlp", "B S D"),
-    ("norm", "`norm(x)`, after the last layer", "B S D"),
-    ("loss", "logits, log-probabilities, each", "B S V"),
-    ("loss", "mean cross-entropy", ""),
-)
+    ("attention", "scores; softmax weights", "B H S S"), ("attention", "weights @ v", "B H S Dh"),
+    ("attention", "`o_proj(heads merged)`", "B S D"), ("residual", "x + attention", "B S D"),
+    ("norm", "`post_attention_layernorm(x)`", "B S D"), ("mlp", "`gate_proj(x)`, `up_proj(x)`, silu(gate) * up, each", "B S F"),
+    ("mlp", "`down_proj(...)`", "B S D"), ("residual", "x + mlp", "B S D"), ("norm", "`norm(x)`, after the last layer", "B S D"),
+    ("loss", "logits, log-probabilities, each", "B S V"), ("loss", "mean cross-entropy", ""),
+)  # fmt: skip
 
 
 def preset(name: str) -> tuple[ModelConfig, int, int]:
@@ -58,9 +49,9 @@ def shape(letters: str, values: dict[str, int]) -> list[int]:
 
 
 def presets() -> str:
-    """A row per letter, a column per preset."""
-    values = [sizes(*preset(name)) for name in PRESETS]
-    return markdown(["", *PRESETS], [[letter, *(value[letter] for value in values)] for letter in values[0]])
+    """A row per preset, a column per letter."""
+    values = {name: sizes(*preset(name)) for name in PRESETS}
+    return markdown(["", *values["tiny"]], [[name, *value.values()] for name, value in values.items()])
 
 
 def shapes() -> str:
@@ -156,7 +147,7 @@ def intensity() -> str:
     return markdown(["Group", "Kernels (`tiny`)", *columns], rows)
 
 
-def _peaks(device: str) -> dict[str, float]:
+def peaks_of(device: str) -> dict[str, float]:
     peaks = datasheet(device)
     assert peaks, device
     return peaks
@@ -166,7 +157,7 @@ def balance() -> str:
     """A row per device: its data-sheet peaks, and the FLOPs per byte at which they meet."""
     formats, rows = ("fp32", "tf32", "bf16"), []
     for name in DEVICES:
-        peaks = _peaks(name)
+        peaks = peaks_of(name)
         rates = [peaks.get(key) for key in formats]
         ridges = [rate and rate / peaks["bandwidth"] for rate in rates]
         rows.append([name.removeprefix("NVIDIA "), peaks["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
@@ -181,7 +172,7 @@ def limits() -> str:
         operations = footprint.operations(*preset(name))
         kernels = sum(operation.calls for operation in operations)
         for device in ("H100 SXM", "MI300X"):
-            peaks = _peaks(device)
+            peaks = peaks_of(device)
             times = [(o.calls, o.flops / peaks["fp32"] * MICRO, o.bytes / peaks["bandwidth"] * MICRO) for o in operations]
             compute = sum(calls * compute for calls, compute, _ in times)
             memory = sum(calls * memory for calls, _, memory in times)

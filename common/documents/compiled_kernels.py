@@ -12,11 +12,7 @@ from common.records.kernel_files import Compiled, CompiledSummary, SpillingKerne
 
 
 def summary(paths: list[Path]) -> Spills:
-    """What a CompiledSummary says, in the order of these files with rows.
-
-    Raises:
-        UsageError: a file is not of schema tiny-llama-compiled/1.
-    """
+    """What a CompiledSummary says, in the order of these files with rows. UsageError: a file is damaged or of another schema."""
     files = [read(path, Compiled) for path in paths]
     rows: list[SpillingKernel] = [{"triton": content["triton"], **row} for content in files for row in content["rows"]]
     targets: list[Target] = []
@@ -29,6 +25,21 @@ def summary(paths: list[Path]) -> Spills:
             "largest_shared_bytes": max(row["shared_bytes"] for row in own),
         })  # fmt: skip
     return {"targets": targets, "spilling": [row for row in rows if row["spills"]]}
+
+
+def machine_code(folder: Path) -> str:
+    """A row per kernel of attention and a column per AMD target: instructions, registers, LDS and occupancy in bf16, Dh = 128."""
+    rows = [
+        row for row in read(folder / "kernels.json", Compiled)["rows"]
+        if (row["file"], row.get("dtype"), row.get("size")) == ("flash_attention", "bf16", "Dh = 128") and row.get("mfma")
+    ]  # fmt: skip
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        instructions = f"{row['mfma']} / {row['memory']} / {row['lds']}"
+        kib = row["shared_bytes"] // 1024
+        cells.setdefault(row["kernel"], {})[row["target"]] = f"{instructions}; {row['registers']}; {kib}; {row['occupancy']}%"
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    return tables.markdown(["kernel", *targets], [[kernel, *map(row.get, targets)] for kernel, row in cells.items()])
 
 
 def tritons(folder: Path) -> str:

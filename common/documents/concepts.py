@@ -4,19 +4,20 @@ The pictures are a roofline, the timelines of a step that waits and of one that 
 """
 
 import re
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from common.analysis.formulas import flops, operators
+from common.analysis.formulas import flops
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.profiles.json_elements import elements
+from common.analysis.reports import bandwidth as traffic
 from common.config import ModelConfig
-from common.documents.architecture import preset
-from common.documents.pictures import Picture, colour, gpu_trace, shape, steps
+from common.documents.pictures import SPANS, WIDTH, Picture, colour, described, gpu_trace
+from common.documents.result_tables import cases
 from common.errors import UsageError
+from common.records import step_profile
 
 import numpy as np
 import pandas
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHOWN = "medium"  # the preset whose operations the roofline shows
+OPERATORS = 24  # of the roofline, the longest
+NAMED = {  # those with a label, and its place in points from the dot
+    "mm (mlp)": (7, -7), "mm (attention)": (-7, -9), "bmm (attention)": (-6, -11), "_softmax (attention)": (7, -7),
+    "silu_backward (mlp)": (-8, 4), "mul (norm)": (3, -15), "sum (attention)": (7, -5), "mean (norm)": (8, -4),
+}  # fmt: skip
 WINDOW_US = 3000.0  # of each timeline
 LENGTH, TILE = 512, 64  # positions of the attention that is drawn, and of a side of its tiles
 VERSION = re.compile(r"v\d+")
@@ -39,119 +44,76 @@ CHIP = {  # what a trace says of its GPU: key, label, and units in one of the la
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------ roofline
-
-
-def intensities(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, float]:
-    """FLOP/byte of operations of an eager forward pass under bf16 autocast on a GPU, and of AdamW, by formula.
-
-    The residual stream, the softmax and AdamW are in float32, all other tensors in bf16.
-    """
-    tokens, hidden, ffn = batch_size * sequence_length, config.hidden_size, config.intermediate_size
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    wide, half = "float", "c10::BFloat16"
-    keys, queries = [batch_size * heads, head_dim, sequence_length], [batch_size * heads, sequence_length, head_dim]
-    calls: dict[str, tuple[str, list[Any], list[str]]] = {
-        "residual addition": ("add", [[tokens, hidden]] * 2, [wide, half]),
-        "AdamW": ("_fused_adamw_", [[[flops.parameters(config)["total"]]]], ["TensorList"]),
-        "softmax": ("_softmax", [[batch_size, heads, sequence_length, sequence_length]], [wide]),
-        "silu": ("silu", [[tokens, ffn]], [half]),
-        "scores q k^T": ("bmm", [queries, keys], [half] * 2),
-        "flash attention": (
-            "_flash_attention_forward",
-            [[batch_size, sequence_length, count, head_dim] for count in (heads, kv_heads, kv_heads)], [half] * 3,
-        ),
-        "K, V projections": ("mm", [[tokens, hidden], [hidden, kv_heads * head_dim]], [half] * 2),
-        "Q, output projections": ("mm", [[tokens, hidden], [hidden, hidden]], [half] * 2),
-        "feed-forward projections": ("mm", [[tokens, hidden], [hidden, ffn]], [half] * 2),
-    }  # fmt: skip
-    found = {}
-    for name, (operator, shapes, types) in calls.items():
-        cost = operators.cost(f"aten::{operator}", shapes, types)
-        assert cost, name  # every operator above has a formula
-        found[name] = cost[0] / cost[1]
-    return found
-
-
-def roofline(folder: Path) -> Picture:
-    """The data sheet's roof in bf16 with operations by formula, and the rates that steps reach, from peaks_<preset>_bf16.json.
-
-    Raises:
-        UsageError: the data sheet of the device is not in `peaks`.
-    """
-    rates = {}
-    for name, study, times in steps(folder):
-        work = flops.training_step(ModelConfig.model_validate(study["model"]), *shape(study))["total"]
-        rates[name] = {model: work / ms / 1e9 for model, ms in times.items() if VERSION.fullmatch(model)}  # TFLOP/s
-    device = run_facts.device(study)
+def roofline(folder: Path, path: Path) -> Picture:
+    """A profile's operators under its data sheet's roof, and the MFU of the folder's bf16 steps. UsageError: none is listed."""
+    profile = step_profile.read(path)
+    run = profile["run"]
+    compute, device, size = run["precision"]["compute"], run_facts.device(run), run["training"]["preset"]
     peaks = datasheet(device)
     if not peaks:
-        raise UsageError(f"{folder}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
-    peak, bandwidth = peaks["bf16"] / 1e12, peaks["bandwidth"] / 1e12
-    intensity = intensities(*preset(SHOWN))
-    memory, compute = ([name for name in intensity if (intensity[name] < peak / bandwidth) == side] for side in (True, False))
-    edges = {
-        name: [tables.format_number(100 * edge(each.values()) / peak) for edge in (min, max)] for name, each in rates.items()
+        raise UsageError(f"{path}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
+    peak, bandwidth = peaks[compute] / 1e12, peaks["bandwidth"] / 1e12
+    points = {
+        row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12)
+        for row in sorted(traffic.from_profile(profile)[0], key=lambda row: -row.seconds)[:OPERATORS]
+        if row.flops
     }
+    shares = {}
+    for case in cases(folder, "bf16"):
+        work = flops.training_step(ModelConfig.model_validate(case.study["model"]), *case.shape)["total"]
+        versions = filter(case.times, filter(VERSION.fullmatch, case.cells))
+        shares[case.preset] = {name: 1e5 * work / median(case.times(name)) / peaks["bf16"] for name in versions}
+    numbers = [(name, *map(tables.format_number, reversed(point))) for name, point in [*points.items()][:4]]
     description = (
-        f"Roofline of one {device} in bf16 with the operations of a layer; memory-bound: {', '.join(memory)}; compute-bound: "
-        f"{', '.join(compute)}. Of the peak, whole steps of the versions reach: "
-        f"{', '.join(f'{name} {low} to {high}%' for name, (low, high) in edges.items())}"
+        f"Roofline of one {device} in {compute} with the longest operators of a step of {run['version']} at {size}, measured: "
+        f"{', '.join('{} {} TFLOP/s at {} FLOP/byte'.format(*each) for each in numbers)}. "
+        f"MFU of whole steps in bf16: {described(shares, '%')}"
     )
 
     def draw() -> "Figure":
-        figure = plots.new(11, 5)
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.3, 1])
-        _roof(left, peak, bandwidth, intensity)
-        _steps(right, peak, rates)
-        figure.suptitle(f"What the data sheet of one {device} allows in bf16, and what training steps reach")
+        figure = plots.new(WIDTH, 4.2)
+        left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
+        left.set_title(f"{run['version']} at {size} in {compute}: measured operators")
+        _roof(left, peak, bandwidth, points)
+        for column, each in enumerate(shares.values()):
+            for number, (name, share) in enumerate(each.items()):
+                place = column + 0.18 * (number - (len(each) - 1) / 2)
+                right.plot(place, share, "s", color=colour(name), markersize=7, label=None if column else name)
+        right.set_xticks(range(len(shares)), list(shares))
+        right.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100), ylabel="MFU, %", title="Whole steps in bf16")
+        right.grid(True, axis="y", color="0.9")
+        right.legend(loc="upper left")
+        figure.suptitle(f"Measured on one {device}, under the roof of its data sheet")
         return figure
 
-    return Picture(f"roofline-{folder.name}", [peak, bandwidth, intensity, rates], description, draw)
+    return Picture(f"roofline-{folder.name}", [peak, bandwidth, points, shares], description, draw)
 
 
-def _roof(axes: "Axes", peak: float, bandwidth: float, work: dict[str, float]) -> None:
-    ridge, low, high = peak / bandwidth, min(work.values()) / 30, 60 * max(work.values())
-    axes.fill_between([low, ridge], 1e-3, 4 * peak, color=plots.SKY, alpha=0.12, linewidth=0)
-    axes.fill_between([ridge, high], 1e-3, 4 * peak, color=plots.ORANGE, alpha=0.12, linewidth=0)
+def _roof(axes: "Axes", peak: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:
+    """The roof and its two regions, and a dot for each operator in its span's colour; some are named."""
+    at = [intensity for intensity, _ in points.values()]
+    ridge, low, high = peak / bandwidth, min(at) / 2.5, 6 * max(*at, peak / bandwidth)
+    bottom, top = min(rate for _, rate in points.values()) / 10, 5 * peak
+    axes.fill_between([low, ridge], bottom, top, color=plots.SKY, alpha=0.12, linewidth=0)
+    axes.fill_between([ridge, high], bottom, top, color=plots.ORANGE, alpha=0.12, linewidth=0)
     axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color=plots.BLACK)
     numbers = [tables.format_number(number) for number in (bandwidth, peak, ridge)]
-    axes.text(low * 1.3, 2 * peak, f"memory-bound\nroof: intensity x {numbers[0]} TB/s", va="center")
-    axes.text(high / 1.2, 2 * peak, f"compute-bound\nroof: {numbers[1]} TFLOP/s", va="center", ha="right")
-    axes.annotate(f"ridge point\n{numbers[2]} FLOP/byte", (ridge, 0.45), (-4, 0), textcoords="offset points", ha="right")
+    axes.text(low * 1.2, top / 1.4, f"memory-bound\nroof: intensity x {numbers[0]} TB/s", va="top")
+    axes.text(high / 1.2, top / 1.4, f"compute-bound\nroof: {numbers[1]} TFLOP/s", ha="right", va="top")
+    axes.text(ridge / 1.2, bottom * 1.4, f"ridge point\n{numbers[2]} FLOP/byte", ha="right")
     axes.axvline(ridge, color="0.5", linestyle=":", linewidth=1)
-    under_flat, before = 3.0 ** sum(intensity >= ridge for intensity in work.values()), 0.0
-    for name, intensity in sorted(work.items(), key=lambda item: item[1]):
-        height, near = min(peak, intensity * bandwidth), intensity < 1.8 * before
-        axes.plot(intensity, height, "o", color=plots.VERMILION)
-        place, side = ((8, -8), "left") if near else ((-8, 2), "right")
-        if intensity >= ridge:  # labels in steps, so that none is on the line of another
-            axes.vlines(intensity, peak / under_flat, peak, color=plots.VERMILION, linewidth=0.7)
-            height, place, side = peak / under_flat, (3, 0), "left"
-            under_flat /= 3
-        axes.annotate(name, (intensity, height), place, textcoords="offset points", ha=side)
-        before = intensity
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3, 4 * peak))
-    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s", title=f"Operations at {SHOWN}: highest rate by formula")
-
-
-def _steps(axes: "Axes", peak: float, rates: dict[str, dict[str, float]]) -> None:
-    for column, each in enumerate(rates.values()):
-        for number, (name, rate) in enumerate(each.items()):
-            place = column + 0.18 * (number - (len(each) - 1) / 2)
-            axes.plot(place, rate, "s", color=colour(name), markersize=7, label=None if column else name)
-    axes.axhline(peak, color=plots.BLACK)
-    axes.set_xticks(range(len(rates)), list(rates))
-    axes.set_xlim(-0.6, len(rates) - 0.4)
-    axes.grid(True, axis="y", color="0.9")
-    shares = axes.secondary_yaxis("right", functions=(partial(np.multiply, 100 / peak), partial(np.multiply, peak / 100)))
-    shares.set_ylabel("MFU, %")
-    shares.yaxis.set_major_formatter("{x:g}")
+    for span, shade in {**SPANS, "residual": plots.BLACK}.items():
+        if inside := [point for name, point in points.items() if name.endswith(f"({span})")]:
+            axes.plot(*zip(*inside, strict=True), "o", color=shade, markeredgecolor="0.3", label=span)
+    for name, place in NAMED.items():
+        if name in points:
+            text, side = name.partition(" ")[0].strip("_"), "left" if place[0] > 0 else "right"
+            axes.annotate(text, points[name], place, textcoords="offset points", ha=side)
     axes.legend(loc="lower right")
-    axes.set_title("Whole steps: measured rate")
-
-
-# ----------------------------------------------------------------------------------------------------------------- timelines
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")  # an exponent would be small
 
 
 def chip(path: Path) -> str:
@@ -161,11 +123,7 @@ def chip(path: Path) -> str:
 
 
 def _device(path: Path) -> dict[str, Any]:
-    """The properties of the first GPU of a trace.
-
-    Raises:
-        UsageError: the trace names none.
-    """
+    """The properties of the first GPU of a trace. UsageError: the trace names none."""
     missing = "is not a trace of a GPU (it has no deviceProperties): give a trace_*.json of a GPU"
     for found in elements(path, "deviceProperties", missing):
         return found
@@ -181,7 +139,7 @@ def timeline(*paths: Path) -> Picture:
     description = f"Launches of the host and kernels of one {device} over {WINDOW_US / 1e3:g} ms. {'; '.join(said)}"
 
     def draw() -> "Figure":
-        figure = plots.new(11, 0.6 + 1.5 * len(panels))
+        figure = plots.new(WIDTH, 0.6 + 1.5 * len(panels))
         for axes, (name, panel) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels.items(), strict=True):
             _rows(axes, panel)
             step = f"{panel['kernels']:,} kernels and copies in {tables.format_number(panel['step_ms'])} ms"
@@ -196,12 +154,8 @@ def timeline(*paths: Path) -> Picture:
 def _window(path: Path) -> dict[str, Any]:
     """The content of a trace's timeline, in us from the first kernel of the profiled steps.
 
-    Returns:
-        launches (their starts), host and gpu (intervals in which an operator or a kernel runs), delay_us (from the launch of
-        the first kernel to its start), and of a median step kernels (with copies and fills), step_ms and busy (%).
-
-    Raises:
-        UsageError: no kernel ran in a profiled step.
+    It has launches (their starts), host and gpu (intervals in which an operator or a kernel runs), delay_us (from the launch of
+    the first kernel to its start), and of a median step kernels (with copies and fills), step_ms and busy (%).
     """
     trace, kernels = gpu_trace(path)
     first = kernels.sort_values("start_us").iloc[0]
@@ -241,9 +195,6 @@ def _rows(axes: "Axes", panel: dict[str, Any]) -> None:
     axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
 
 
-# ----------------------------------------------------------------------------------------------------------- attention tiles
-
-
 def causal_tiles() -> Picture:
     """The scores of causal attention in tiles: those that a flash kernel skips, computes, and computes with a mask."""
     first = np.arange(0, LENGTH, TILE)
@@ -261,7 +212,7 @@ def causal_tiles() -> Picture:
         from matplotlib.colors import ListedColormap
         from matplotlib.patches import Patch
 
-        figure = plots.new(9, 4.7)
+        figure = plots.new(WIDTH, 4.2)
         eager, flash = figure.subplots(1, 2)
         colours, edges = [plots.GREEN, plots.ORANGE, "white"], np.arange(0, LENGTH + 1, TILE)
         hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": "0.2", "hatch": "//"}

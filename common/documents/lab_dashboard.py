@@ -1,4 +1,4 @@
-"""Tables and HTML pages of the files that run_lab.py of the profiling lab writes: of one file, or of two side by side.
+"""Tables and reports of the files that run_lab.py of the profiling lab writes.
 
 PARTS describes each part of the file once. TABLES makes the tables of documents from results/<device>/profiling_lab.json.
 """
@@ -6,7 +6,7 @@ PARTS describes each part of the file once. TABLES makes the tables of documents
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
@@ -18,17 +18,11 @@ from common.records.lab_file import Components, Fix, Lab, Layer, PartName, Way
 
 import pandas
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
 
 Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
-
-
-# ------------------------------------------------------------------------------------------------------ rows, by part
 
 
 def components(results: Components) -> Rows:
@@ -38,8 +32,7 @@ def components(results: Components) -> Rows:
         total = sum(result["time_ms"] for result in found or [])
         for result in found or []:
             work = [result["flops"] / 1e9, result["bytes_moved"] / 1e6, result["flops"] / result["bytes_moved"]]
-            memory = result["memory_mb"] if framework == "pytorch" else None  # JAX's was not measured
-            share = 100 * result["time_ms"] / total
+            share, memory = 100 * result["time_ms"] / total, result["memory_mb"] or None  # 0: not measured
             rows.append([NAMES[framework], result["name"], result["time_ms"], share, memory, *work, result["bound"]])
     return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], rows
 
@@ -81,10 +74,7 @@ def layer(results: Layer) -> Rows:
     return ["span", "forward ms", "backward ms", "% of the profiled pass"], rows
 
 
-# ------------------------------------------------------------------------------------------------------------- figures
-
-
-def component_figure(rows: Rows) -> "Figure":
+def component_figure(rows: Rows) -> "plots.Figure":
     """Horizontal bars, in one colour for each framework."""
     frame = pandas.DataFrame(rows[1], columns=rows[0])
     times = frame.pivot(index="component", columns="framework", values="ms")
@@ -97,7 +87,7 @@ def component_figure(rows: Rows) -> "Figure":
     return result
 
 
-def line_figure(rows: Rows) -> "Figure":
+def line_figure(rows: Rows) -> "plots.Figure":
     """A line for each column of `over_lengths`, on logarithmic axes; columns without values are left out."""
     header, body = rows
     unit = header[-1].split()[-1]
@@ -119,16 +109,15 @@ class Part(NamedTuple):
     title: str
     text: str  # with the fields that `page` fills in
     rows: Callable[[Any], Rows]
-    draw: Callable[[Rows], "Figure"] | None = None
+    draw: Callable[[Rows], "plots.Figure"] | None = None
     description: str = ""  # of the figure
-    labels: int = 1  # columns that name a row; the others are compared between two files
 
 
 PARTS: dict[PartName, Part] = {
     "components": Part(
         "Components of attention",
         "B {batch_size}, S {seq_len}, D {d_model}, H {num_heads}, {precision}. MB moved are the minimum.",
-        components, component_figure, "Time of each component of attention", labels=2,
+        components, component_figure, "Time of each component of attention",
     ),
     "optimizations": Part(
         "Optimization levels", "{heads}; without gradients.", over_lengths("ms", "baseline", "compiled", "sdpa", "flash"),
@@ -144,15 +133,12 @@ PARTS: dict[PartName, Part] = {
         over_lengths("MiB", "baseline", "chunked", "sdpa"),
         line_figure, "Memory over the sequence length, a line for each way",
     ),
-    "bottlenecks": Part("Four bottlenecks", "The first way is the mistake, the others do the same work.", bottlenecks, labels=2),
+    "bottlenecks": Part("Four bottlenecks", "The first way is the mistake, the others do the same work.", bottlenecks),
     "fixes": Part("Four fixes", "Training steps of Version 1, preset {preset}, each fix in a process of its own.", fixes),
     "layer": Part(
         "One layer by span", "Forward and backward of one layer of Version 1, preset {preset}: {layer_ms} ms undisturbed.", layer,
     ),
 }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------ for documents
 
 
 def _documented(part: PartName, *folders: Path) -> str:
@@ -173,15 +159,11 @@ def _documented(part: PartName, *folders: Path) -> str:
 TABLES: dict[str, Callable[..., str]] = {f"lab-{part}": functools.partial(_documented, part) for part in PARTS}
 
 
-# ------------------------------------------------------------------------------------------------------------ the page
-
-
-def page(result: Lab) -> Report:
-    """A section for each part that the content of a profiling_lab.json holds."""
+def analyze(path: Path) -> Report:
+    """A section for each part that a profiling_lab.json holds. UsageError: the file is missing, damaged, or of another schema."""
+    result = read(path, Lab)
     sizes, ceilings = result["sizes"], result["ceilings"]
     versions = ", ".join(f"{name} {version}" for name, version in result["environment"].items() if version)
-    small = tables.format_number(1e6 * ceilings["operation_seconds"])
-    described = roofline.describe(ceilings).removeprefix("measured ceilings: ")
     fields = {
         **sizes, "precision": result["precision"], "jax": result["jax"] or "not here",
         "heads": f"B 1, H {sizes['num_heads']}, dk {sizes['d_model'] // sizes['num_heads']}, {result['precision']}",
@@ -189,10 +171,12 @@ def page(result: Lab) -> Report:
     }  # fmt: skip
     report, missing = Report("Profiling lab"), []
     report.section("Conditions")
-    report.text(
-        f"{run_facts.device(result)}; {versions}; {result['date']}.",
-        f"Measured ceilings: {described}; one small operation {small} us.",
-    )
+    report.text(f"{run_facts.device(result)}; {versions}; {result['date']}.")
+    report.table(["ceiling", "measured"], [
+        ["GEMM, TFLOP/s", 1e-12 * ceilings["flops_per_second"]],
+        ["copy, GB/s", 1e-9 * ceilings["bytes_per_second"]],
+        ["one small operation, us", 1e6 * ceilings["operation_seconds"]],
+    ])  # fmt: skip
     report.commands([f"python {result['command']}"])
     for name, part in PARTS.items():
         if result[name] is None:
@@ -241,62 +225,3 @@ def add_roofline(report: Report, components: Components, ceilings: Ceilings) -> 
         report.text(f"Filled points are {', open points '.join(NAMES[name] for name in components)}.")
     report.figure(lambda: figure, "roofline", "FLOP/s of each component under the roofline")
     report.table(*roofline.table(points, ceilings))
-
-
-# ------------------------------------------------------------------------------------------------ two files, side by side
-
-# Columns that follow from others of their table or from the sizes.
-DERIVED = ("% of total", "GFLOP", "MB moved", "FLOP/byte", "against the first", "p20 to p80", "against none")
-
-
-def compare(first: Lab, second: Lab) -> Report:
-    """Two results of the same sizes, such as a CPU's and a GPU's: a table for each part that both hold.
-
-    A table has a row for each number, its values in both files, and the first value over the second.
-
-    Raises:
-        UsageError: the sizes differ, so the numbers do not compare.
-    """
-    if first["sizes"] != second["sizes"]:
-        raise UsageError(f"the two files are of different sizes, {first['sizes']} and {second['sizes']}: measure one again")
-    both = (first, second)
-    report = Report("Profiling lab: two devices")
-    report.section("Conditions")
-    conditions = [
-        [run_facts.device(result), result["precision"], f"torch {result['environment']['torch']}", result["date"]]
-        for result in both
-    ]
-    report.facts([(str(number), ", ".join(said)) for number, said in enumerate(conditions, 1)])
-    found = [
-        {
-            ("GEMM, TFLOP/s",): 1e-12 * result["ceilings"]["flops_per_second"],
-            ("copy, GB/s",): 1e-9 * result["ceilings"]["bytes_per_second"],
-            ("one small operation, us",): 1e6 * result["ceilings"]["operation_seconds"],
-        }
-        for result in both
-    ]
-    report.table(*side_by_side(["ceiling"], *found))
-    for name, part in PARTS.items():
-        if first[name] is None or second[name] is None:
-            continue
-        values = [compared(part, part.rows(result[name])) for result in both]
-        report.section(part.title, name)
-        report.table(*side_by_side([*part.rows(first[name])[0][: part.labels], "quantity"], *values))
-    return report
-
-
-def compared(part: Part, rows: Rows) -> dict[tuple[Any, ...], Any]:
-    """The measured values of a table by the labels of their row and their column."""
-    header, body = rows
-    columns = [i for i, name in enumerate(header) if i >= part.labels and name not in DERIVED]
-    return {(*row[: part.labels], header[i]): row[i] for row in body for i in columns if row[i] is not None}
-
-
-def side_by_side(labels: list[str], first: dict[tuple[Any, ...], Any], second: dict[tuple[Any, ...], Any]) -> Rows:
-    """A row for each key of either, with both values, and of numbers the first over the second."""
-    rows = []
-    for key in dict.fromkeys([*first, *second]):
-        one, other = first.get(key), second.get(key)
-        ratio = one / other if isinstance(one, int | float) and isinstance(other, int | float) and other else None
-        rows.append([*key, one, other, ratio])
-    return [*labels, "1", "2", "1 / 2"], rows

@@ -7,11 +7,11 @@ out of date when these numbers have changed.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common.analysis.comparisons import ablation_effects
 from common.analysis.formulas import flops, footprint
@@ -20,23 +20,23 @@ from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
-from common.documents.result_tables import IDLE, find, span_shares
+from common.documents.result_tables import IDLE, cases, find, headline, ratio, span_shares
 from common.errors import UsageError
-from common.records import benchmark_file, kernel_benchmark_file, scaling_file
+from common.records import kernel_benchmark_file, scaling_file
 from common.studies.scaling import scaling_results
 
 import pandas
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
 SHOWN = ("medium", "large")  # the presets whose memory is shown
 GIB = 2**30
+WIDTH = 9  # inches of a picture; with letters of 9 points, a slide of 1920 x 1080 shows none smaller than 18 points
 STYLE: dict[Any, Any] = {  # matplotlib's parameters
-    "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "normal", "axes.labelsize": 9, "xtick.labelsize": 8,
-    "ytick.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
+    "font.size": 9, "axes.titleweight": "normal", **dict.fromkeys(("axes.titlesize", "figure.titlesize"), 10),
+    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
+    "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
+BOX = {"facecolor": "white", "linewidth": 0, "pad": 0.5}  # behind a label that a line would cross
 HELD = {  # what holds memory in a step
     "weights": plots.BLUE, "AdamW's moments": plots.SKY, "scores [B, H, S, S]": plots.ORANGE, "other activations": plots.GREEN,
     "gradients": plots.VERMILION,
@@ -57,7 +57,7 @@ class Picture(NamedTuple):
     name: str
     numbers: Any  # as JSON holds them
     description: str
-    draw: Callable[[], "Figure"]
+    draw: Callable[[], "plots.Figure"]
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.numbers).encode()).hexdigest()[:16]
@@ -74,19 +74,6 @@ class Picture(NamedTuple):
         return path.is_file() and f'data-digest="{self.digest()}"' in path.read_text(encoding="utf-8")[:2000]
 
 
-def steps(folder: Path, precision: str = "bf16") -> Iterator[tuple[str, benchmark_file.Benchmark, dict[str, float]]]:
-    """Preset, content, and median ms of a step by model, of each file peers_<preset>_<precision>.json."""
-    for preset, _, path in find(folder, f"peers_{{preset}}_{precision}.json"):
-        study = benchmark_file.read(path)
-        cells = [cell for cell in study["cells"] if cell["status"] == "ok"]
-        yield preset, study, {c["model"]: median(run["step_ms"]["median"] for run in c["runs"]) for c in cells}
-
-
-def shape(study: benchmark_file.Benchmark) -> tuple[int, int]:
-    """B and S."""
-    return study["batch_sizes"][0], study["sequence_lengths"][0]
-
-
 def described(parts: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
     """The numbers of each part as text: "a: x 1%, y 2%; b: ..."."""
 
@@ -97,25 +84,39 @@ def described(parts: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
 
 
 def ladder(folder: Path) -> Picture:
-    """The step time of every version and peer in bf16, a panel for each preset, from peers_<preset>_bf16.json."""
-    panels = {}
-    for preset, study, times in steps(folder):
-        panels[f"{preset}, {' x '.join(map(str, shape(study)))} tokens"] = times
-    best = [f"{title.split(',')[0]} {tables.format_number(min(times.values()))} ms" for title, times in panels.items()]
-    device = run_facts.device(study)
-    description = f"Step time of all versions and peers on one {device} in bf16; the fastest of each preset: {', '.join(best)}"
+    """How many times faster than the first version every version and peer is in bf16, a panel for each preset.
 
-    def draw() -> "Figure":
-        rows = -(-len(panels) // 2)
-        figure = plots.new(11, 1.0 + 0.3 * max(map(len, panels.values())) * rows)
-        figure.suptitle(f"One training step, ms (logarithmic), bf16, one {device}")
-        for axes, (title, times) in zip(figure.subplots(rows, 2, squeeze=False).flat, panels.items(), strict=False):
-            names, values = zip(*sorted(times.items(), key=lambda item: -item[1]), strict=True)
-            bars = axes.barh(names, values, color=[colour(name) for name in names])
-            axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3)
-            axes.set(xscale="log", xlim=(values[-1] / 2, 2.2 * values[0]), title=title)
-            axes.xaxis.set_minor_formatter("")
-            axes.xaxis.set_major_formatter("{x:g}")
+    A dot is the quotient of the medians, and a line its range over the processes.
+    """
+    found, models = headline(folder)
+    panels = {
+        case.title(): {name: ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
+        for case in found
+    }
+    device = run_facts.device(found[0].study)
+    best = [(case.preset, case.fastest(), *map(tables.format_number, panels[case.title()][case.fastest()])) for case in found]
+    said = ["{}: {} {}x ({} to {})".format(*each) for each in best]
+    description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {', '.join(said)}"
+
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 0.9 + 0.25 * len(models))
+        places = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
+        for axes, (title, panel) in zip(places, panels.items(), strict=True):
+            most = max(high for _, _, high in panel.values())
+            for row, name in enumerate(models):
+                axes.axhline(row, color="0.92", linewidth=1, zorder=0)
+                if name in panel:
+                    faster, *ends = panel[name]
+                    axes.plot(ends, [row, row], color=colour(name), linewidth=2)
+                    axes.plot(faster, row, "o", color=colour(name))
+                    end, aside, side = (ends[1], 4, "left") if ends[1] < 0.7 * most else (ends[0], -4, "right")
+                    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": side, "bbox": BOX}
+                    axes.annotate(f"{tables.format_number(faster)}x", (end, row), (aside, 0), **how)
+            axes.axvline(1, color="0.5", linestyle=":", linewidth=1, zorder=0)
+            axes.set_yticks(range(len(models)), models)
+            axes.set(xlim=(0, 1.05 * most), ylim=(len(models) - 0.5, -0.5), title=title.replace(", bf16, ", "\n"))
+        figure.supxlabel(f"times as fast as {models[0]}; dot: medians, line: range over processes", fontsize=STYLE["font.size"])
+        figure.suptitle(f"Speed-up of one training step over {models[0]}, bf16, one {device}")
         return figure
 
     return Picture(f"ladder-{folder.name}", panels, description, draw)
@@ -125,9 +126,6 @@ def colour(model: str) -> str:
     """One colour for each version, with and without torch.compile, and grey for the peers; after seven versions they repeat."""
     version = re.fullmatch(r"v(\d+)(-.*)?", model)
     return COLOURS[(int(version[1]) - 1) % len(COLOURS)] if version else "0.7"
-
-
-# ------------------------------------------------------------------------------------------------------------------- memory
 
 
 def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, list[float]]:
@@ -157,21 +155,21 @@ def memory(folder: Path) -> Picture:
     """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
     said: list[str] = []
     panels: dict[str, dict[str, Any]] = {}
-    for preset, study, _ in (found for found in steps(folder) if found[0] in SHOWN):
-        config = ModelConfig.model_validate(study["model"])
-        first = next(cell for cell in study["cells"] if cell["status"] == "ok")
+    for case in (case for case in cases(folder, "bf16") if case.preset in SHOWN):
+        config, preset = ModelConfig.model_validate(case.study["model"]), case.preset
+        model, first = next(iter(case.cells.items()))
         peak = median(run["peak_mib"] for run in first["runs"]) / 2**10
-        areas, kept = held(config, *shape(study)), footprint.activations(config, *shape(study), "cuda")
-        panels[preset] = {"shape": shape(study), "peak": peak, "model": first["model"], "areas": areas}
+        areas, kept = held(config, *case.shape), footprint.activations(config, *case.shape, "cuda")
+        panels[preset] = {"shape": case.shape, "peak": peak, "model": model, "areas": areas}
         stays = {name: max(areas[name]) for name in ("weights", "AdamW's moments", "gradients")} | {"activations": kept["total"]}
         sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
         share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
         said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
-    device, model = run_facts.device(study), first["model"]
+    device = run_facts.device(case.study)
     description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
 
-    def draw() -> "Figure":
-        figure = plots.new(11, 3.8)
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 3.9)
         for axes, (preset, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
             moments = range(len(panel["areas"]["weights"]))
             areas = [[size / GIB for size in panel["areas"][name]] for name in HELD]
@@ -191,9 +189,6 @@ def memory(folder: Path) -> Picture:
     return Picture(f"memory-{folder.name}", panels, description, draw)
 
 
-# ------------------------------------------------------------------------------------------------------------------ kernels
-
-
 def step_spans(*folders: Path) -> Picture:
     """The share of each span in a profiled step of Version 1, a bar for each run that has a profile."""
     panels = {}
@@ -202,8 +197,8 @@ def step_spans(*folders: Path) -> Picture:
         panels[run]["other"] = round(sum(shares.values()) - sum(panels[run].values()), 1)
     description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {described(panels, '%')}"
 
-    def draw() -> "Figure":
-        figure = plots.new(11, 0.9 + 0.42 * len(panels))
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 0.9 + 0.42 * len(panels))
         axes = figure.add_subplot()
         begins = [0.0] * len(panels)
         for span, shade in SPANS.items():
@@ -212,7 +207,7 @@ def step_spans(*folders: Path) -> Picture:
             axes.bar_label(bars, [f"{share:.0f}" if share >= 5 else "" for share in shares], label_type="center")
             begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
         axes.invert_yaxis()
-        axes.set(xlim=(0, 100), xlabel="% of the step")
+        axes.set(xlim=(0, 100), xlabel="% of a profiled step of Version 1 in fp32")
         figure.legend(loc="outside upper center", ncols=len(SPANS))
         return figure
 
@@ -220,11 +215,7 @@ def step_spans(*folders: Path) -> Picture:
 
 
 def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
-    """A trace, and the kernels of its profiled steps.
-
-    Raises:
-        UsageError: no kernel ran in a profiled step.
-    """
+    """A trace, and the kernels of its profiled steps. UsageError: no kernel ran in a profiled step."""
     trace = chrome_trace.load(path)
     kernels = trace.kernels[trace.kernels.step >= 0]
     if kernels.empty:
@@ -256,8 +247,8 @@ def layer_kernels(*paths: Path) -> Picture:
     ]
     panels = {version: {"layer": layer, "step": counts[version]} for version, layer in layers.items()}
 
-    def draw() -> "Figure":
-        figure = plots.new(11, 1.4 + 0.6 * len(panels))
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 1.2 + 0.5 * len(panels))
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
         for version, layer in layers.items():
             end = 0.0
@@ -274,8 +265,9 @@ def layer_kernels(*paths: Path) -> Picture:
         left.invert_yaxis()
         left.set_xlim(0, 1.15 * max(sum(us for _, us in layer) for layer in layers.values()))
         right.set_xlim(0, 1.15 * max(ends))
-        left.set_title("One layer, forward: kernels end to end, us, without the gaps")
-        right.set_title("Kernels and copies in a whole step")
+        left.set_title("One layer, forward: kernels end to end, us")
+        right.set_title("Kernels and copies in a step")
+        figure.suptitle(f"The versions at {size} in bf16")
         figure.legend(loc="outside lower center", ncols=len(KINDS))
         return figure
 
@@ -288,8 +280,7 @@ def _second_layer(kinds: list[str], layers: int) -> slice:
 
     Kinds are compared and not names, because torch.compile gives kernels of the first layers names of their own.
 
-    Raises:
-        UsageError: there is none.
+    UsageError: there is none.
     """
     for length in range(1, len(kinds) // layers + 1):
         same = 0
@@ -306,9 +297,8 @@ def fusions(path: Path) -> Picture:
     study = ablation_effects.read(path)
     found = {tuple(c["fusions"].values()): c for c in study["combinations"]}
     rows: list[tuple[str, float, float]] = []
-    for on in range(len(ablation_effects.FUSIONS) + 1):
+    for on, name in enumerate(["none", *(f"+ {fusion}" for fusion in ablation_effects.FUSIONS.values())]):
         combination = found[tuple(i < on for i in range(len(ablation_effects.FUSIONS)))]
-        name = f"+ {list(ablation_effects.FUSIONS.values())[on - 1]}" if on else "none"
         launches = combination["launches_per_step"]
         assert launches is not None, path
         rows.append((name, launches, combination["step_ms"]["median"]))
@@ -319,8 +309,8 @@ def fusions(path: Path) -> Picture:
         f"Fusions of {study['version']} switched on one after another, {compute}, {model}, one {device}. {'; '.join(said)}"
     )
 
-    def draw() -> "Figure":
-        figure = plots.new(11, 2.4)
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 2.4)
         names, *columns = zip(*rows, strict=True)
         titles = (f"{study['counted']} in a step", "ms a step")
         for axes, title, values in zip(figure.subplots(1, 2, sharey=True), titles, columns, strict=True):
@@ -328,7 +318,8 @@ def fusions(path: Path) -> Picture:
             axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3)
             axes.set(xlim=(0, 1.15 * max(values)), title=title)
         axes.invert_yaxis()
-        figure.suptitle(f"{study['version']}, fusions switched on one after another; {compute}, one {device}")
+        size = path.stem.split("_")[2]
+        figure.suptitle(f"{study['version']} at {size}: fusions switched on one after another; {compute}, one {device}")
         return figure
 
     return Picture(f"fusions-{path.parent.name}", rows, description, draw)
@@ -352,8 +343,8 @@ def kernel_rates(path: Path) -> Picture:
         f"{described(shares, '%')}"
     )
 
-    def draw() -> "Figure":
-        figure = plots.new(11, 3)
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 3)
         axes = figure.add_subplot()
         contenders = list(dict.fromkeys(name for each in shares.values() for name in each))
         width = 0.8 / len(contenders)
@@ -361,8 +352,8 @@ def kernel_rates(path: Path) -> Picture:
             places = [i + width * (number - (len(contenders) - 1) / 2) for i in range(len(shares))]
             values = [each.get(contender, 0.0) for each in shares.values()]
             bars = axes.bar(places, values, width, label=contender, color=kernel_benchmark.COLOURS[contender])
-            axes.bar_label(bars, fmt="%.0f", padding=2)
-        axes.axhline(100, color="0.3", linestyle="--", linewidth=1)
+            axes.bar_label(bars, fmt="%.0f", padding=2, bbox=BOX)
+        axes.axhline(100, color="0.3", linestyle="--", linewidth=1, zorder=0)
         axes.set_xticks(range(len(shares)), list(shares))
         axes.set(ylabel="% of the rate of a copy", ylim=(0, 120))
         figure.legend(loc="outside right center")
@@ -390,18 +381,21 @@ def scaling_efficiency(folder: Path) -> Picture:
     ]
     description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
 
-    def draw() -> "Figure":
-        figure = plots.new(1.5 + 4.5 * len(panels), 3.4)
-        figure.suptitle(f"Throughput over that of as many single GPUs, {device}", fontsize=11)
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 3.8)
+        figure.suptitle(f"Throughput over that of as many single GPUs, {device}")
         for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
             for number, (name, points) in enumerate(panel.items()):
-                axes.plot(*zip(*sorted(points.items()), strict=True), label=name, **plots.style(number))
+                aside = 1.03 ** (number - (len(panel) - 1) / 2)  # so that no line hides another
+                line = [(count * aside, share) for count, share in sorted(points.items())]
+                axes.plot(*zip(*line, strict=True), label=name, **plots.style(number))
+            counts = sorted({count for points in panel.values() for count in points})
             axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:.0f}")
-            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %", ylim=(10 * (least // 10) - 10, 105))
-            axes.spines[["top", "right"]].set_visible(False)
-        handles = axes.get_legend_handles_labels()
-        figure.legend(*handles, loc="outside right center", fontsize=8)
+            axes.set_xticks(counts, counts, minor=False)
+            axes.axhline(100, color="0.5", linestyle=":", linewidth=1)
+            axes.set_yticks(range(min(85, 5 * int(least // 5)), 106, 5))
+            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %")
+            axes.legend(loc="lower left", ncols=2)
         return figure
 
     return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

@@ -10,18 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from common import ROOT
-from common.analysis.formulas import flops, peaks
 from common.analysis.output import run_facts, tables
-from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace
-from common.config import PRESETS, ModelConfig
 from common.documents import result_tables
 from common.errors import UsageError
-from common.records import benchmark_file, run_record, step_profile
+from common.records import step_profile
 from common.records.run_record import TimedRun
 
 import pandas
@@ -33,10 +29,6 @@ TARGET = re.compile(r"^([a-z-]+):.*?## (.*)$", re.MULTILINE)
 HEADING = re.compile(r"^##+ +(.*)$")
 TITLE = re.compile(r"(?:Problem|Part) (?:(\d+|\w)\b)?(?: ?\(([\w ]+)\))?(?:: (.*))?")
 MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optional)\. (After [^*]+|Needs nothing before)\.\*")
-# A model of a benchmark that is a version, or a version with a switch.
-VERSION = re.compile(r"v\d(-compile)?")
-
-
 RUN_ROWS = (
     "B x S", "ms/step", "p20 to p80", "tokens/s", "peak memory", "loss of a uniform guess", "loss", "last loss", "forward ms",
     "backward ms", "optimizer ms", "TFLOP/s", "MFU %", "% of measured GEMM",
@@ -83,6 +75,7 @@ def scripts() -> list[Path]:
     """The Python and shell files that may be commands, folder by folder."""
     folders = [folder for pattern in FOLDERS for folder in sorted(ROOT.glob(pattern)) if folder.name != "common"]
     found = [
+        *ROOT.glob("*.py"),
         ROOT / "setup.sh",
         *sorted((ROOT / "common").rglob("*.py")),
         *(path for each in folders for path in sorted(each.glob("*"))),
@@ -114,9 +107,6 @@ def commands() -> str:
         name = "In the root of the repository" if folder == ROOT else f"In `{folder.relative_to(ROOT).as_posix()}/`"
         parts.append("\n".join([f"{name}:", "", *lines, ""]))
     return "\n".join(parts)
-
-
-# ---------------------------------------------------------------------------------------------------------------- problems
 
 
 class Problem(NamedTuple):
@@ -151,11 +141,7 @@ def headings(page: Path) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def problems() -> list[Problem]:
-    """The problems of all pages that have some.
-
-    Raises:
-        UsageError: a problem has no line of minutes below its heading, but others on its page have one.
-    """
+    """The problems of all pages that have some. UsageError: one has no line of minutes, but others on its page have one."""
     found = []
     for page in pages():
         lines = [(heading, MINUTES.match(" ".join(below.split()))) for heading, below in headings(page)]
@@ -189,18 +175,11 @@ def all_problems() -> str:
     return tables.markdown(["page", "must", "optional"], rows)
 
 
-# ----------------------------------------------------------------------------------------------------------------- answers
-
-
 def answers(folder: Path) -> str:
-    """The answer sheet of a device: Version 1's runs, step times of the versions, and kernels of the traces.
-
-    Raises:
-        UsageError: the folder has none of these.
-    """
-    parts = [part for part in (_first_version(folder), _versions(folder), _traces(folder)) if part]
+    """The answer sheet of a device: Version 1's runs, and kernels of the traces. UsageError: the folder has none of these."""
+    parts = [part for part in (_first_version(folder), _traces(folder)) if part]
     if not parts:
-        raise UsageError(f"{folder} holds no run, benchmark or trace")
+        raise UsageError(f"{folder} holds no run and no trace")
     return "\n".join(parts)
 
 
@@ -224,38 +203,6 @@ def _run_rows(run: TimedRun, path: Path) -> dict[str, object]:
     kind = "kernels" if profile["kernels"] else "operators"
     rows |= {f"{name}: {kind}, ms": spans[name] for name in ("attention", "mlp", "norm", "loss", "optimizer")}
     return {name: value for name, value in rows.items() if value is not None}
-
-
-def _versions(folder: Path) -> str | None:
-    """A row per preset, number format and shape, a column per version: ms per step, and MFU where the peak is listed."""
-    records: list[result_tables.Record] = []
-    cases: dict[tuple[str, str, str], dict[str, str]] = {}
-    for record, case, shape, model, ms in _step_times(folder):
-        records.append(record)
-        compute = record["precision"]["compute"]
-        peak = peaks.flops_per_second(record["device"]["name"], compute, tf32=False)
-        step = flops.training_step(ModelConfig(**record["model"]), *shape)["total"]
-        share = f" ({format_number(100 * step / ms * 1e3 / peak)})" if peak else ""
-        row = cases.setdefault((case, compute, f"{shape[0]} x {shape[1]}"), {})
-        row.setdefault(model, f"{format_number(ms)}{share}")
-    models = sorted({model for row in cases.values() for model in row})
-    rows = [[*case, *map(row.get, models)] for case, row in sorted(cases.items(), key=lambda item: [*PRESETS].index(item[0][0]))]
-    columns = ["preset", "precision", "B x S", *(f"{model}: ms/step (MFU, %)" for model in models)]
-    return result_tables.table(columns, rows, *records) if rows else None
-
-
-def _step_times(folder: Path) -> Iterator[tuple[result_tables.Record, str, tuple[int, int], str, float]]:
-    """Record, preset, (B, S), version and ms per step of each measured version; medians of several processes first."""
-    for path in sorted([*folder.glob("peers_*.json"), *folder.glob("benchmark_*.json")]):
-        study = benchmark_file.read(path)
-        for cell in (cell for cell in study["cells"] if cell["status"] == "ok" and VERSION.fullmatch(cell["model"])):
-            ms = median(run["step_ms"]["median"] for run in cell["runs"])
-            yield study, path.stem.split("_")[1], (cell["batch_size"], cell["sequence_length"]), cell["model"], ms
-    for path in sorted(folder.glob("compare_*.json")):
-        run = run_record.read_timed(path)
-        training = run["training"]
-        name = run["version"] + "-compile" * ("--enable-torch-compile" in run["command"])
-        yield run, training["preset"], (training["batch_size"], training["sequence_length"]), name, run["step_ms"]["median"]
 
 
 def _traces(folder: Path) -> str | None:

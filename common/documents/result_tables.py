@@ -1,18 +1,8 @@
-"""Tables that join the files of several runs or studies in results/<device>/. The scripts in results/ write these files:
+"""Tables that join the files of several runs or studies in results/<device>/.
 
-    measure_v1.sh        v1_<preset>.json                           the record of a run (v1: any version)
-                         v1_<preset>_profile.json.gz                a profile of the same configuration
-    measure_versions.sh  compare_<preset>_<precision>_<name>.json   runs of all versions; the first by name is the reference
-                         v2_ablation_<preset>_<precision>.json      all combinations of a version's fusions
-                         benchmark_<preset>_<precision>.json        models over a grid of shapes
-                         captured_<preset>_<precision>.json         the same, of models with and without a captured step
-                         peers_<preset>_<precision>.json            the same, of all versions and external baselines
-                         sequence_memory.json                       peak memory over the sequence length
-    measure_scaling.sh   scaling_<preset>_<precision>.json          weak and strong scaling over GPUs, beside a model on paper
-
-These come from training runs with `--metrics-out`: curve_<version>.json, with one `--num-steps` in each version's folder, and
-trial_*.json, the first version with one setting changed (LOG.md has the commands). The tables of one file are those of its report
-(`common.documents.sections`).
+The measure_*.sh in results/ say which of these files they write. The others come from training runs with `--metrics-out`:
+curve_<version>.json, with one `--num-steps` in each version's folder, and trial_*.json, the first version with one setting
+changed (LOG.md has the commands). The tables of one file are those of its report (`common.documents.sections`).
 """
 
 import re
@@ -20,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.analysis.comparisons import growth
 from common.analysis.output import run_facts, tables
@@ -38,6 +28,7 @@ from common.studies.scaling import scaling_results
 import pandas
 
 PRECISIONS = ("fp32", "bf16")
+FORMATS = ("bf16", "fp8")  # of a block's products
 Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
 
 
@@ -45,20 +36,15 @@ Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Hea
 
 
 def find(folder: Path, pattern: str, script: str = "measure_versions.sh") -> list[tuple[str, str, Path]]:
-    """Preset, precision and path of the files whose name matches `pattern`, in the order of presets, precisions and names.
+    """Preset, precision and path of matching files, in the order of presets, precisions and names. UsageError: there are none.
 
-    Args:
-        pattern: a glob pattern in which "{preset}" and, if it has one, "{precision}" stand for their names.
-        script: the one in results/ that writes such files.
-
-    Raises:
-        UsageError: there is no such file.
+    In `pattern`, which holds globs, "{preset}" and "{precision}" stand for their names; `script` in results/ writes such files.
     """
-    cases = [(preset, precision) for preset in PRESETS for precision in (PRECISIONS if "{precision}" in pattern else [""])]
-    globs = [pattern.format(preset=preset, precision=precision) for preset, precision in cases]
-    found = [(*case, path) for case, glob in zip(cases, globs, strict=True) for path in sorted(folder.glob(glob))]
+    pairs = [(preset, precision) for preset in PRESETS for precision in (PRECISIONS if "{precision}" in pattern else [""])]
+    globs = [(a, b, one.format(preset=a, precision=b)) for a, b in pairs for one in pattern.split()]
+    found = [(preset, precision, path) for preset, precision, glob in globs for path in sorted(folder.glob(glob))]
     if not found:
-        raise UsageError(f"no {globs[0]} or the like in {folder}: measure with results/{script} {folder.name}")
+        raise UsageError(f"no {globs[0][2]} or the like in {folder}: measure with results/{script} {folder.name}")
     return found
 
 
@@ -70,11 +56,7 @@ def baseline_runs(*folders: Path) -> Iterator[tuple[TimedRun, Path]]:
 
 
 def compared(folder: Path) -> list[list[TimedRun]]:
-    """The runs at each preset and precision, at least two; the first is of the same version everywhere, the reference.
-
-    Raises:
-        UsageError: there are no runs, or the reference is missing somewhere, or has nothing beside it.
-    """
+    """The runs at each preset and precision, two or more, the same version first. UsageError: it or all others are missing."""
     files = find(folder, "compare_{preset}_{precision}_*.json")
     groups = [[run_record.read_timed(path) for *_, path in group] for _, group in groupby(files, lambda file: file[:2])]
     reference = min(runs[0]["version"] for runs in groups)
@@ -177,24 +159,15 @@ def ceilings(*folders: Path) -> str:
 
 
 def efficiency(*folders: Path) -> str:
-    """A row per run: how near a step comes to three limits, and how long the GPU waits.
-
-    Bytes are the least that the operators have to move. Launches are those of a step, each at the measured cost of one small
-    operation; on a CPU nothing is launched. A profiler slows the host, so idle time is an upper bound.
-    """
+    """A row per run that measured ceilings: how near a step comes to three limits, and how long the GPU waits."""
+    names: list[str] = []
     rows: list[list[object]] = []
     for run, path in baseline_runs(*folders):
-        profile, limits, seconds = step_profile.read(path), run["ceilings"], run["step_ms"]["median"] / 1e3
-        if limits:
-            moved = sum(row.bytes for row in bandwidth.from_profile(profile)[0]) / seconds / limits["bytes_per_second"]
-            launches = profile["launch"]["count"] / profile["profiled_steps"] or None
-            rows.append([
-                *rows_of([run], ["run", "MFU %", "% of measured GEMM"])[0], 100 * moved,
-                launches, launches and 100 * launches * limits["operation_seconds"] / seconds,
-                step_profile.idle_percent(profile),
-            ])  # fmt: skip
-    columns = ["run", "MFU %", "% of measured GEMM", "% of measured copy", "launches", "launches, % of step", "GPU idle %"]
-    return tables.markdown(columns, rows)
+        if run["ceilings"]:
+            limits = bandwidth.step_limits(step_profile.read(path), run)
+            names = list(limits)
+            rows.append([run_facts.columns(run)["run"], *limits.values()])
+    return tables.markdown(["run", *names], rows)
 
 
 def trials(folder: Path) -> str:
@@ -208,106 +181,150 @@ def trials(folder: Path) -> str:
 
 
 def curves(folder: Path) -> str:
-    """A column per version after the first: the largest difference of its losses to the first version's so far."""
+    """A column per version after the first: the largest difference of its losses to the first version's, at five steps."""
     runs = [run_record.read_timed(path) for path in sorted(folder.glob("curve_*.json"))]
     if len(runs) < 2:
         raise UsageError(f"{folder} needs curve_*.json of two versions: runs with the same --num-steps and --metrics-out FILE")
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
-    rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in range(20, len(expected) + 1, 20)]
+    steps = [len(expected) * fifth // 5 for fifth in range(1, 6)]
+    rows = [[step, *(f"{max(each[:step]):.1e}" for each in far)] for step in steps]
     names = [f"{label(run)}, {run_facts.device(run)}" for run in runs[1:]]
     return tables.markdown([f"largest difference to {label(runs[0])} up to step", *names], rows)
+
+
+def number_formats(folder: Path) -> str:
+    """A row per preset: the step with and without products in FP8, and its share of both formats' peaks (`format_*.json`)."""
+    rows, runs = [], []
+    for preset in PRESETS:
+        before, after = ([*map(run_record.read_timed, sorted(folder.glob(f"format_{preset}_{name}*.json")))] for name in FORMATS)
+        if before and after:
+            old, new = (median(run["step_ms"]["median"] for run in found) for found in (before, after))
+            peaks = [run_facts.peak_flops(after[0], name) for name in FORMATS]
+            shares = [100 * median(run["flops_per_second"] for run in after) / peak if peak else None for peak in peaks]
+            rows.append([preset, old, new, old / new, run_facts.mfu(before[0]), *shares])
+            runs += before + after
+    names = ["preset", "bf16, ms", "FP8, ms", "times as fast", "bf16: MFU, %", "FP8: MFU, % of bf16's peak", "% of FP8's"]
+    return table(names, rows, *runs)
+
+
+def format_curves(folder: Path) -> str:
+    """A row per seed: the loss with and without products in FP8, a mean of the last 20 steps (`format_curve_*.json`)."""
+    runs = [[*map(run_record.read_timed, sorted(folder.glob(f"format_curve_*_{name}.json")))] for name in FORMATS]
+    pairs = [*zip(*runs, strict=True)]
+    rows = [[pair[0]["training"]["seed"], *(f"{run_facts.last_loss(run):.3f}" for run in pair)] for pair in pairs]
+    return table(["seed", "bf16: loss", "FP8: loss"], rows, *sum(runs, []))
 
 
 # ----------------------------------------------------------------------------------------------------------------- studies
 
 
-def captured_steps(folder: Path) -> str:
-    """A row per model, a column per preset, precision and shape: ms per step, then captured as one graph, and the ratio.
+class Case(NamedTuple):
+    """All benchmarks of one preset, precision and shape: by model, the runs of every file."""
 
-    A model NAME counts if the benchmark has NAME-captured too. A step that was not measured is replaced by its status.
-    """
-    studies, models, cases = _cases(folder, "captured_{preset}_{precision}.json")
-    rows: dict[str, dict[str, str]] = {}
-    for case, found in cases.items():
-        for model in models:
-            if model in found and model + known_models.CAPTURED in found:
-                pair = found[model], found[model + known_models.CAPTURED]
-                rows.setdefault(model, {})[", ".join(case)] = _eager_to_captured(*pair)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    return table(["model", *columns], [[model, *map(row.get, columns)] for model, row in rows.items()], *studies)
+    preset: str
+    precision: str
+    shape: tuple[int, int]  # B and S
+    study: Benchmark  # the first
+    cells: dict[str, Cell]
 
+    def title(self) -> str:
+        return f"{self.preset}, {self.precision}, {self.shape[0]} x {self.shape[1]}"
 
-def _eager_to_captured(eager: Cell, captured: Cell) -> str:
-    before, after = _median_ms(eager), _median_ms(captured)
-    shown = [f"{format_number(ms)} ms" if ms else cell["status"] for ms, cell in ((before, eager), (after, captured))]
-    return " -> ".join(shown) + (f" ({before / after:.2f}x)" if before and after else "")
+    def times(self, model: str) -> list[float]:
+        """The median step of each process in ms; none if the model was not measured."""
+        cell = self.cells.get(model)
+        return [run["step_ms"]["median"] for run in cell["runs"]] if cell and cell["status"] == "ok" else []
 
+    def status(self, model: str) -> str | None:
+        return self.cells[model]["status"] if model in self.cells else None
 
-Cases = dict[tuple[str, ...], dict[str, Cell]]
-
-
-def _cases(folder: Path, pattern: str) -> tuple[list[Benchmark], list[str], Cases]:
-    """The benchmarks, their models, and the cells by (preset, precision, shape) and model.
-
-    The models stand in the order of the file that has most.
-    """
-    found = find(folder, pattern)
-    studies = [benchmark_file.read(path) for *_, path in found]
-    models = dict.fromkeys(name for study in sorted(studies, key=lambda study: -len(study["models"])) for name in study["models"])
-    cases: Cases = {}
-    for (preset, precision, _), study in zip(found, studies, strict=True):
-        for cell in study["cells"]:
-            shape = f"{cell['batch_size']} x {cell['sequence_length']}"
-            cases.setdefault((preset, precision, shape), {})[cell["model"]] = cell
-    return studies, list(models), cases
+    def fastest(self) -> str:
+        return min(filter(self.times, self.cells), key=lambda model: median(self.times(model)))
 
 
-def _peers(folder: Path) -> tuple[list[Benchmark], list[str], Cases]:
-    return _cases(folder, "peers_{preset}_{precision}.json")
+def cases(folder: Path, precision: str = "") -> list[Case]:
+    """The cases of peers_*.json and captured_*.json, of one precision or all: the one source of the versions' step times."""
+    found: dict[tuple, Case] = {}
+    for preset, compute, path in find(folder, "peers_{preset}_{precision}.json captured_{preset}_{precision}.json"):
+        study = benchmark_file.read(path)
+        for cell in study["cells"] if precision in ("", compute) else ():
+            shape = cell["batch_size"], cell["sequence_length"]
+            cells = found.setdefault((preset, compute, shape), Case(preset, compute, shape, study, {})).cells
+            known = cells.setdefault(cell["model"], cell)
+            if known is not cell and cell["status"] == "ok":
+                runs = known["runs"] if known["status"] == "ok" else []
+                cells[cell["model"]] = {**cell, "runs": [*runs, *cell["runs"]]}
+    return list(found.values())
 
 
-def _median_ms(cell: Cell) -> float | None:
-    return median(run["step_ms"]["median"] for run in cell["runs"]) if cell["status"] == "ok" else None
+def models(found: Iterable[Case]) -> list[str]:
+    """The models in the order of the case that has most, each with its captured step behind it."""
+    names = [name for case in sorted(found, key=lambda case: -len(case.cells)) for name in case.cells]
+    order = list(dict.fromkeys(name.removesuffix(known_models.CAPTURED) for name in names))
+    return sorted(set(names), key=lambda name: (order.index(name.removesuffix(known_models.CAPTURED)), name))
+
+
+def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
+    """How many times faster: by the medians, and the least and the most over the processes."""
+    return median(reference) / median(times), min(reference) / max(times), max(reference) / min(times)
+
+
+def headline(folder: Path) -> tuple[list[Case], list[str]]:
+    """The bf16 cases that have the first model, and their models; captured, only the first model's. UsageError: there is none."""
+    first, captured = models(cases(folder))[0], known_models.CAPTURED
+    found = []
+    for case in (case for case in cases(folder, "bf16") if case.times(first)):
+        names = (name for name in case.cells if name == first + captured or not name.endswith(captured))
+        found.append(case._replace(cells={name: case.cells[name] for name in names}))
+    if not found:
+        raise UsageError(f"{folder}: no benchmark has {first} in bf16: measure with results/measure_versions.sh {folder.name}")
+    return found, models(found)
 
 
 def versions_and_peers(folder: Path) -> str:
-    """A row per model, a column per preset, precision and shape: ms per step, and how many times faster than the first model.
+    """A row per model, a column per case in bf16: ms per step, and how many times faster than the first model, with the range.
 
-    The fastest of a column is bold. A case without a time of the first model is only in `versions_and_peers_spread`. A step that
-    was not measured is replaced by its status.
+    The fastest of a column is bold, and a status replaces a step that was not measured. A line below holds the fastest against
+    the captured step of the first model.
     """
-    studies, models, cases = _peers(folder)
-    columns = {", ".join(case): found for case, found in cases.items() if models[0] in found and _median_ms(found[models[0]])}
-    rows: list[list[object]] = []
-    for model in models:
-        row = [_time_and_ratio(model, found, found[models[0]]) if model in found else None for found in columns.values()]
-        rows += [[model, *row]] if any(row) else []
-    return table(["model", *columns], rows, *studies)
+    found, (first, *names) = headline(folder)
+    rows = [[name, *(_time_and_ratio(case, name, first) for case in found)] for name in (first, *names)]
+    captured = first + known_models.CAPTURED
+    fastest = {case.preset: (case.fastest(), case) for case in found if case.times(captured)}
+    faster = {preset: ratio(case.times(captured), case.times(name))[0] for preset, (name, case) in fastest.items()}
+    against = [f"{preset}, {fastest[preset][0]} {format_number(value)}x" for preset, value in faster.items()]
+    below = f"\nAgainst {captured}, which waits for no host: {'; '.join(against)}.\n" if against else ""
+    return table(["model", *(case.title() for case in found)], rows, *(case.study for case in found)) + below
 
 
-def _time_and_ratio(model: str, cells: dict[str, Cell], reference: Cell) -> str:
-    ms, most = _median_ms(cells[model]), _median_ms(reference)
-    if ms is None or most is None:
-        return cells[model]["status"]
-    shown = f"{format_number(ms)} ms, {format_number(most / ms)}x"
-    return f"**{shown}**" if ms == min(filter(None, map(_median_ms, cells.values()))) else shown
+def _time_and_ratio(case: Case, model: str, first: str) -> str | None:
+    times = case.times(model)
+    if not times:
+        return case.status(model)
+    faster, *ends = ratio(case.times(first), times)
+    said = f" {_range(times)}" if model == first else f", {format_number(faster)}x {_range(ends)}"
+    shown = f"{format_number(median(times))} ms{said}"
+    return f"**{shown}**" if model == case.fastest() else shown
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"({format_number(min(values))} to {format_number(max(values))})"
 
 
 def versions_and_peers_spread(folder: Path) -> str:
-    """A row per preset, precision, shape and model: ms per step, their range over the processes, and memory.
+    """A row per model, a column per case: median ms per step, the range over the processes, and GiB that the pools held."""
 
-    The memory is what the pools of the allocator hold, in GiB. A step that was not measured is replaced by its status.
-    """
-    studies, models, cases = _peers(folder)
-    rows = []
-    for case, found in cases.items():
-        for model, cell in ((name, found[name]) for name in models if name in found):
-            times = [run["step_ms"]["median"] for run in cell["runs"]]
-            ends = f"{format_number(min(times))} to {format_number(max(times))}" if times else None
-            held = f"{median(run['reserved_mib'] for run in cell['runs']) / 1024:.2f}" if times else None
-            rows.append([*case, model, format_number(_median_ms(cell)) or cell["status"], ends, held])
-    return table(["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"], rows, *studies)
+    def cell(case: Case, model: str) -> str | None:
+        times = case.times(model)
+        if not times:
+            return case.status(model)
+        held = median(run["reserved_mib"] for run in case.cells[model]["runs"]) / 1024
+        return f"{format_number(median(times))} {_range(times)}, {held:.2f}"
+
+    found = cases(folder)
+    rows = [[name, *(cell(case, name) for case in found)] for name in models(found)]
+    return table(["model", *(case.title() for case in found)], rows, *(case.study for case in found))
 
 
 def lengths(path: Path) -> str:

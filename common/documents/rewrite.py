@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from common import cli
-from common.analysis.comparisons import source_diff
+from common import ROOT, cli
 from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections
 from common.documents import pictures as drawings
 from common.documents import result_tables as results
@@ -25,26 +24,22 @@ from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
-ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- (section|table|picture): ([\w./*# -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
-    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training, results.phases,
-    results.spans, results.ceilings, results.efficiency, results.trials, results.curves,
-    results.captured_steps, results.versions_and_peers,
-    results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    compiled_kernels.tritons, source_diff.forward_diff,
-    results.clocks, concepts.chip,
+    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, appendix.forecast_sheet, results.training,
+    results.phases, results.spans, results.ceilings, results.efficiency, results.trials, results.curves, results.number_formats,
+    results.format_curves, results.versions_and_peers, results.versions_and_peers_spread, results.lengths, results.weak_scaling,
+    results.clocks, compiled_kernels.machine_code, compiled_kernels.tritons, concepts.chip, reference.commands,
+    reference.all_problems, reference.answers,
 )  # fmt: skip
-TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
-TABLES |= {function.__name__: function for function in (reference.commands, reference.all_problems, reference.answers)}
-TABLES |= lab_dashboard.TABLES
 DRAWN = (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
-    concepts.roofline, concepts.timeline, concepts.causal_tiles, drawings.scaling_efficiency,
+    drawings.scaling_efficiency, concepts.roofline, concepts.timeline, concepts.causal_tiles,
 )  # fmt: skip
+TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS} | lab_dashboard.TABLES
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
 
 
@@ -55,11 +50,7 @@ def documents() -> list[Path]:
 
 
 def refreshed(text: str, folder: Path = ROOT) -> str:
-    """The text of a document in `folder`, with every marked table made anew and a link to every marked picture.
-
-    Raises:
-        UsageError: a marker names a table or a picture that does not exist.
-    """
+    """The text of a document in `folder` with its tables made anew and links to its pictures. UsageError: a name is unknown."""
 
     def replace(match: re.Match) -> str:
         opening, kind, named, closing = match.groups()

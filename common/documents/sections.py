@@ -14,9 +14,10 @@ from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
 from common.config import PRESETS
+from common.documents import lab_dashboard
 from common.documents.result_tables import conditions
 from common.errors import UsageError
-from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, scaling_file
+from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, lab_file, scaling_file
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 
@@ -25,19 +26,15 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
     benchmark_file.SCHEMA: benchmark_report.analyze,
     kernel_benchmark_file.SCHEMA: kernel_benchmark.analyze,
     kernel_files.LEVERS: levers.analyze,
+    lab_file.SCHEMA: lab_dashboard.analyze,
     scaling_file.SCHEMA: scaling_report.analyze,
 }
 
 
 def section(anchor: str, *patterns: Path) -> str:
-    """Markdown: the conditions of the files in a line, then the tables of the section with this anchor, then the paragraphs
-    that all files have.
+    """Markdown: the conditions of the files, the tables of the section with this anchor, and the paragraphs that all have.
 
-    Args:
-        patterns: files, or glob patterns of files.
-
-    Raises:
-        UsageError: there is no such file or section, or a file is damaged or has no renderer.
+    UsageError: there is no such file (`patterns` may be globs) or section, or a file is damaged or has no renderer.
     """
     paths = [path for pattern in patterns for path in pattern.parent.glob(pattern.name)]
     if not paths:

@@ -59,11 +59,7 @@ SCHEMA = files.schema_of(Benchmark)
 
 
 def read(path: Path) -> Benchmark:
-    """A benchmark.json with a cell for each model and shape, and with numbers wherever the status is "ok".
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-    """
+    """A benchmark.json with a cell for each model and shape, and numbers if it is ok. UsageError: it is damaged, or not so."""
     measured = files.read(path, Benchmark)
     cells = {(cell["model"], cell["batch_size"], cell["sequence_length"]) for cell in measured["cells"]}
     cases = itertools.product(measured["models"], measured["batch_sizes"], measured["sequence_lengths"])

@@ -78,6 +78,7 @@ class Ceilings(Rates):
     """Rates as `common.training.ceilings.measure` measures them, and the precision of its matrix product."""
 
     precision: str
+    work: NotRequired[str]  # what reached these FLOP/s, if no matrix product
 
 
 class PeakMemory(TypedDict):
@@ -92,6 +93,7 @@ class Timed(PeakMemory):
     """One process of a cell of a study."""
 
     step_ms: Summary
+    no_kernels: NotRequired[str]  # why the version's kernels could not run, so that PyTorch's operations were timed
 
 
 class Made(TypedDict):

@@ -39,11 +39,7 @@ SCHEMA = files.schema_of(KernelBenchmark)
 
 
 def read(path: Path) -> KernelBenchmark:
-    """A benchmark with a row of the kernel and one of eager for each operation and shape.
-
-    Raises:
-        UsageError: the file is missing or damaged, or a row is missing.
-    """
+    """A benchmark with rows of kernel and eager for each operation and shape. UsageError: it is damaged, or one is missing."""
     measured = files.read(path, KernelBenchmark)
     found = {(shape(row), row["contender"]) for row in measured["rows"]}
     for case, contender in itertools.product({case for case, _ in found}, ("kernel", "eager")):

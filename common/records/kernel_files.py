@@ -14,14 +14,20 @@ from typing_extensions import NotRequired, TypedDict
 
 
 class CompiledKernel(TypedDict):
-    """A compiled kernel; kernels.json has its dtype, size, blocks, warps and stages too."""
+    """A compiled kernel; kernels.json has its blocks, warps and stages too. The instructions are those of AMD's machine code."""
 
     target: str
+    dtype: NotRequired[str]
     file: str
+    size: NotRequired[str]
     kernel: str
     registers: int
     spills: int
     shared_bytes: int
+    occupancy: NotRequired[int]
+    mfma: NotRequired[int | None]
+    memory: NotRequired[int | None]
+    lds: NotRequired[int | None]
 
 
 class Compiled(TypedDict):

@@ -28,11 +28,13 @@ class TimedSteps(Steps, Summary):
 class Loss(TypedDict):
     uniform: Amount  # nats, of a guess among all tokens
     all: list[Number]  # nats, of each step
+    own: NotRequired[PositiveInt]  # how many of them, the last ones, are the first process's: another had ended
 
 
 class TimedLoss(TypedDict):
     uniform: Amount
     all: Annotated[list[Number], Field(min_length=1)]
+    own: NotRequired[PositiveInt]
 
 
 class Training(TypedDict):
@@ -42,6 +44,7 @@ class Training(TypedDict):
     num_steps: PositiveInt
     warmup_steps: NonNegativeInt
     learning_rate: Amount
+    lr_schedule: NotRequired[str]  # in words; constant in older records
     seed: int
     first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
     world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
@@ -124,20 +127,12 @@ SCHEMA = files.schema_of(RunRecord)
 
 
 def read(path: Path) -> RunRecord | TimedRun:
-    """The record of a run.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not a record of a run.
-    """
+    """The record of a run. UsageError: the file is missing, damaged, or not a record of a run."""
     return check(path, files.read(path, RunRecord))
 
 
 def read_timed(path: Path) -> TimedRun:
-    """The record of a run that finished at least one step.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not a record of such a run.
-    """
+    """The record of a run that finished at least one step. UsageError: the file is missing, damaged, or no such record."""
     run = read(path)
     if not finished(run):
         raise UsageError(f"{path} is the record of a run that finished no step ({run['status']})")
@@ -145,11 +140,7 @@ def read_timed(path: Path) -> TimedRun:
 
 
 def check(path: Path, run: RunRecord) -> RunRecord | TimedRun:
-    """A record in `path`, unchanged, if it also fits TimedRun where it has a finished step.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """A record in `path`, unchanged, if it also fits TimedRun where it has a finished step. UsageError: it does not."""
     return files.check(path, run, TimedRun) if finished(run) else run
 
 
@@ -189,8 +180,9 @@ def conditions(run: Run) -> dict[str, Any]:
 def training_inputs(run: Run) -> dict[str, Any]:
     """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
-    training["first step"] = run["training"].get("first_step", 1)
-    return {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]} | training
+    training |= {"first step": run["training"].get("first_step", 1)}
+    given = {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]}
+    return given | training | {"learning rate schedule": run["training"].get("lr_schedule", "constant")}
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
@@ -199,14 +191,7 @@ def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> lis
 
 
 def require_equal(paths: tuple[Path, Path], conditions: tuple[Mapping[str, object], Mapping[str, object]], but: str) -> None:
-    """Refuses two runs whose conditions are not equal.
-
-    Args:
-        but: what may differ between the two, for the message.
-
-    Raises:
-        UsageError: names every condition that differs, with both values.
-    """
+    """Raises UsageError, with both values, if two runs differ in a condition; the message says that they may in `but`."""
     if differing := differences(*conditions):
         raise UsageError(
             f"{paths[0]} and {paths[1]} differ in more than {but}: {', '.join(differing)}; give runs that are otherwise equal"

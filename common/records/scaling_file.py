@@ -88,11 +88,7 @@ SCHEMA = files.schema_of(Scaling)
 
 
 def read(path: Path) -> Scaling:
-    """A scaling.json, with runs wherever the status is "ok".
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-    """
+    """A scaling.json, with runs wherever the status is "ok". UsageError: the file is missing, damaged or of another schema."""
     measured = files.read(path, Scaling)
     for number, cell in enumerate(measured["cells"]):
         if cell["status"] == "ok" and not (cell["runs"] and measured["device"] and measured["environment"]):

@@ -10,7 +10,7 @@ from common import files
 from common.errors import UsageError
 from common.files import LARGEST, Amount, Number, PositiveAmount
 from common.records.fields import checked_as
-from common.records.run_record import RunRecord, TimedRun
+from common.records.run_record import Run, RunRecord, TimedRun
 
 from pydantic import Field, Json, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
@@ -95,11 +95,7 @@ SCHEMA = files.schema_of(Profile)
 
 
 def find(path: Path) -> Path:
-    """The profile itself, or the newest one in a folder.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The profile itself, or the newest one in a folder. UsageError: there is none."""
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a profile_*.json or a folder that holds some")
     profiles = sorted(path.glob("profile_*.json")) if path.is_dir() else [path]
@@ -109,17 +105,20 @@ def find(path: Path) -> Path:
 
 
 def read(path: Path) -> Profile:
-    """A profile_*.json.
-
-    Raises:
-        UsageError: the file is missing, damaged, not a profile, or holds no finished step.
-    """
+    """A profile_*.json. UsageError: the file is missing, damaged, not a profile, or holds no finished step."""
     profile = files.read(path, Profile)
     if not profile["profiled_steps"] or not profile["operators"]:
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
     if len(profile["step_us"]) != profile["profiled_steps"]:
         raise UsageError(f"{path}: step_us: {len(profile['step_us'])} times for {profile['profiled_steps']} profiled steps")
     return profile
+
+
+def events(path: Path, run: Run) -> Path:
+    """The folder of TensorBoard's event files beside a profile; TensorBoard shows its name as that of the run."""
+    training, stamp = run["training"], path.stem.removeprefix("profile_")
+    shape = f"{training['batch_size']}x{training['sequence_length']}"
+    return path.with_name(f"run_{run['version']}_{training['preset']}_{run['precision']['compute']}_{shape}_{stamp}")
 
 
 def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:

@@ -61,21 +61,11 @@ def flags_for(fusions: Fusions) -> list[str]:
 
 
 def measure(version: ModuleType, options: Options, every: bool, rounds: int, path: Path) -> int:
-    """Measures the combinations; after each round it writes fusion_ablation.json (`path`) and prints a line.
+    """Measures the combinations (`every`: all 16); after each round it writes fusion_ablation.json (`path`) and prints a line.
 
-    The first signal within the rounds ends them after the current one; the result then holds fewer rounds.
-
-    Args:
-        version: has a switch `--enable-X`, `--disable-X` for each of FUSIONS.
-        options: from `version_files.resolve`.
-        every: all 16 combinations, not only none, one, all but one, and all.
-
-    Returns:
-        The exit code: 0, or 128 + n if stopped by signal n.
-
-    Raises:
-        UsageError: the version lacks a switch, the environment overrides one, or the step cannot be captured here.
-        RunError: memory ran out, or the result could not be written.
+    The first signal within the rounds ends them after the current one; the result then holds fewer rounds. Returns the exit code:
+    0, or 128 + n if stopped by signal n. UsageError: the version lacks a switch, the environment overrides one, or the step
+    cannot be captured here. RunError: memory ran out, or the result could not be written.
     """
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")

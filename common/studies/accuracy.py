@@ -66,15 +66,9 @@ def error(expected: Tensor, got: Tensor) -> float:
 
 
 def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags: Sequence[str]) -> Comparison:
-    """Runs both versions. The baseline runs in fp32 with its own defaults, the optimized one in the precision of the options.
+    """Runs both versions, the baseline in fp32 by its own defaults, the other with `flags` and in the precision of the options.
 
-    Args:
-        options: from `version_files.resolve`.
-        flags: of the optimized version's own, such as `--disable-flash-attention`.
-
-    Raises:
-        UsageError: the optimized version has no such flag.
-        RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
+    UsageError: it has no such flag. RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
     """
     chosen, plain = version_files.switched(optimized, options, *flags), version_files.switched(baseline, options)
     precision, batch, state = inputs(baseline, options)
@@ -124,10 +118,7 @@ def run(
 def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
     """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
 
-    The gradients replace the model's weights.
-
-    Raises:
-        RunError: a parameter gets no gradient.
+    The gradients replace the model's weights. RunError: a parameter gets none.
     """
     with torch.no_grad(), precision.autocast():
         logits = model(batch[0])
@@ -153,11 +144,7 @@ def weights(model: Model) -> dict[str, Tensor]:
 
 
 def exchange(model: Model, state: dict[str, Tensor]) -> None:
-    """Loads weights under Version 1's names, and checks that the model gives the same weights back.
-
-    Raises:
-        RunError: the model does not take some of the weights, or does not give them back unchanged.
-    """
+    """Loads weights under Version 1's names. RunError: the model does not take all, or does not give the same ones back."""
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise RunError(f"the baseline's weights do not load: missing {missing[:3]}, unexpected {unexpected[:3]}")

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common import device as devices
 from common import files, signals
@@ -41,9 +41,6 @@ from common.studies.benchmark import benchmark_process
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
 from common.training import record, version_files
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOLERANCE = 0.02  # of throughput and step time
 RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
@@ -65,20 +62,11 @@ class SearchOptions(Options):
     max_step_seconds: int | None  # None: of LONGEST
 
 
-# ------------------------------------------------------------------------------------------------------------ search
-
-
 def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> Answer:
-    """Doubles, bisects and answers.
+    """Doubles, bisects and answers. RunError: batch size 1 does not fit.
 
-    Args:
-        trial: called once for each batch size that is tried.
-        target: of TARGETS.
-        maximum: no larger batch size is tried.
-        longest: seconds; once a step takes longer, the batch size is not doubled again.
-
-    Raises:
-        RunError: batch size 1 does not fit.
+    `trial` is called once for each batch size that is tried, none above `maximum`. Once a step takes longer than `longest`
+    seconds, the batch size is not doubled again.
     """
     statuses: dict[int, str] = {}
     tried: dict[int, float] = {}
@@ -149,21 +137,11 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
     return {"ended": ended, "batch_size": size, "reason": reason}
 
 
-# ------------------------------------------------------------------------------------------------------------- trials
-
-
 def measure(version: ModuleType, options: SearchOptions, flags: list[str], path: Path) -> int:
     """Searches with a process for each trial; after each, prints a line and writes batch_search.json (`path`).
 
-    Args:
-        flags: of the version's own.
-
-    Returns:
-        The exit code: 0, or 128 + n if stopped by signal n after a trial.
-
-    Raises:
-        UsageError: the version has no such flag, or the device or the number format is not there.
-        RunError: batch size 1 does not fit, or a trial failed for another reason than memory.
+    Returns the exit code: 0, or 128 + n if stopped by signal n after a trial. UsageError: the version has no such flag, or the
+    device or the number format is not there. RunError: batch size 1 does not fit, or a trial failed otherwise than by memory.
     """
     if not 0 < options.target_memory_usage <= 1:
         raise UsageError(f"--target-memory-usage: {options.target_memory_usage} is not a share, above 0 and at most 1")
@@ -236,15 +214,8 @@ def train(model: Model, options: Options) -> dict[str, Any]:
     return {"step_ms": step_ms, "peak_mib": peak["peak_mib"], "common": common}
 
 
-# ------------------------------------------------------------------------------------------------------------- report
-
-
 def analyze(path: Path) -> Report:
-    """The curve of a batch_search.json, as a table (and CSV) and a figure, and the answer.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not of schema tiny-llama-batch-search/1.
-    """
+    """The curve of a batch_search.json as table, CSV and figure, and the answer. UsageError: it is missing or damaged."""
     measured = files.read(path, BatchSearch)
     if all(trial["status"] == "out of memory" for trial in measured["trials"]):
         raise UsageError(f"{path}: trials: memory ran out in all of them")
@@ -284,7 +255,7 @@ def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:
     return rows
 
 
-def figure(measured: BatchSearch) -> "Figure":
+def figure(measured: BatchSearch) -> "plots.Figure":
     """Throughput, step time and share of the memory over the batch size; the answer is marked."""
     result, answer, memory = plots.new(15, 4.8), measured["batch_size"], measured["device"]["memory_mib"]
     result.suptitle(f"Batch size for {measured['target']}: {answer or 'not found'} ({conditions(measured)})")

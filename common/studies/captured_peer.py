@@ -123,8 +123,6 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-# ----------------------------------------------------------------------------------------------------------- optimizer
-
 # A master, its working copy or None, its first and second moment, and its gradients: of the copy, of the master, or of both.
 Row = tuple[Tensor, Tensor | None, Tensor, Tensor, list[Tensor]]
 
@@ -151,25 +149,14 @@ def adamw(rows: list[Row], steps: Tensor, rate: Tensor, beta1: float, beta2: flo
 
 
 class CompiledAdamW(torch.optim.Optimizer):
-    """AdamW over all tensors in one torch.compile; it makes the working copies of a model's matrices and keeps them up to date.
+    """AdamW over all tensors of a TinyLlama in one torch.compile. UsageError: torch.compile does not work here.
 
-    Loading a state dict into the model renews the copies.
-
-    Args:
-        model: a TinyLlama of this module, on its device.
-        dtype: of the working copies.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        compiled: False leaves torch.compile out.
-
-    Raises:
-        UsageError: torch.compile does not work here.
+    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date, also when a state dict is loaded.
     """
 
-    def __init__(
-        self, model: TinyLlama, dtype: torch.dtype, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.01, compiled: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
+    def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool) -> None:
+        # the other numbers are torch.optim.AdamW's
+        super().__init__(model.parameters(), dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True))
         self.working = {}  # parameter: its copy
         for module in model.modules():
             if isinstance(module, Linear):

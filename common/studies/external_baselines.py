@@ -23,7 +23,6 @@ users do, without the deterministic algorithms that versions ask for. These choi
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
 
 from common import device as devices
 from common import weights
@@ -47,14 +46,7 @@ def llama_config(config: ModelConfig, attention: str):
     """The transformers.LlamaConfig of the same architecture; `attention` names its attention function."""
     from transformers import LlamaConfig
 
-    settings: dict[str, Any] = dict(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers, num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads, max_position_embeddings=config.max_sequence_length,
-        rope_theta=config.rope_theta, rms_norm_eps=config.rms_norm_eps, initializer_range=config.initializer_std,
-        tie_word_embeddings=True, use_cache=False, attn_implementation=attention,
-    )  # fmt: skip
-    return LlamaConfig(**settings)
+    return LlamaConfig(**config.for_transformers() | {"use_cache": False, "attn_implementation": attention})
 
 
 def causal_attention() -> str:

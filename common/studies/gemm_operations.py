@@ -24,7 +24,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from common import device as devices
 from common import files
@@ -36,7 +36,7 @@ from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
 from common.records.fields import Ceilings, Summary
-from common.records.gemms_file import PHASES, SCHEMA, Layout, Measurement, Product, Timing
+from common.records.flops_file import GEMMS, PHASES, Layout, Measurement, Product, Timing
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
@@ -44,9 +44,6 @@ from common.weights import FUSED
 import numpy
 import pandas
 import torch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
@@ -69,9 +66,6 @@ DETAILS = {  # column of the CSV: heading of the table
     "intensity": "FLOP/byte", "bound_tflops": "bound TFLOP/s", "ceiling_percent": "% of GEMM ceiling", "limit": "limit",
     "share_percent": "% of GEMM time",
 }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------------ measuring
 
 
 def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
@@ -139,15 +133,10 @@ def operand(batch: int, rows: int, columns: int, transposed: bool, device: torch
 
 
 def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> tuple[list[float], int]:
-    """Times one product on random operands; its output is newly allocated, as in eager PyTorch.
+    """Milliseconds of a product on random operands in each sample, and the number of products in all samples.
 
-    Short products are repeated within a sample, and the number of samples follows from the time budget.
-
-    Returns:
-        Milliseconds per product in each sample, and the number of products in all samples.
-
-    Raises:
-        RunError: memory ran out.
+    The output is newly allocated, as in eager PyTorch. Short products are repeated within a sample, and the number of samples
+    follows from the time budget. RunError: memory ran out.
     """
     batch, m, n, k, layout = shape_of(product)
     try:
@@ -174,17 +163,10 @@ def measure(
     config: ModelConfig, batch_sizes: list[int], sequence_lengths: list[int], device: torch.device, precision: Precision,
     allow_tf32: bool, keep: Callable[[dict[str, Any]], None] = lambda measured: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times all products over the grid, and prints a line for each round; sequence lengths only shape the products.
+    """Times all products over the grid, prints a line for each round, and returns the content of gemm_analysis.json.
 
-    Args:
-        keep: called after each point of the grid in each round, with the content of gemm_analysis.json so far, which holds the
-            points of which all products are timed.
-
-    Returns:
-        The content of gemm_analysis.json.
-
-    Raises:
-        RunError: the operands of a product do not fit in memory.
+    After each point of the grid in each round, `keep` gets the content so far, with the points of which all products are timed.
+    Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
     """
     grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
     step = {point: (products(config, *point), fused_products(config, *point)) for point in grid}
@@ -197,7 +179,7 @@ def measure(
         ms = cast(Summary, summarize(samples[shape]))
         return {"batch_size": point[0], "sequence_length": point[1], **product, "ms": ms, "calls": calls[shape]}
 
-    measured = record.header(SCHEMA, device, precision.name, allow_tf32, config) | {
+    measured = record.header(GEMMS, device, precision.name, allow_tf32, config) | {
         "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
     }  # fmt: skip
     for number in range(1, ROUNDS + 1):
@@ -230,15 +212,8 @@ def measure(
     return measured
 
 
-# ----------------------------------------------------------------------------------------------------------- tabulating
-
-
 def read(path: Path) -> Measurement:
-    """A gemm_analysis.json with every product in every phase at every point that it has any of.
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-    """
+    """A gemm_analysis.json with every product in every phase at each of its points. UsageError: it is missing or damaged."""
     measured = files.read(path, Measurement)
     parts = {
         "gemms": (measured["gemms"], [name for gemms, *_ in KINDS.values() for name in gemms]),
@@ -255,14 +230,7 @@ def read(path: Path) -> Measurement:
 
 
 def analyze(path: Path, folder: Path) -> str:
-    """Reads gemm_analysis.json and writes gemm_analysis.csv, .md and .png into `folder`.
-
-    Returns:
-        The report for the terminal, without the tables of every product.
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-    """
+    """Writes gemm_analysis.csv, .md and .png into `folder`; returns the text, without all products. Errors as in `read`."""
     measured = read(path)
     rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
     shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
@@ -382,7 +350,7 @@ def fusion_table(measured: Measurement) -> tables.Table:
     return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
 
 
-def figure(measured: Measurement, rows: pandas.DataFrame, title: str) -> "Figure":
+def figure(measured: Measurement, rows: pandas.DataFrame, title: str) -> "plots.Figure":
     """Left the roofline with a point for each product and phase, right the share of GEMM time over the grid."""
     result = plots.new(14, 6.5)
     result.suptitle(f"Matrix products of a training step: {title}")

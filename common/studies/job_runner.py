@@ -31,16 +31,11 @@ Outcome = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """A measurement of a cell.
-
-    Attributes:
-        name: shown while the job runs.
-        run: takes CUDA_VISIBLE_DEVICES of the job, None to keep the variable as it is, and returns the outcome.
-    """
+    """A measurement of a cell."""
 
     cell: Attempted
-    name: str
-    run: Callable[[str | None], Outcome]
+    name: str  # shown while the job runs
+    run: Callable[[str | None], Outcome]  # takes CUDA_VISIBLE_DEVICES of the job, None to keep the variable as it is
 
 
 Batch = tuple[list[Job], list[str | None]]  # jobs, and CUDA_VISIBLE_DEVICES of as many of them as run at the same time
@@ -119,16 +114,12 @@ def side_by_side(jobs: list[Any], run: Callable[[Any, str | None], Any], places:
 
 
 def visible_gpus(count: int) -> list[str | None]:
-    """The value of CUDA_VISIBLE_DEVICES for each of `count` GPUs; None for one GPU, which keeps the variable as it is.
-
-    Raises:
-        UsageError: there are fewer.
-    """
+    """CUDA_VISIBLE_DEVICES for each of `count` GPUs; None for one, which keeps the variable. UsageError: there are fewer."""
     if count == 1:
         return [None]
     present = torch.cuda.device_count()
     if count > present:
-        raise UsageError(f"--gpus {count}: there are {present} GPUs")
+        raise UsageError(f"--gpus {count}: GPUs here: {present}")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [*(named.split(",") if named else map(str, range(present)))][:count]
 

@@ -11,12 +11,11 @@ step whose gradients have overflowed without asking the host.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from common import device as devices
-from common.errors import RunError, UsageError
+from common.errors import RunError, UsageError, first_line
 from common.precision import Precision
 from common.training.distributed import Optimizer
 
@@ -27,6 +26,7 @@ Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
 PARALLEL_WARMUP = 11  # with DistributedDataParallel, which until then may change its buckets (PyTorch's notes on CUDA graphs)
+OLDEST_HIP = [7, 2]  # on older ones a thread of RCCL, which asks for events, invalidates the capture of another thread
 TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less
 
 
@@ -35,22 +35,24 @@ def wanted(given: bool | None, default: bool, device: torch.device) -> bool:
     return default and devices.is_gpu(device) if given is None else given
 
 
-def check_supported(device: torch.device, compile_mode: bool | str | None = None) -> None:
-    """Raises UsageError, with the reason, where a step cannot be captured."""
+def check_supported(device: torch.device, compile_mode: bool | str | None = None, form: str | None = None) -> None:
+    """Raises UsageError, with the reason, where a step cannot be captured; `form` is that of a group of processes."""
     if not devices.is_gpu(device):
         raise UsageError("--capture-step needs a GPU: a CPU has no graphs, and its host launches nothing")
     if compile_mode in ("reduce-overhead", "max-autotune"):
         raise UsageError(
             f"--capture-step: --torch-compile-mode {compile_mode} captures graphs of its own; leave one of the two out"
         )
+    hip = torch.version.hip
+    if form and hip and [*map(int, hip.split(".")[:2])] < OLDEST_HIP:
+        raise UsageError(
+            f"--capture-step: HIP {hip} may end a capture in several processes (until ROCm 7.2.1, pytorch issue 177309); give "
+            "--no-capture-step"
+        )
 
 
 def capturable(optimizer: Optimizer, precision: Precision) -> Optimizer:
-    """The same optimizer, not stepped yet, as one that a graph can hold.
-
-    Raises:
-        UsageError: PyTorch has no such form of it.
-    """
+    """The same optimizer, not stepped yet, as one that a graph can hold. UsageError: PyTorch has no such form of it."""
     if optimizer.defaults.get("capturable"):
         return optimizer
     if "capturable" not in optimizer.defaults:
@@ -61,11 +63,7 @@ def capturable(optimizer: Optimizer, precision: Precision) -> Optimizer:
 
 
 class CapturedStep:
-    """A step as a graph: `step(batch) -> loss`. The loss is one tensor, which the next call overwrites.
-
-    Attributes:
-        peak_bytes: allocated at once while the step was captured, as an eager step would have needed it.
-    """
+    """A step as a graph: `step(batch) -> loss`. The loss is one tensor, which the next call overwrites."""
 
     def __init__(self, step: Step, batch: Batch, parallel: bool = False) -> None:
         """Captures `step`, which has run before; the capture itself computes nothing.
@@ -90,8 +88,8 @@ class CapturedStep:
         except RuntimeError as error:
             if devices.is_out_of_memory(error):
                 raise
-            raise RunError(f"this step cannot be captured: {str(error).strip().splitlines()[0]}") from error
-        self.peak_bytes = torch.cuda.max_memory_allocated()
+            raise RunError(f"this step cannot be captured: {first_line(error)}") from error
+        self.peak_bytes = torch.cuda.max_memory_allocated()  # at once, as an eager step would have needed it
 
     def __call__(self, batch: Batch) -> Tensor:
         for static, tensor in zip(self.batch, batch, strict=True):
@@ -100,16 +98,6 @@ class CapturedStep:
             static.copy_(tensor)
         self.graph.replay()
         return self.loss
-
-
-@contextmanager
-def side_stream() -> Iterator[None]:
-    """Runs the code inside it on a stream of its own. A step must have run so before it is captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        yield
-    torch.cuda.current_stream().wait_stream(side)
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:

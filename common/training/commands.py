@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from common.analysis.reports import flop_counts, profile_summary, roofline
+from common.analysis.reports import flop_counts, profile_summary
 from common.errors import UsageError
 from common.records import step_profile
 from common.training import version_files
@@ -15,10 +15,7 @@ from common.training import version_files
 
 def profile(version: ModuleType, description: str | None) -> int:
     """Parses the command line, and profiles `version` or shows what was profiled; returns the exit code."""
-    parser = version_files.run_parser(version, description)
-    parser.add_argument(
-        "--analyze-existing", type=Path, nargs="+", metavar="FILE", help="profile_*.json files to show; runs nothing"
-    )
+    parser = version_files.run_parser(version, description, analyzed="profile_*.json files")
     parser.add_argument("--generate-report", action="store_true", help="write report.md beside the profile")
     arguments = parser.parse_args()
     paths, sort_by = arguments.analyze_existing, arguments.sort_by
@@ -30,7 +27,7 @@ def profile(version: ModuleType, description: str | None) -> int:
         code = 0
     else:
         options = version_files.run_options(version, arguments)
-        run = version.train(replace(options, enable_pytorch_profiler=True, profile_operators=True))
+        run = version.train(replace(options, profile_operators=True))
         paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
     if arguments.generate_report and paths:
         for path in profile_summary.write(paths, sort_by):
@@ -42,30 +39,28 @@ def count_flops(version: ModuleType, description: str | None) -> int:
     """Parses the command line, and counts the FLOPs of `version` or shows what was counted; returns the exit code."""
     parser = version_files.run_parser(version, description)
     parser.add_argument("--analyze-results", type=Path, metavar="FILE", help="a flops_profile.json to show; runs nothing")
-    parser.add_argument(
-        "--computational-intensity", action="store_true", help="profile, and print FLOPs per byte by span and by operator"
-    )
-    parser.add_argument(
-        "--generate-roofline", action="store_true", help="profile, and write roofline.png and .csv beside the counts"
-    )
+    parser.add_argument("--computational-intensity", action="store_true", help="print FLOPs per byte by span and by operator")
+    parser.add_argument("--generate-roofline", action="store_true", help="write roofline.png and .csv beside the counts")
     arguments = parser.parse_args()
-    profiled = arguments.computational_intensity or arguments.generate_roofline
-    if arguments.analyze_results:
-        if profiled:
-            raise UsageError("--computational-intensity and --generate-roofline need a run: leave --analyze-results out")
-        print(flop_counts.report(flop_counts.read(arguments.analyze_results)).terminal())
-        return 0
-    options = version_files.run_options(version, arguments)
-    run = version.train(replace(
-        options, enable_deepspeed_flops=True, measure_peak=True,
-        enable_pytorch_profiler=options.enable_pytorch_profiler or profiled,
-    ))  # fmt: skip
-    if run.flops:  # other processes leave them to the first
-        print(flop_counts.report(flop_counts.read(run.flops[0])).terminal())
-    report = roofline.report(step_profile.read(run.profiles[0])) if run.flops and run.profiles and profiled else None
-    if report and arguments.computational_intensity:
-        print(f"\n{report.terminal()}")
-    if report and arguments.generate_roofline:
-        written = report.write(options.flops_dir, "roofline", ("png", "csv"))
-        print("", *(f"  roofline     {path}" for path in written), sep="\n")
-    return run.exit_code
+    path, code, asked = arguments.analyze_results, 0, arguments.computational_intensity or arguments.generate_roofline
+    if not path:
+        options = version_files.run_options(version, arguments)
+        if asked and options.profile_attention_only:
+            raise UsageError("intensity and roofline are of the whole step: leave --profile-attention-only out")
+        options = replace(options, enable_deepspeed_flops=True, measure_peak=True)
+        if not options.enable_pytorch_profiler and options.num_steps > 2:  # a shorter run would have slowed steps only
+            options = replace(options, enable_pytorch_profiler=True, profile_dir=options.flops_dir)
+        run = version.train(options)
+        if not run.flops:  # other processes leave them to the first
+            return run.exit_code
+        path, code = run.flops[0], run.exit_code
+    counts = flop_counts.read(path)
+    print(flop_counts.report(counts).terminal())
+    if asked and (arguments.analyze_results or "work" in counts):
+        report = flop_counts.intensity(counts)
+        if arguments.computational_intensity:
+            print(f"\n{report.terminal()}")
+        if arguments.generate_roofline:
+            written = report.write(flop_counts.find(path).parent, "roofline", ("png", "csv"))
+            print("", *(f"  roofline     {file}" for file in written), sep="\n")
+    return code

@@ -5,10 +5,11 @@
            arXiv:1910.02054, stage 1), so the moments of AdamW are stored once in the whole job
     fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered before they are used
 
-Processes agree about everything that one of them could decide alone: the loss that is shown (the mean over all sequences), a
-signal that ends the run, a gradient that is missing. They do so between steps, at `Meetings` about a second apart, so no
-measured step has a collective that training does not need. Mixed precision is the same autocast in every form, so all compute the
-same numbers; fully_shard gathers the float32 weights, twice the bytes of weights in bf16.
+Processes whose code, options, data or models differ are refused. They agree about everything that one of them could decide
+alone: the loss that is shown (the mean over all sequences), a signal that ends the run, a gradient that is missing. They do so
+between steps, at `Meetings` about a second apart, so no measured step has a collective that training does not need. Mixed
+precision is the same autocast in every form, so all compute the same numbers; fully_shard gathers the float32 weights, twice the
+bytes of weights in bf16.
 
 Without torchrun nothing here starts anything, and every function returns what it was given.
 """
@@ -19,13 +20,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from common import device as devices
-from common import ranks, spans
-from common.errors import RunError, UsageError
+from common import ranks, signals, spans
+from common.errors import RunError, UsageError, first_line
 from common.options import RunOptions
 from common.precision import Precision
 from common.timing import Clock, summarize
@@ -46,11 +47,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
-    """The form that was asked for, or the first of those that the version supports, or None for one process.
-
-    Raises:
-        UsageError: the form contradicts the version or another flag.
-    """
+    """The form asked for, or the first that the version supports; None for one process. UsageError: another flag forbids it."""
     given, first = options.parallel, forms[0] if forms else None
     chosen = given or first
     if ranks.here().world_size == 1 and not given:
@@ -74,15 +71,9 @@ def active() -> bool:
 
 
 def start(form: str | None, device: torch.device, timeout: float, captured: bool = False) -> None:
-    """Starts the process group if there is a form: NCCL (RCCL) with one GPU a process, or gloo.
+    """Starts the process group if there is a form: NCCL (RCCL) with one GPU a process, or gloo; `captured`: the step will be.
 
-    Args:
-        timeout: seconds that a process waits for another.
-        captured: whether the step will be.
-
-    Raises:
-        UsageError: there are more processes than GPUs.
-        RunError: the processes do not find each other.
+    A process waits `timeout` seconds for another. UsageError: there are more processes than GPUs. RunError: they do not meet.
     """
     if not form:
         return
@@ -93,7 +84,7 @@ def start(form: str | None, device: torch.device, timeout: float, captured: bool
         place = {"device_id": torch.device("cuda", here.local_rank)}
         if captured:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    with waiting_explained(timeout):
+    with waiting_explained(timeout), signals.immediate():
         dist.init_process_group("nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place)
 
 
@@ -115,8 +106,7 @@ def waiting_explained(timeout: float) -> Iterator[None]:
         if alone or isinstance(error, RunError) or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise RunError(
-            f"another process has ended, or has not answered for {timeout} s (--distributed-timeout): "
-            f"{str(error).strip().splitlines()[0]}"
+            f"another process has ended, or has not answered for {timeout} s (--distributed-timeout): {first_line(error)}"
         ) from error
 
 
@@ -281,6 +271,17 @@ def gathered(value: Any) -> list:
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def require_equal(facts: Mapping[str, object]) -> None:
+    """Raises UsageError in all processes if a fact, named as in the message, is not alike: names the first such rank and fact."""
+    with signals.immediate():
+        first, *others = gathered({name: str(value) for name, value in facts.items()})
+    for rank, other in enumerate(others, 1):
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                differing = f"{name} is {other.get(name)} on rank {rank}, and {first.get(name)} on rank 0"
+                raise UsageError(f"{differing}: give all processes the same", shared=True)
 
 
 def wait_for_all() -> None:

@@ -13,6 +13,7 @@ in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed wa
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
 
     Everything that DeepSpeed prints goes to stderr: its log would otherwise stand in the middle of stdout.
     """
+    if next(model.parameters()).device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or a long warning says that no GPU was found
     try:
         with contextlib.redirect_stdout(sys.stderr):
             from deepspeed.profiling.flops_profiler import FlopsProfiler

@@ -11,6 +11,7 @@ their spans and operators.
 
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from common.files import writable_folder, write_json
 from common.options import RunOptions
 from common.records import step_profile
 from common.records.run_record import RunRecord, TimedRun
-from common.training import distributed
+from common.training import distributed, version_files
 
 import torch
 
@@ -108,19 +109,17 @@ class Profiler:
         profile.export_chrome_trace(str(path))
 
     def write(self, record: RunRecord | TimedRun) -> list[Path]:
-        """Writes the profile, the event files and, where asked, the memory timeline; returns what was written.
+        """Writes the profile, the event files and the page; returns what was written, the page last.
 
-        Nothing is written if the run was stopped before the profiled steps, which are its last ones.
-
-        Raises:
-            RunError: a file could not be written, the traces that PyTorch writes included. No part of a file is left.
+        Nothing is written if the run was stopped before the profiled steps, which are its last ones. RunError: a file could not
+        be written, those of PyTorch included, and no part of it is left.
         """
         if not self.recorded:
             return []
         try:
             return self._write(record)
         except OSError as error:
-            shutil.rmtree(self._events, ignore_errors=True)
+            shutil.rmtree(step_profile.events(self.profile_path, record), ignore_errors=True)
             raise RunError(f"the profile could not be written into {self.folder}: {error.strerror or error}") from error
 
     def _operator_flops(self) -> dict[str, float]:
@@ -141,14 +140,11 @@ class Profiler:
                 left.unlink(missing_ok=True)
             raise RunError(f"PyTorch wrote no whole trace (is the disk full?): {error}") from error
 
-    @property
-    def _events(self) -> Path:
-        return self.folder / f"run_{self.stamp}"
-
     def _write(self, record: RunRecord | TimedRun) -> list[Path]:
         # pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled
+        from common.analysis.page import run_page
         from common.analysis.profiles import chrome_trace, graph_replays
-        from common.analysis.reports import memory_timeline, profile_summary, tensorboard
+        from common.analysis.reports import profile_summary, tensorboard
 
         flops = self._operator_flops() if self.options.profile_with_flops else None
         self.export()
@@ -157,7 +153,10 @@ class Profiler:
             return []
         trace = self._load(self.trace_path)
         if self.eager_path in self.exported:
-            trace = graph_replays.attribute(trace, self._load(self.eager_path))
+            eager = self._load(self.eager_path)
+            if lost := graph_replays.lost_kernels(trace, eager):
+                print(f"note: {lost} (MACHINES.md: known on ROCm)", file=sys.stderr)
+            trace = graph_replays.attribute(trace, eager)
         profile: step_profile.Profile = {
             "schema": "tiny-llama-profile/1", "run": cast(TimedRun, record), "trace": self.trace_path.name,
             "attention_only": self.options.profile_attention_only,
@@ -168,9 +167,9 @@ class Profiler:
         write_json(self.profile_path, profile)
         written = [self.profile_path, *reversed(self.exported)]  # the eager trace came first
         written += sorted(self.folder.glob(f"trace_rank*_{self.stamp}.json"))  # of the other processes
-        if self.options.profile_memory:
-            written.append(memory_timeline.write(self.folder / "memory_timeline.html", trace, profile))
-        written.append(tensorboard.write(self._events, profile, trace))
+        written.append(tensorboard.write(step_profile.events(self.profile_path, record), profile, trace))
         if self.options.profile_operators:
             print(profile_summary.operators(profile, self.options.sort_by).terminal())
+        if profile["profiled_steps"] and profile["operators"]:
+            written += run_page.of_run(self.profile_path, trace, version_files.kernel_costs).write(self.folder, "run", ("html",))
         return written

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from common import device as devices
-from common import ranks
+from common import ranks, schedule
 from common.analysis.formulas import flops
 from common.analysis.output import run_facts, tables
 from common.config import ModelConfig
@@ -17,39 +17,27 @@ from common.data import Dataset
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.records import run_record
-from common.records.fields import Ceilings, Device, Environment, Header, Made, Summary
+from common.records.fields import Ceilings, Summary
 from common.records.run_record import RunRecord, TimedRun
+from common.terminal import wrapped
 from common.timing import summarize
 
 import torch
 from torch import nn
 
 
-def made() -> Made:
-    """The command and the time."""
-    return {"command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-
-
-def origin(device: torch.device) -> Header:
-    """The command and the time, the device and the environment."""
-    return {
-        **made(), "device": cast(Device, devices.describe(device)), "environment": cast(Environment, devices.environment())
-    }  # fmt: skip
-
-
 def header(
     schema: str, device: torch.device | None, precision: str | None = None, tf32: bool | None = None,
     model: ModelConfig | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The keys with which the JSON file of every measurement begins.
+    """The keys with which the JSON file of every measurement begins; a precision, TF32 or model that is None has none.
 
-    Args:
-        device: None if only another process knows it: `device` and `environment` are then None.
-        precision: such as "fp32"; it and the model have no key if they are None.
-        tf32: has no key if it is None.
+    Where only another process knows the device, `device` and `environment` are None.
     """
-    where = origin(device) if device else {**made(), "device": None, "environment": None}
-    result: dict[str, Any] = {"schema": schema, **where}
+    result: dict[str, Any] = {
+        "schema": schema, "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": device and devices.describe(device), "environment": device and devices.environment(),
+    }  # fmt: skip
     if model:
         result["model"] = model.model_dump()
     if precision:
@@ -72,51 +60,43 @@ def build(
     name: str, options: RunOptions, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
     outcome, profiler, ceilings: Ceilings | None, first_step: int = 1,
 ) -> RunRecord | TimedRun:  # fmt: skip
-    """Everything that was measured, and everything that is needed to measure it again.
+    """Everything that was measured, of an `Outcome` and maybe a `Profiler`, and everything that is needed to measure it again.
 
     Steps under the profiler do not count in the step time, unless there are no others. Tokens per second are those of all
-    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's.
-
-    Args:
-        outcome: the loop's `Outcome`.
-        profiler: the run's `Profiler`, or None.
-        ceilings: from `common.training.ceilings.measure`, or None.
-        first_step: after those of a checkpoint, if the run goes on from one.
+    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's. `first_step` follows those
+    of a checkpoint, if the run goes on from one.
     """
     profiled = profiler.slow_steps(len(outcome.step_ms)) if profiler else 0
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     world_size = ranks.here().world_size
-    run: run_record.Run = {
-        "schema": "tiny-llama-run/1",
-        **origin(device),
-        "model": options.model.model_dump(),
-        "precision": {"compute": precision.name, "tf32": options.allow_tf32},
-        "status": outcome.status,
-        "version": name,
+    first = header(run_record.SCHEMA, device, precision.name, options.allow_tf32, options.model)
+    run = cast(run_record.Run, first | {
+        "status": outcome.status, "version": name,
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
             "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,
-            "learning_rate": options.learning_rate, "seed": options.seed,
+            "learning_rate": options.learning_rate, "lr_schedule": schedule.described(options), "seed": options.seed,
             "world_size": world_size, "parallel": options.parallel,
             "optimizer_communicates": getattr(model, "optimizer_communicates", False),
         },
-        "settings": settings(model, options),
-        "data": cast(run_record.Data, dataset.describe()),
+        "settings": settings(model, options), "data": dataset.describe(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_step": {"forward": counted["forward"], "backward": counted["backward"], "total": counted["total"]},
-        "ceilings": ceilings,
-    }  # fmt: skip
-    step_ms, uniform = outcome.step_ms, math.log(options.model.vocab_size)
+        "flops_per_step": counted, "ceilings": ceilings,
+    })  # fmt: skip
+    step_ms = outcome.step_ms
+    loss: run_record.Loss = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
+    if outcome.own_from is not None and (own := len(outcome.losses) - outcome.own_from):
+        loss["own"] = own
     if not step_ms:
         none: run_record.Steps = {"all": [], "profiled": profiled}
-        return {**run, "memory": outcome.memory, "loss": {"uniform": uniform, "all": outcome.losses}, "step_ms": none}
+        return {**run, "memory": outcome.memory, "loss": loss, "step_ms": none}
     times = cast(Summary, summarize(step_ms[: len(step_ms) - profiled] or step_ms))
     seconds = times["median"] / 1e3
     rate, peak = counted["total"] / seconds, run_facts.peak_flops(run)
     return {
         **run,
         "memory": outcome.memory,
-        "loss": {"uniform": uniform, "all": outcome.losses},
+        "loss": cast(run_record.TimedLoss, loss),
         "step_ms": {"all": step_ms, "profiled": profiled, **times},
         "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
         "flops_per_second": rate,
@@ -139,29 +119,35 @@ def summary(record: RunRecord | TimedRun) -> str:
         known = f", entropy of the source {floor:.3f}" if floor is not None else ""
         last = loss["all"][-20:]
         mfu, of_gemm = run_facts.mfu(record), run_facts.of_measured_gemm(record)
-        share = "MFU not given: this device's peak is not listed"
+        share = "not given, as this device's peak is not listed"
         if mfu is not None and (peak := run_facts.peak_flops(record)):
-            share = f"MFU {mfu:.1f}% of {peak / 1e12:.3g} TFLOP/s (data sheet)"
+            share = f"{mfu:.1f}% of {tables.format_rate(peak)} (data sheet)"
+            if settings.get("fp8") and (fp8 := run_facts.peak_flops(record, "fp8")):
+                share += f"; {mfu * peak / fp8:.1f}% of {tables.format_rate(fp8)} in FP8"
         if of_gemm is not None and (ceilings := record["ceilings"]):
-            share += f"; {of_gemm:.1f}% of measured GEMM ({ceilings['flops_per_second'] / 1e12:.3g} TFLOP/s)"
+            share += f"; {of_gemm:.1f}% of measured GEMM ({tables.format_rate(ceilings['flops_per_second'])})"
         elif mfu is None:
-            share += " (--measure-peak compares with a measured GEMM)"
+            share += "; --measure-peak compares with a GEMM"
         processes = training.get("world_size", 1)
         together = f" of {processes} processes ({training.get('parallel')}); what follows is of one" if processes > 1 else ""
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"
+        own = f", {loss['own']} of them rank 0's own" if "own" in loss else ""
+        noise, (load, cores) = run_facts.noise({"this run": step}), devices.load()
+        noise += [f"In the last minute {load:.1f} processes, this run's included, shared {cores} cores."] * bool(noise)
         lines += [
-            f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}; "
+            f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}{own}; "
             f"uniform guess {loss['uniform']:.3f}{known})",
             f"  step time    {tables.format_time(step['median'])} (p20 {tables.format_time(step['p20'])}, "
             f"p80 {tables.format_time(step['p80'])}, {step['count']} steps{note})",
-            *(f"  note         {note}" for note in run_facts.noise({"this run": step})),
+            *(f"  note         {note}" for note in noise),
             f"  throughput   {record['tokens_per_second']:,.0f} tokens/s{together}",
             f"  peak memory  {memory['peak_mib']:,.0f} MiB ({memory['kind']}"
             + (f"; its pools held {memory['reserved_mib']:,.0f} MiB)" if "reserved_mib" in memory else ")"),
             f"  FLOPs        {record['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
-            f"{record['flops_per_second'] / 1e12:.3f} TFLOP/s; {share}",
+            f"{tables.format_rate(record['flops_per_second'])}",
+            f"  MFU          {share}",
         ]
-    return "\n".join(lines)
+    return "\n".join(wrapped(line, 15) for line in lines)
 
 
 def phases(record: run_record.Run) -> str:

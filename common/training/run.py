@@ -4,7 +4,9 @@ Exit codes are those of `common.cli.command`. Ctrl-C, SIGTERM and SIGHUP end the
 record of the finished steps is written before anything else, and printed where it cannot be written.
 """
 
+import hashlib
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,18 +15,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from common import cli, data, ranks, signals, weights
+from common import ROOT, cli, data, ranks, schedule, signals, weights
 from common import device as devices
 from common.analysis.output import tables
 from common.analysis.reports import flop_counts
-from common.errors import OutOfMemory, RunError
-from common.files import writable_file, writable_folder, write_measurement
+from common.errors import OutOfMemory, RunError, first_line
+from common.files import writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision
-from common.progress import SECONDS, progress
+from common.progress import SECONDS, duration, progress
 from common.records.fields import Ceilings
 from common.records.run_record import RunRecord, TimedRun
-from common.timing import Clock, phase_times, summarize
+from common.terminal import Line
+from common.timing import Clock, benchmark, phase_times, summarize
 from common.training import capture, ceilings, checkpoint, distributed, flop_counters, record, setup_check, step
 from common.training.capture import Batch, Step
 from common.training.profiler import Profiler
@@ -32,6 +35,13 @@ from common.training.profiler import Profiler
 import torch
 from torch import Tensor
 
+UNREAD = 2**16  # steps whose losses may stay on the device
+FASTER = 1.5  # times, for a line that says so
+CODE = ("common/**/*.py", "version*/*.py", "version*/kernels/*.py")
+OWN = {  # options that processes may have each for itself: files of the first one, and what is compared under another name
+    "config", "data", "device", "distributed_timeout", "flops_dir", "measure_peak", "metrics_out", "model", "profile_dir",
+    "save_model", "sort_by", "switches", "validate_setup",
+}  # fmt: skip
 MODEL_PROFILE = "model_profile.txt"  # DeepSpeed's report, module by module
 
 
@@ -44,24 +54,28 @@ class Outcome:
     memory: dict[str, Any] = field(default_factory=dict)
     signal: int | None = None
     error: BaseException | None = None  # what else ended it
+    own_from: int | None = None  # index of the first loss that is this process's alone, as another has ended
 
     @property
     def status(self) -> str:
         if self.error and not isinstance(self.error, KeyboardInterrupt | BrokenPipeError):
-            return f"failed: {first_line(self.error)}"
+            return f"failed: {first_line(self.error, type(self.error).__name__)}"
         return "interrupted" if self.signal or self.error else "completed"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of the message, or the error's name if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def code_sha256() -> str:
+    """Of the script that runs, and of the files that runs of this clone are made of."""
+    digest = hashlib.sha256(Path(sys.argv[0]).read_bytes())
+    for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Run:
     """One training run and everything that was asked to be measured about it; of several processes the first writes it all.
 
     The host waits for the device only where a line is printed or a checkpoint written, between two steps. Losses are means over
-    all processes.
+    all processes; the last ones are the first's own if another dies.
 
     Attributes:
         options: those given, with the form of --parallel and whether the step is captured.
@@ -71,9 +85,8 @@ class Run:
         profiles: what the profiler wrote, the profile first; empty without one.
         flops: what --enable-deepspeed-flops wrote, flops_profile.json first.
 
-    Raises:
-        UsageError: the options do not fit this machine or data.
-        RunError: a parameter gets no gradient, the loss is not finite, or memory ran out.
+    UsageError: the options do not fit this machine or data. RunError: a parameter gets no gradient, the loss is not finite, or
+    memory ran out.
     """
 
     precision: Precision
@@ -115,13 +128,15 @@ class Run:
             if here.main_process:
                 writable_file(self.metrics, "--metrics-out")
                 if options.save_model:
-                    writable_folder(options.save_model, "--save-model")
+                    for name in checkpoint.SAVED:
+                        writable_file(options.save_model / name, "--save-model")
                 if options.checkpoint_dir:
-                    checkpoint.check_folder(options.checkpoint_dir, options.resume)
+                    stack.enter_context(checkpoint.taken(options.checkpoint_dir, options.resume))
             if self._captured:
-                capture.check_supported(device, options.switches.get("torch-compile"))
+                capture.check_supported(device, options.switches.get("torch-compile"), options.parallel)
             distributed.start(options.parallel, device, options.distributed_timeout, self._captured)  # `cuda`: this process's GPU
             self._announce_form()
+            self.load, self.cores = devices.load()  # of other work, before there is any here
             devices.prepare(device, options.seed, options.allow_tf32)
             devices.limit_memory(device, devices.describe(device)["memory_mib"])
             self.precision = Precision(device, cli.amp_dtype(options))
@@ -129,6 +144,8 @@ class Run:
                 setup_check.memory(options, device)
             with out_of_memory_explained(options):
                 self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
+                if distributed.active():
+                    distributed.require_equal(self._inputs())
                 shape = options.batch_size, options.seq_len, options.num_steps
                 self.data = data.Batches(self.dataset, *shape, options.seed, device, here.rank, here.world_size)
             inputs = checkpoint.inputs(self.name, options, self.precision, self.dataset)
@@ -139,11 +156,22 @@ class Run:
             if options.validate_setup:
                 setup_check.before(device, self.dataset)
             if here.main_process and options.enable_deepspeed_flops:
-                writable_folder(options.flops_dir, "--flops-dir")
+                writable_file(options.flops_dir / flop_counts.FILE, "--flops-dir")
             stack.enter_context(self._warm_up)
-            self._warm_up.enter_context(progress("warming up; where kernels are compiled, the first time takes about a minute"))
+            compiled = "; where kernels are compiled, the first time takes about a minute" * devices.is_gpu(device)
+            self._warm_up.enter_context(progress(f"warming up{compiled}"))
             self._everything = stack.pop_all()
         return self
+
+    def _inputs(self) -> dict[str, object]:
+        """What all processes must have alike, by its name in a message: the code, the options and the tokens."""
+        options, flags = self.options, cli.OVERRIDES["model"]
+        given = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items() if name not in OWN}
+        given |= {f"--{flags.get(name, name).replace('_', '-')}": value for name, value in options.model}
+        given |= {f"--enable-{name}": value for name, value in options.switches.items()}
+        given["--save-model"], tokens = bool(options.save_model), hashlib.sha256(self.dataset.tokens.data).hexdigest()
+        code = {"the version": self.name, "the release of PyTorch": torch.__version__, "the code's sha256": code_sha256()}
+        return {**code, **given, "sha256 of --data's tokens": tokens}
 
     def _announce_form(self) -> None:
         if form := self.options.parallel:
@@ -154,6 +182,9 @@ class Run:
     def place(self, model: distributed.Model) -> distributed.Model:
         """The model on its device and, of several processes, in the form that a step calls; before its optimizer is made."""
         self.model = model
+        if distributed.active():
+            shapes = {f"the shape of {name}": tuple(weight.shape) for name, weight in model.named_parameters()}
+            distributed.require_equal(shapes)
         if ranks.here().main_process and (self.options.measure_peak or self.profiler):
             self.ceilings = ceilings.measure(self.device, self.precision)
         return step.place(model, self.device, self.options.parallel, self._captured)
@@ -171,15 +202,34 @@ class Run:
         """
         options = self.options
         assert self.model is not None
+        if schedule.changes(options) and self._captured:
+            schedule.move_rate(self.optimizer, self.device)
         self.prepared = step.ready(
             step.Prepared(self.model, self.optimizer, made), self.precision, self.data[0], options.warmup_steps, options.parallel,
             self._captured, self.profiler, options.check_gradients,
         )  # fmt: skip
         if ranks.here().main_process and options.enable_deepspeed_flops:
             self.counted = flop_counters.count(self.model, self.data[0], options.flops_dir / MODEL_PROFILE)
+        threads, busy = torch.get_num_threads(), self.load + torch.get_num_threads() > self.cores + 0.5
+        elsewhere = devices.is_gpu(self.device) or distributed.active() or options.switches.get("torch-compile")
+        if busy and threads > 1 and not elsewhere:
+            self._try_fewer(threads, threads // 2)
         self.saves.load(self.prepared, self.precision)
         self._warm_up.close()
         return self.prepared.step
+
+    def _try_fewer(self, threads: int, fewer: int) -> None:
+        """Says so if fewer threads make a step much faster, as they do where the threads wait for each other to get a core."""
+        assert self.prepared is not None
+        train, batch, times = self.prepared.step, self.data[0], []
+        with step.without_update(self.optimizer, self.precision):
+            for number in (threads, fewer):
+                torch.set_num_threads(number)
+                times += benchmark(lambda: train(batch), self.device, warmup=0, iterations=1)
+        torch.set_num_threads(threads)
+        if times[0] > FASTER * times[1]:
+            now, then = map(tables.format_time, times)
+            print(f"other work takes the cores: a step takes {now} here, {then} with OMP_NUM_THREADS={fewer}", flush=True)
 
     # --------------------------------------------------------------------------------------------------------- the loop
 
@@ -189,29 +239,32 @@ class Run:
         for i in range(self.count):
             batch = self.data[self.saves.first + i]
             self.clock.mark()
+            if schedule.changes(self.options):
+                schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, self.saves.first + i))
             yield batch
             if self.ending:
                 break
 
     def _begin(self) -> None:
-        self.clock, self.losses = Clock(self.device), torch.empty(self.count, device=self.device)
+        self.clock, self.losses = Clock(self.device), torch.empty(min(self.count, UNREAD), device=self.device)
         self.meetings, self.spoken, self.number = distributed.Meetings(self.device), time.monotonic(), 0
+        self.line = Line(sys.stdout)
         devices.reset_peak_memory(self.device)
         self._signals.enter_context(signals.postponed())
         if self.profiler:
             self.profiler.start()
         self.started = True
         self.received = self._loop.enter_context(signals.deferred())
+        self._loop.callback(self.line.end)
         self._loop.enter_context(self.meetings.watched(self._captured, self.options.distributed_timeout))
-        if not distributed.active():
-            self._loop.callback(self._catch_up)  # also what was finished before an error
+        self._loop.callback(self._catch_up, alone=True)  # also what was finished before an error
         if self.profiler:
             self._loop.callback(self.profiler.stop)
         distributed.wait_for_all()
 
     def did(self, loss: Tensor) -> None:
         """Ends a step: takes its time and its loss, and prints, saves and meets the other processes where that is due."""
-        self.losses[self.finished] = loss  # copied: a captured step overwrites it
+        self.losses[self.finished - len(self.outcome.losses)] = loss  # copied: a captured step overwrites it
         self.clock.mark()
         self.finished += 1
         finished, options = self.saves.first + self.finished, self.options
@@ -223,17 +276,21 @@ class Run:
             self.profiler.step(self.finished)
         self.ending = self.number > 0 or self.finished == self.count
         saving = self.saves.due(finished, self.ending)
-        if self.ending or saving or finished % options.log_every == 0 or silent > SECONDS:
+        full = self.finished - len(self.outcome.losses) == UNREAD
+        if self.ending or saving or finished % options.log_every == 0 or silent > SECONDS or full:
             since, self.spoken = len(self.outcome.losses), time.monotonic()
             self._catch_up()
             self._log(since)
         if saving:
             self.saves.save(finished)
 
-    def _catch_up(self) -> None:
-        """Reads what the device has finished; stops at a loss that is not a number."""
+    def _catch_up(self, alone: bool = False) -> None:
+        """Reads what the device has finished, without the others if `alone`; RunError: a loss is not a number."""
         outcome, timed = self.outcome, len(self.outcome.step_ms)
-        outcome.losses += distributed.mean(self.losses[len(outcome.losses) : self.finished]).tolist()
+        losses = self.losses[: self.finished - len(outcome.losses)].clone()
+        if alone and distributed.active():
+            outcome.own_from = len(outcome.losses)
+        outcome.losses += (losses if alone else distributed.mean(losses)).tolist()
         bad = next((i for i in range(timed, self.finished) if not math.isfinite(outcome.losses[i])), None)
         read = self.finished if bad is None else bad
         outcome.step_ms += [self.clock.milliseconds(2 * i, 2 * i + 1) for i in range(timed, read)]
@@ -241,15 +298,16 @@ class Run:
             loss, number = outcome.losses[bad], self.saves.first + bad + 1
             del outcome.losses[bad:]
             rate = self.options.learning_rate
-            raise RunError(f"the loss is {loss} at step {number}: lower --learning-rate (now {rate})", shared=True)
+            raise RunError(f"the loss is {loss} at step {number}: lower --learning-rate (now {rate})", shared=not alone)
 
     def _log(self, since: int) -> None:
         median, options = summarize(self.outcome.step_ms[since:])["median"], self.options
         tokens = ranks.here().world_size * options.batch_size * options.seq_len
-        print(
+        left = math.ceil(median / 1e3 * (self.count - self.finished))
+        self.line.show(
             f"step {self.saves.first + self.finished:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
-            f"{tables.format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s",
-            flush=True,
+            f"{tables.format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s"
+            f"{f'  {duration(left):>6} left' if left else ''}"
         )
 
     # --------------------------------------------------------------------------------------------------------- its end
@@ -285,7 +343,7 @@ class Run:
         except RuntimeError as found:  # PyTorch's: a number out of range, a device that has failed
             if not self.started:
                 return found
-            return RunError(f"step {self.saves.first + self.finished + 1} failed: {first_line(found)}")
+            return RunError(f"step {self.saves.first + self.finished + 1} failed: {first_line(found, type(found).__name__)}")
         except BaseException as found:
             return found
         return None
@@ -342,8 +400,10 @@ class Run:
         for path in self.flops:
             print(f"  flops        {path}")
         self.profiles = self.profiler.write(self.record) if self.profiler else []
+        if self.flops and self.profiles:
+            flop_counts.add_work(self.flops[0], self.profiles[0])
         for path in self.profiles:
-            print(f"  profile      {path}")
+            print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
         if main and options.validate_setup:
             setup_check.after(self.record, self.metrics, self.profiles)
 

@@ -4,6 +4,7 @@ should be there can be read.
 
 import importlib.metadata
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ SIZES = {
 def memory(options: RunOptions, device: torch.device) -> None:
     """Refuses a run whose weights, optimizer state and batch can't fit, by formula, before anything is allocated.
 
-    Raises:
-        UsageError: names the size that would save most memory, if it were that of the preset tiny.
+    UsageError: names the size that would save most memory, if it were that of the preset tiny.
     """
     described = devices.describe(device)
     training = dict(batch_size=options.batch_size, sequence_length=options.seq_len, num_steps=options.num_steps)
@@ -66,21 +66,20 @@ def before(device: torch.device, dataset: Dataset) -> None:
 def _triton() -> str:
     if not importlib.util.find_spec("triton"):
         return "not installed: needed from version 3 on"
-    owners = importlib.metadata.packages_distributions().get("triton", ["no package's"])
-    warning = "; two packages own it, reinstall only the one of your torch" if len(set(owners)) > 1 else ""
-    return ", ".join(sorted(set(owners))) + warning
+    owners = sorted(set(importlib.metadata.packages_distributions().get("triton", [])))
+    if len(owners) > 1:
+        return f"{', '.join(owners)}; two packages own it, reinstall only the one of your torch"
+    if not owners:
+        return "no package's"
+    return importlib.metadata.version(owners[0]) + (f" (package {owners[0]})" if owners != ["triton"] else "")
 
 
 def after(record: RunRecord | TimedRun, metrics: Path, profiles: list[Path]) -> None:
-    """Reads back what the run wrote, and prints one line a check.
-
-    Raises:
-        RunError: a file is damaged, or a trace has no operators in it.
-    """
+    """Reads back what the run wrote, and prints a line a check. RunError: another run has written the metrics since."""
     from common.analysis.profiles import chrome_trace
 
-    if run_record.read(metrics)["loss"]["all"] != record["loss"]["all"]:
-        raise RunError(f"{metrics} does not hold what was measured: is the disk full?")
+    if run_record.read(metrics) != json.loads(json.dumps(record)):
+        raise RunError(f"{metrics} is now another run's: give each of two runs at a time a --metrics-out of its own")
     print(f"setup ok: {record['parameters']:,} parameters get gradients, {metrics} can be read", end="")
     trace = next((path for path in profiles if path.name.startswith("trace_")), None)
     print(f", {trace} holds {len(chrome_trace.load(trace).operators):,} operators" if trace else "")

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
+from common import device as devices
 from common.errors import RunError
 from common.options import Options
 from common.precision import Precision
@@ -48,18 +49,10 @@ class Version(Protocol):
 def prepare(
     version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, passes: int = 1, form: str | None = None
 ) -> Prepared:
-    """A version's training step for a study, made and checked as in a run.
-
-    Args:
-        passes: as in `ready`.
-        form: of --parallel, in a group of processes.
-
-    Raises:
-        UsageError, RunError: as `ready`, and UsageError where a step cannot be captured.
-    """
+    """A version's training step for a study, made and checked as in a run. UsageError: it can't be captured; or as `ready`."""
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
-        capture.check_supported(precision.device, options.switches.get("torch-compile"))
+        capture.check_supported(precision.device, options.switches.get("torch-compile"), form)
     model = version.make_model(options)
     placed = place(model, precision.device, form, captured)
     optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
@@ -70,7 +63,7 @@ def prepare(
 def place(model: distributed.Model, device: torch.device, form: str | None, captured: bool) -> distributed.Model:
     """The model on the device, in the form that a training step of several processes calls."""
     model.to(device)
-    with capture.side_stream() if captured and form else nullcontext():  # where gradients are added up in every later step
+    with devices.side_stream() if captured and form else nullcontext():  # where gradients are added up in every later step
         return distributed.parallel_model(model, form)
 
 
@@ -87,13 +80,8 @@ def ready(
 ) -> Prepared:  # fmt: skip
     """The step after its warm-up, captured if it is to be; all weights are the initial ones afterwards.
 
-    Args:
-        passes: steps without an update, at least one.
-        profiler: profiles an eager step before the step is captured.
-        check: whether every parameter must get a gradient.
-
-    Raises:
-        RunError: a parameter's gradient is missing, not finite, or zero everywhere, or the captured step is not the eager one.
+    There are `passes` steps without an update, at least one. The profiler profiles an eager step before the step is captured.
+    RunError: if `check`, a gradient is missing, not finite, or zero everywhere; or the captured step is not the eager one.
     """
     model, optimizer, step = made
     warm_up(model, optimizer, step, precision, batch, passes, form, check)
@@ -111,11 +99,7 @@ def warm_up(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch, passes: int,
     form: str | None = None, check: bool = True,
 ) -> None:  # fmt: skip
-    """Runs the step `passes` times without an update, and checks the gradients unless told otherwise.
-
-    Raises:
-        RunError: a parameter gets no usable gradient.
-    """
+    """Runs the step `passes` times without an update, and checks its gradients if asked to. RunError: one is not usable."""
     with without_update(optimizer, precision):
         for count in (1, passes - 1):  # checked before DistributedDataParallel stops at a gradient that the first pass lacked
             if count:
@@ -168,11 +152,7 @@ def gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
 
 
 def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: str | None = None) -> None:
-    """Checks that every parameter has a gradient that is finite and not zero everywhere, in all processes together.
-
-    Raises:
-        RunError: one has not, or processes that should have equal gradients (--parallel ddp) do not.
-    """
+    """Raises RunError if a gradient is missing, not finite or zero everywhere, or differs between processes of --parallel ddp."""
     found, device = gradients(model, optimizer), next(model.parameters()).device
     facts = torch.zeros(len(found), 3, device=device)  # of each parameter: has a gradient, one that is not finite, not zero
     for row, gradient in zip(facts, found.values(), strict=True):
@@ -198,18 +178,14 @@ def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: st
 def captured_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch
 ) -> CapturedStep:
-    """The step as a graph, after a self-check: one replay must give the eager step's loss and gradients.
-
-    Raises:
-        RunError: it does not, or the step cannot be captured.
-    """
+    """The step as a graph. RunError: it cannot be captured, or a replay gives another loss or gradients than the eager step."""
 
     def results(step: Step) -> list[Tensor]:
         loss = run(step, optimizer, batch, passes=1)
         return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
 
     parallel = distributed.active()
-    with without_update(optimizer, precision), capture.side_stream():
+    with without_update(optimizer, precision), devices.side_stream():
         for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
             step(batch)
     with without_update(optimizer, precision):
@@ -219,6 +195,10 @@ def captured_step(
     error = capture.difference(expected, results(result))
     model.load_state_dict(initial)
     forget(optimizer, precision, scaler)
-    if not error <= capture.TOLERANCE:
+    if not error <= capture.TOLERANCE:  # unless two eager steps differ as much: FP8 rounds what a library adds in any order
+        with without_update(optimizer, precision):
+            spread = capture.difference(expected, results(step))
+        if error <= 2 * spread:
+            return result
         raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
     return result

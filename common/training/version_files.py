@@ -17,26 +17,30 @@ script has only these flags of `common.cli`, with the same names and meanings, a
 
 import importlib.util
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from common import cli
+from common import ROOT, cli
+from common.analysis.formulas import operators
+from common.config import ModelConfig
 from common.errors import UsageError
 from common.options import Options, RunOptions
+from common.records.step_profile import Profile
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from common.analysis.reports.triton_kernels import Cost  # which imports pandas
 
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a version file as a module of its own: a change to it leaves an earlier import of the same file as it is.
-
-    Raises:
-        UsageError: the file is missing, is not Python, or is not a version.
-    """
+    """Imports a version file as a module of its own, whatever was imported from it before. UsageError: it is no version."""
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
@@ -52,9 +56,13 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run_parser(version: ModuleType, description: str | None) -> cli.Parser:
-    """The flags of a version's training run; `run_options` turns them into options."""
-    return cli.parser(description, getattr(version, "SWITCHES", None))
+def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> cli.Parser:
+    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on, which also profiles its runs."""
+    result = cli.parser(description, getattr(version, "SWITCHES", None))
+    if analyzed:
+        result.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help=f"{analyzed} to show; runs nothing")
+        result.set_defaults(enable_pytorch_profiler=True)
+    return result
 
 
 def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
@@ -63,22 +71,9 @@ def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:
-    """The flags of a comparison; `resolve` turns them into a configuration.
-
-    Args:
-        batch_size, sequence_length, capture: whether to have the flag; a script that goes through several values has its own.
-    """
-    result = cli.Parser(description)
-    cli.add_preset(result)
-    if batch_size:
-        cli.add_batch_size(result)
-    if sequence_length:
-        cli.add_sequence_length(result)
-    cli.add_seed(result)
-    cli.add_device(result)
-    cli.add_precision(result)
-    if capture:
-        cli.add_capture(result)
+    """The flags of a comparison, for `resolve`; a script that goes through several values leaves that flag out for its own."""
+    result, asked = cli.Parser(description), {"--batch-size": batch_size, "--seq-len": sequence_length, "--capture-step": capture}
+    cli.add(result, *(flag for flag in cli.SHARED if asked.get(flag, True)))
     return result
 
 
@@ -88,11 +83,7 @@ def resolve(arguments: Namespace) -> Options:
 
 
 def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
-    """The options with the version's switches: as given, and otherwise at their defaults.
-
-    Raises:
-        UsageError: the version has no such flag, or the flags contradict each other.
-    """
+    """The options with the version's switches as given, or at their defaults. UsageError: a flag is unknown or contradicted."""
     own, defaults = cli.Parser(None), getattr(version, "SWITCHES", {})
     if defaults:
         cli.add_switches(own, defaults)
@@ -103,6 +94,18 @@ def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
             f"{Path(str(version.__file__)).name} has"
         )
     return replace(options, switches=cli.switches(chosen, defaults))
+
+
+def kernel_costs(profile: Profile) -> Mapping[tuple[str, str], "Cost"]:
+    """The cost of a version's own kernels in a step, by name and phase; empty for a version without kernels/costs.py."""
+    run, training = profile["run"], profile["run"]["training"]
+    for script in ROOT.glob(f"version*_*/tiny_llama_{run['version']}.py"):
+        if (script.parent / "kernels/costs.py").exists():
+            costs = importlib.import_module(f"{script.parent.name}.kernels.costs")
+            launched = {(kernel["name"], kernel["phase"]) for kernel in profile["kernels"]}
+            shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
+            return costs.training_step(*shape, operators.element_bytes(run), launched)
+    return {}
 
 
 def random_batch(options: Options, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:

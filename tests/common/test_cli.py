@@ -1,6 +1,7 @@
 """The shared command line: flags, switches, and how a command ends."""
 
 import argparse
+import io
 import sys
 from dataclasses import FrozenInstanceError
 
@@ -46,8 +47,7 @@ BAD_FLAGS = {
 @pytest.mark.parametrize(("flags", "message"), BAD_FLAGS.items(), ids=[flags[:30] for flags in BAD_FLAGS])
 def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
     with pytest.raises(SystemExit) as end:
-        arguments = cli.parser(None).parse_args(flags.split())
-        cli.command(lambda: cli.parse(arguments) and None)
+        cli.command(lambda: cli.parse(cli.parser(None).parse_args(flags.split())) and None)
     assert end.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -112,27 +112,27 @@ def test_one_switch_wins_over_all_of_them_over_the_defaults(monkeypatch, flags, 
     assert switches(*flags) == expected
 
 
+@pytest.mark.parametrize("name", ["fp8", "exact-attention"])
+def test_all_fusion_leaves_alone_what_fuses_nothing(name):
+    defaults, parser = {"qkv-fusion": False, name: False}, cli.Parser(None)
+    cli.add_switches(parser, defaults)
+    for flags, expected in ((["--enable-all-fusion"], False), (["--disable-all-fusion", f"--enable-{name}"], True)):
+        assert cli.switches(parser.parse_args(flags), defaults)[name] is expected
+
+
 def test_the_environment_keeps_flash_attention_off(monkeypatch):
     monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", "1")
     assert switches("--enable-flash-attention", "--enable-all-fusion") == ON | {"flash-attention": False}
     assert cli.switches(cli.Parser(None).parse_args([]), {"triton-norm": True}) == {"triton-norm": True}
 
 
-def test_a_compile_mode_without_torch_compile_is_refused():
-    with pytest.raises(UsageError, match="needs --enable-torch-compile"):
-        switches("--torch-compile-mode", "default")
-
-
 # -------------------------------------------------------------------------------------------------------- exit codes
 
 
-@pytest.mark.parametrize(
-    "error, code",
-    [
-        (KeyboardInterrupt(), 130), (signals.Stopped(15), 143), (signals.Stopped(1), 129), (BrokenPipeError(), 141),
-        (OSError(28, "No space"), 1), (RunError("x"), 1), (UsageError("x"), 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("error, code", [
+    (KeyboardInterrupt(), 130), (signals.Stopped(15), 143), (signals.Stopped(1), 129), (BrokenPipeError(), 141),
+    (OSError(28, "No space"), 1), (RunError("x"), 1), (UsageError("x"), 2),
+])  # fmt: skip
 def test_exit_codes(error, code):
     def main() -> None:
         raise error
@@ -142,16 +142,13 @@ def test_exit_codes(error, code):
     assert ended.value.code == code
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--output", "{0}/file"], "--output: {0}/file/x.json: Permission denied"),
-        (["--device=cpu", "--output={0}", "--top", "3"], "--output: {0}/file/x.json: Permission denied"),
-        (["--dir", "{0}", "--output", "{0}/file/x.json"], "--output: {0}/file/x.json: Permission denied"),
-        (["{0}/file"], "{0}/file/x.json: Permission denied"),
-        (["--dir", "{0}/fil", "{0}"], "--dir: {0}/file/x.json: Permission denied"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "named"), [
+    (["--output", "{0}/file"], "--output: {0}/file/x.json: Permission denied"),
+    (["--device=cpu", "--output={0}", "--top", "3"], "--output: {0}/file/x.json: Permission denied"),
+    (["--dir", "{0}", "--output", "{0}/file/x.json"], "--output: {0}/file/x.json: Permission denied"),
+    (["{0}/file"], "{0}/file/x.json: Permission denied"),
+    (["--dir", "{0}/fil", "{0}"], "--dir: {0}/file/x.json: Permission denied"),
+])  # fmt: skip
 def test_a_file_that_may_not_be_used_is_wrong_input_of_its_flag(monkeypatch, tmp_path, capsys, arguments, named):
     def main() -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "file/x.json"))
@@ -160,3 +157,10 @@ def test_a_file_that_may_not_be_used_is_wrong_input_of_its_flag(monkeypatch, tmp
     with pytest.raises(SystemExit) as ended:
         cli.command(main)
     assert ended.value.code == 2 and capsys.readouterr().err == f"error: {named.format(tmp_path)}\n"
+
+
+def test_a_name_that_the_terminal_cannot_print_does_not_end_a_command(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    with pytest.raises(SystemExit) as ended:
+        cli.command(lambda: print("written: \N{LATIN CAPITAL LETTER L WITH STROKE}.json"))
+    assert not ended.value.code and sys.stdout.buffer.getvalue() == b"written: ?.json\n"

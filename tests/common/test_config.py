@@ -52,12 +52,10 @@ def test_defaults_are_the_tiny_preset_and_large_is_the_shape_of_tinyllama_1b() -
     assert (model.intermediate_size, model.vocab_size, model.head_dim) == (5632, 32000, 64)
 
 
-def test_kv_heads_follow_the_heads_unless_given() -> None:
+def test_kv_heads_and_rotary_tables_follow_heads_and_sequence_length() -> None:
     assert config.resolve(model=dict(num_attention_heads=4)).model.num_key_value_heads == 4
     assert config.resolve(model=dict(num_attention_heads=4, num_key_value_heads=2)).model.num_key_value_heads == 2
 
-
-def test_rotary_tables_grow_with_the_sequence_length() -> None:
     assert config.resolve(training=dict(sequence_length=16)).model.max_sequence_length == 128
     assert config.resolve(training=dict(sequence_length=500)).model.max_sequence_length == 500
 
@@ -66,10 +64,9 @@ RATES = {"1e-3": 1e-3, "1E+1": 10, "2.5e-3": 2.5e-3, ".5": 0.5, "5.": 5, "+0.1":
 STEPS = {"10": 10, "010": 10, "0o10": 8, "0x10": 16, "+10": 10, "!!int 010": 10}
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [*(("learning_rate", *rate) for rate in RATES.items()), *(("num_steps", *steps) for steps in STEPS.items())],
-)
+@pytest.mark.parametrize(("key", "text", "value"), [
+    *(("learning_rate", *rate) for rate in RATES.items()), *(("num_steps", *steps) for steps in STEPS.items()),
+])  # fmt: skip
 def test_numbers_of_a_file(yaml, key: str, text: str, value: float) -> None:
     """By YAML 1.1, 1e-3 is text and 010 is octal."""
     assert getattr(config.resolve(file=yaml(f"training:\n  {key}: {text}\n")).training, key) == value

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -98,6 +99,19 @@ def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() 
     for i in range(5):
         for tensors, expected in zip(zip(*(batches[i] for batches in ranks), strict=True), alone[i], strict=True):
             assert torch.equal(torch.cat(tensors), expected)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (2, 3)])
+def test_windows_drawn_in_blocks_are_those_of_one_draw_from_any_step_on(monkeypatch, rank: int, world_size: int) -> None:
+    """So recorded losses and checkpoints stay valid. A number of steps whose windows no memory holds can be asked for."""
+    monkeypatch.setattr(data, "DRAWN_AT_ONCE", 40)
+    generator = torch.Generator().manual_seed(7)
+    starts = torch.randint(1000 - 16, (60, world_size, 4, 1), generator=generator)[:, rank]
+    for count in (60, 10**15):
+        batches = data.Batches(counting(1000), 4, 16, count, 7, CPU, rank, world_size)
+        for step in (57, 58, 59, 0, 1, 30, 12, 59):
+            assert torch.equal(batches[step][0], starts[step] + torch.arange(16))
+    assert batches[59][0][:, 0].tolist() == ([319, 39, 977, 53] if world_size == 1 else [792, 613, 12, 305])
 
 
 def test_every_window_of_the_data_can_be_drawn() -> None:
@@ -200,9 +214,7 @@ def test_a_damaged_cache_that_another_process_removes_first(cache: Path, text_fi
     assert asked == [False, False] and entries(cache) == [filled]
 
 
-def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder_and_this_users_alone(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder_and_this_users_alone(tmp_path, text_file, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))  # below a file nobody can write, not even root
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
@@ -225,6 +237,22 @@ def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder_and_this_user
     monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
     with pytest.raises(UsageError, match="by this user alone"):
         data.load(str(text_file), 300, seed=0)
+
+
+@pytest.mark.parametrize("reading", [2, 3], ids=["while it is trained on", "while it is encoded"])
+def test_a_text_that_changes_between_two_readings_is_not_cached(cache, text_file, monkeypatch, reading: int) -> None:
+    """Else later runs on the text as it was before would find the tokens of another."""
+    pieces, readings = data._pieces, []
+
+    def changed(file, name):
+        readings.append(name)
+        text_file.write_text(TEXT.replace("return", "yield", len(readings) == reading))
+        return pieces(file, name)
+
+    monkeypatch.setattr(data, "_pieces", changed)
+    with pytest.raises(UsageError, match="text.py changed while it was read: give a file that stays as it is"):
+        data.load(str(text_file), 300, seed=0)
+    assert entries(cache) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -265,9 +293,7 @@ def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece
     assert np.array_equal(whole.tokens, dataset.tokens) and whole.sha256 == dataset.sha256
 
 
-def test_only_a_part_of_a_long_text_trains_the_tokenizer_and_long_work_says_how_far_it_has_come(
-    cache, text_file, filled, monkeypatch
-) -> None:
+def test_part_of_a_long_text_trains_the_tokenizer_and_long_work_says_how_far_it_has_come(cache, text_file, filled, monkeypatch):
     notes = []
 
     @contextlib.contextmanager
@@ -297,9 +323,7 @@ print(peak() - before, len(dataset.tokens), short)
 """
 
 
-def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not_grow_with_the_text(
-    cache: Path, tmp_path: Path, text_file: Path
-) -> None:
+def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not_grow_with_the_text(cache, tmp_path, text_file):
     """Of text that was encoded as a whole, 6 MB took 0.7 GiB."""
     (tmp_path / "long.txt").write_text(TEXT * 150)
     started = [
@@ -318,12 +342,25 @@ def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not
     assert len(entries(cache)) == 2
 
 
-def test_a_word_without_end_is_refused(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "what"), [("a b" + 1200 * "x", "without white space"), ("a" + 1200 * "\n", "of white space alone")]
+)
+def test_a_word_without_end_is_refused(tmp_path, monkeypatch, text: str, what: str) -> None:
     monkeypatch.setattr(data, "PIECE", 100)
     monkeypatch.setattr(data, "LONGEST_WORD", 1000)
-    (tmp_path / "word.txt").write_text("a b" + 1200 * "x")
-    with pytest.raises(UsageError, match="word.txt has 1,000 characters without white space: give text, in lines"):
+    (tmp_path / "word.txt").write_text(text)
+    with pytest.raises(UsageError, match=f"word.txt has 1,000 characters {what}: give text, in lines"):
         data.load(str(tmp_path / "word.txt"), 300, seed=0)
+
+
+def test_a_disk_that_fails_is_named_with_the_file(text_file, monkeypatch) -> None:
+    class Failing(io.BytesIO):
+        def read(self, *_) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(data, "opened", lambda *_: Failing())
+    with pytest.raises(UsageError, match="--data .*text.py cannot be read to its end: Input/output error; copy it first"):
+        data.load(str(text_file), 300, seed=0)
 
 
 def test_text_from_a_pipe(cache, text_file, tmp_path) -> None:
@@ -347,6 +384,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (str, "missing: No such file or directory; give a text file, `stdlib` or `synthetic`"),
     "folder": (Path.mkdir, "Is a directory; give a text file"),
     "empty": (Path.touch, "empty is empty"),
+    "kernel": (lambda path: path.symlink_to("/proc/self/mem"), "kernel: Input/output error; give a text file"),
     "latin1": (lambda path: path.write_bytes("Gr\u00f6\u00dfe".encode("latin-1")), r"latin1 is not UTF-8 text \(byte 2\)"),
 }
 

@@ -1,11 +1,11 @@
 """Devices: memory and its limits, out of memory in its forms, and torch.compile where it does not work."""
 
-import subprocess
+import os
 import sys
+from types import SimpleNamespace
 
 from common import device as devices
 from common.errors import UsageError
-from tests.conftest import PATHS
 
 import pytest
 import torch
@@ -14,26 +14,21 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-def test_an_allocation_past_the_limit_is_out_of_memory():
+def test_an_allocation_past_the_limit_is_out_of_memory(run_script):
     code = (
         "import torch; from common import device as d; cpu = torch.device('cpu'); d.limit_memory(cpu, 4096)\n"
         "torch.ones(2**26)\n"
         "try: torch.ones(2**31)\n"
         "except Exception as error: print(d.is_out_of_memory(error))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": PATHS}, capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
+    assert run_script("-c", code).stdout == "True\n"
 
 
-@pytest.mark.parametrize(
-    "error, expected",
-    [
-        (RuntimeError("CUDA error: out of memory\nCompile with ..."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
-    ids=["driver", "blas", "other"],
-)
+@pytest.mark.parametrize("error, expected", [
+    (RuntimeError("CUDA error: out of memory\nCompile with ..."), True),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+], ids=["driver", "blas", "other"])  # fmt: skip
 def test_what_out_of_memory_looks_like(error, expected):
     assert devices.is_out_of_memory(error) == expected
 
@@ -92,3 +87,18 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="this node has 2 GPUs, too few for one a process: lower --nproc-per-node"):
         devices.take_gpu(2, "--nproc-per-node")
+
+
+@pytest.mark.parametrize(
+    "allowed, architecture, expected", [(True, "gfx942:sramecc+", "1"), (True, "gfx90a", None), (False, "gfx942", None)]
+)
+def test_tf32_on_an_mi300_also_needs_hipblaslts_own_variable(monkeypatch, allowed, architecture, expected):
+    monkeypatch.delenv("HIPBLASLT_ALLOW_TF32", raising=False)
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    try:
+        devices.prepare(torch.device("cuda"), 0, allow_tf32=allowed)
+        assert os.environ.pop("HIPBLASLT_ALLOW_TF32", None) == expected
+    finally:
+        devices.prepare(CPU, 0)
+        torch.use_deterministic_algorithms(False)

@@ -1,5 +1,6 @@
 """Result files: their form on disk, and what they hold when they are read again."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from common import files
-from common.analysis.profiles import kernel_table, load_kernels
+from common.analysis.profiles import chrome_trace, kernel_table, load_kernels
 from common.errors import RunError, UsageError
 from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
 from tests.conftest import room_for
@@ -44,13 +45,11 @@ def test_a_row_is_a_line_and_a_list_of_numbers_too(tmp_path):
     assert all(any(line.strip().rstrip(",") == json.dumps(row) for line in lines) for row in [*CONTENT["rows"], [1, 2], [3, 4]])
 
 
-def test_nothing_is_left_of_content_that_cannot_be_written(tmp_path):
+def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "result.json", {"path": tmp_path})
     assert not list(tmp_path.iterdir())
 
-
-def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
     (tmp_path / "result.json").write_text("of an earlier run")
     with room_for(200), pytest.raises(OSError, match="File too large"):
         write_json(tmp_path / "result.json", CONTENT)
@@ -113,6 +112,25 @@ def test_a_pipe_is_read_to_its_end_even_if_its_writer_is_slow(tmp_path):
 def test_a_device_is_refused(device):
     with pytest.raises(UsageError, match=f"{device} is a device: give a file"):
         read_json(Path(device))
+
+
+def test_a_file_without_an_end_is_refused():
+    try:
+        os.close(os.open("/proc/kmsg", os.O_RDONLY))
+    except OSError as error:
+        pytest.skip(f"the kernel's messages cannot be read here: {error}")
+    with pytest.raises(UsageError, match="/proc/kmsg has no end: give a file that has"):
+        read_json(Path("/proc/kmsg"))
+
+
+@pytest.mark.parametrize("read", [read_json, kernel_table.read_text, chrome_trace.load], ids=lambda read: read.__module__)
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatch, read):
+    monkeypatch.setattr(files, "UNPACKED", 2**16, raising=False)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}, " * 10**6 + b"{}]}"))
+    with pytest.raises(UsageError, match="a.json.gz expands to more than 100 times its size: unpack it, if that is meant to be"):
+        read(tmp_path / "a.json.gz")
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b"1, " * 20_000 + b"1]"))
+    assert read_json(tmp_path / "a.json.gz") == [1] * 20_001, "below UNPACKED"
 
 
 class Full:

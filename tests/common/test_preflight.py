@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import socket
+import subprocess
 import sys
 from collections import namedtuple
 
@@ -75,22 +76,20 @@ def test_without_a_package_version_1_is_not_ready(machine, monkeypatch, capsys):
 @pytest.mark.parametrize("maker", ["amd", "nvidia"])
 def test_each_part_names_checks_that_exist(machine, monkeypatch, maker):
     monkeypatch.setattr(preflight, "vendor", lambda: maker)
-    known = {check.name for check in preflight.checks(CPU)} | {"GPU memory", "permissions", "counters"}
+    known = {check.name for check in preflight.checks(CPU)} | {"GPU memory", "GPU formats", "products", "graphs"}
+    known |= {"permissions", "counters"}
     known |= {name for tools in preflight.TOOLS.values() for name in tools}
     assert {name for needed, wanted in preflight.PARTS.values() for name in (*needed, *wanted)} <= known
 
 
-@pytest.mark.parametrize(
-    "missing, expected",
-    [
-        ([], dict.fromkeys(preflight.PARTS, "ready")),
-        (["training"], dict.fromkeys(preflight.PARTS, "not")),
-        (["torch"], dict.fromkeys(preflight.PARTS, "limited")),
-        (["triton"], {"V1": "ready", "V2": "ready", "V3": "not", "V4": "not", "performance debugging": "limited"}),
-        (["processes"], {"V1": "ready", "several processes": "not"}),
-        (["ncu"], {"V1": "ready", "vendor profilers": "limited"}),
-    ],
-)
+@pytest.mark.parametrize("missing, expected", [
+    ([], dict.fromkeys(preflight.PARTS, "ready")),
+    (["training"], dict.fromkeys(preflight.PARTS, "not")),
+    (["torch"], dict.fromkeys(preflight.PARTS, "limited")),
+    (["triton"], {"V1": "ready", "V2": "ready", "V3": "not", "V4": "not", "performance debugging": "limited"}),
+    (["processes"], {"V1": "ready", "several processes": "not"}),
+    (["ncu"], {"V1": "ready", "vendor profilers": "limited"}),
+])  # fmt: skip
 def test_what_a_part_needs_and_what_limits_it(missing, expected):
     states = preflight.parts([Check("disk", "there"), *(Check(name, "gone", "it fails", "buy one") for name in missing)])
     assert expected.items() <= {name: state for name, (state, _) in states.items()}.items()
@@ -109,18 +108,15 @@ def test_the_version_of_torch(monkeypatch, version, fits):
 # --------------------------------------------------------------------------------------------------- why there is no GPU
 
 
-@pytest.mark.parametrize(
-    "system, present, build, mend",
-    [
-        ("Linux", "", None, "nothing has to be done"),
-        ("Darwin", "", None, "nothing has to be done"),
-        ("Linux", "amd", None, "built for CPUs: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
-        ("Linux", "amd", "cuda", "built for nvidia: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
-        ("Linux", "amd", "hip", "check driver, permissions, and the variables"),
-        ("Linux", "nvidia", None, "run `make clean`, then `make setup`"),
-        ("Linux", "nvidia", "cuda", "check driver, permissions, and the variables"),
-    ],
-)
+@pytest.mark.parametrize("system, present, build, mend", [
+    ("Linux", "", None, "nothing has to be done"),
+    ("Darwin", "", None, "nothing has to be done"),
+    ("Linux", "amd", None, "built for CPUs: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
+    ("Linux", "amd", "cuda", "built for nvidia: run `make clean`, then `make setup`, with TORCH_BUILD=rocm"),
+    ("Linux", "amd", "hip", "check driver, permissions, and the variables"),
+    ("Linux", "nvidia", None, "run `make clean`, then `make setup`"),
+    ("Linux", "nvidia", "cuda", "check driver, permissions, and the variables"),
+])  # fmt: skip
 def test_a_gpu_that_pytorch_does_not_see(machine, monkeypatch, system, present, build, mend):
     monkeypatch.setattr(platform, "system", lambda: system)
     if present == "amd":
@@ -156,9 +152,96 @@ def test_a_profiler_that_sees_no_kernels(monkeypatch):
     assert preflight.profiler(CPU).found == "torch.profiler sees no kernels"
 
 
+def test_attention_that_no_fused_kernel_computes(machine, monkeypatch):
+    """Not on ROCm, of which the flight below tells."""
+    assert preflight.attention(CPU).found == "PyTorch takes FLASH_ATTENTION"
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: 0)
+    assert preflight.attention(CPU).ok, "on a CPU nothing is lost"
+    monkeypatch.setattr(preflight.devices, "is_gpu", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda _: True)
+    check = preflight.attention(CPU)
+    assert check.found == "PyTorch takes MATH" and "S x S" in check.without and check.mend == "none on this GPU"
+
+
+@pytest.mark.parametrize("answer, found", [
+    (subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: HIP error\n"), "RuntimeError: HIP error"),
+    (subprocess.TimeoutExpired([], 60), "bf16 takes more than 60 s"),
+])  # fmt: skip
+def test_products_that_a_library_searches_for_minutes(monkeypatch, answer, found):
+    def run(*_, **__):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(preflight.subprocess, "run", run)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    check = preflight.products()
+    assert not check.ok and check.found == found and "TORCH_BLAS_PREFER_HIPBLASLT=0" in check.mend
+
+
+@pytest.mark.parametrize("seen, whole", [((512, 448), False), ((512, 512), True), ((512, 513), True)])
+def test_a_profiler_that_loses_kernels_of_a_graph(monkeypatch, seen, whole):
+    counts = iter(seen)
+    monkeypatch.setattr(preflight, "kernels_seen", lambda *_: next(counts))
+    monkeypatch.setattr(preflight.devices, "capture_graph", lambda work: work)
+    check = preflight.graphs(CPU)
+    assert check.ok == whole and check.found == f"torch.profiler sees {seen[1]} of 512 kernels of a replayed graph"
+    assert whole or "7.2.2" in check.mend
+
+
+# A machine with ROCm: what a check asks, the answer that is wrong, and the line that is printed then.
+ROCM = {
+    "GPU formats": (
+        (torch.cuda, "is_bf16_supported", False),
+        "no bf16; then --use-amp needs --amp-dtype float16; to mend it: choose another GPU",
+    ),
+    "attention": (
+        (torch, "_fused_sdp_choice", 0),
+        "PyTorch takes MATH; then Version 2's attention writes its S x S scores as Version 1 does; to mend it: on RDNA set "
+        "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1",
+    ),
+    "products": (
+        (preflight.subprocess, "run", subprocess.CompletedProcess([], 0, "612.4 NN\n", "")),
+        "bf16 takes at most 612 ms (1024 x 1024, layout NN); then --use-amp may take minutes for a step; to mend it: set "
+        "TORCH_BLAS_PREFER_HIPBLASLT=0 (see MACHINES.md)",
+    ),
+    "graphs": (
+        (preflight, "kernels_seen", 448),
+        "torch.profiler sees 448 of 512 kernels of a replayed graph; then profiles of captured steps are short; to mend it: "
+        "profile with --no-capture-step, or take a PyTorch whose own libraries are of ROCm 7.2.2 or newer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["", *ROCM])
+def test_a_flight_on_rocm_names_each_fault_in_one_line(machine, monkeypatch, capsys, name):
+    """PyTorch's CPU stands in for the GPU, and only the named check gets a wrong answer."""
+    right = {
+        (torch.version, "hip"): "7.2", (preflight.devices, "is_gpu"): True, (preflight.devices, "select"): CPU,
+        (preflight.devices, "describe"): {"name": "AMD Instinct MI300X", "memory_mib": 192 << 10},
+        (preflight.devices, "free_memory"): (180 << 30, 192 << 30), (preflight.devices, "synchronize"): None,
+        (preflight.devices, "capture_graph"): None, (torch.cuda, "is_bf16_supported"): True, (torch, "_fused_sdp_choice"): 1,
+        (preflight, "kernels_seen"): 512, (preflight.subprocess, "run"): subprocess.CompletedProcess([], 0, "0.031 TN\n", ""),
+    }  # fmt: skip
+    for (owner, attribute), answer in right.items():
+        monkeypatch.setattr(owner, attribute, answer if attribute == "hip" else lambda *_, answer=answer, **__: answer)
+    if name:
+        owner, attribute, answer = ROCM[name][0]
+        answers = iter([512, 512, answer])  # of the profiler's check, and of the eager and the replayed step
+        wrong = (lambda *_: next(answers)) if attribute == "kernels_seen" else lambda *_, **__: answer
+        monkeypatch.setattr(owner, attribute, wrong)
+    monkeypatch.setattr(preflight, "wrapped", lambda text, indent: text)
+    assert flight(monkeypatch) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  missing")]
+    found = {check: line for check in ROCM for line in printed if line.startswith(f"  missing  {check} ")}
+    assert found == ({name: f"  missing  {name:<16} {ROCM[name][1]}"} if name else {})
+
+
 @pytest.mark.gpu
 def test_a_real_gpu_is_described_and_its_kernels_are_seen():
     device = torch.device("cuda")
+    for check in (preflight.attention(device), preflight.products(), preflight.graphs(device), preflight.formats()):
+        assert check.ok, check
     assert preflight.gpu(device).ok and "GiB free" in preflight.gpu_memory(device).found
     assert preflight.profiler(device).found == "torch.profiler sees kernels"
 
@@ -226,6 +309,21 @@ def test_a_port_that_is_taken():
     assert preflight.port(number, "tensorboard", "--port").ok
 
 
+@pytest.mark.parametrize("wanted, ok", [(1.9, True), (9.9, False)])
+def test_other_work_on_the_machine(monkeypatch, wanted, ok):
+    monkeypatch.setattr(preflight.devices, "load", lambda: (wanted, 2))
+    check = preflight.load()
+    assert check.ok == ok and check.found == f"{wanted} processes on 2 cores in the last minute"
+    assert ok or "OMP_NUM_THREADS=1" in check.mend
+
+
+def test_a_check_fits_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    check = Check("permissions", "/dev/kfd is closed to this user (groups 1000)", "ROCm sees no GPU", "do this " * 20)
+    first, *others = check.line().splitlines()
+    assert others and all(line.startswith(" " * 28) for line in others) and len(max((first, *others), key=len)) <= 100
+
+
 def test_room_on_disk_and_in_memory(monkeypatch):
     usage = namedtuple("usage", "total used free")
     for gib, enough in ((0.5, False), (50, True)):
@@ -234,11 +332,12 @@ def test_room_on_disk_and_in_memory(monkeypatch):
         assert (preflight.disk().ok, preflight.memory().ok) == (enough, enough)
 
 
-def test_a_variable_that_slows_a_run(machine, monkeypatch):
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING"])
+def test_a_variable_that_slows_a_run(machine, monkeypatch, name):
     assert preflight.variables().ok
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert preflight.variables().found == "CUDA_LAUNCH_BLOCKING=1"
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    monkeypatch.setenv(name, "1")
+    assert preflight.variables().found == f"{name}=1"
+    monkeypatch.setenv(name, "0")
     assert preflight.variables().ok
 
 

@@ -59,15 +59,13 @@ def samples(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_what_each_tool_prints_is_the_same_sample():
+def test_what_each_tool_prints_is_the_same_sample_and_what_it_leaves_out_is_empty():
     assert sample_gpu.amd_smi(json.dumps(AMD)) == sample_gpu.amd_smi(json.dumps({"gpu_data": AMD})) == EXPECTED
     assert sample_gpu.rocm_smi(json.dumps(ROCM)) == EXPECTED
     found = sample_gpu.nvidia_smi(NVIDIA)
     assert list(found["0"].values()) == [87, 412.31, 20480, 1980, 2619]
     assert found["1"]["memory_clock_mhz"] is None and found["1"]["power_w"] == 71.5
 
-
-def test_a_value_that_a_tool_leaves_out_is_empty():
     bare = sample_gpu.amd_smi(json.dumps([{"gpu": 3, "usage": "N/A", "power": {"socket_power": "N/A"}}]))
     assert bare == {"3": dict.fromkeys(sample_gpu.MEASURED)}
     assert sample_gpu.rocm_smi('{"card2": {"Average Graphics Package Power (W)": "90.0"}}')["2"]["power_w"] == 90
@@ -101,12 +99,21 @@ def test_it_samples_until_the_command_ends(execute, tools, tmp_path, name, text)
     assert f"GPU ({name})" in printed.out and f"{len(rows)} samples in run.csv" in printed.out
 
 
+def test_a_tool_that_stops_answering_gives_no_more_samples(execute, tools, tmp_path, monkeypatch):
+    monkeypatch.setattr(sample_gpu, "ANSWER", 2.0)
+    tool, calls = tools("nvidia-smi"), tmp_path / "bin/calls"
+    late = f"[ ! -e {tmp_path}/stuck ] || {{ /bin/sleep 10; used=88; }}"
+    tool.write_text(f'#!/bin/sh\necho called >> {calls}\nused=87\n{late}\necho "0, $used, 412.31, 20480, 1980, 2619"\n')
+    waiting = "while open({!r}).read().count('called') < {}: time.sleep(0.01)\n"
+    command = f"import time\n{waiting.format(str(calls), 4)}open('stuck', 'w')\n{waiting.format(str(calls), 6)}"
+    execute(SCRIPT, "--interval-ms", 20, "--output", "run.csv", "--", sys.executable, "-c", command)
+    assert {row["utilization_percent"] for row in samples(tmp_path / "run.csv")} == {"87.0"}
+
+
 def test_the_summary_has_the_extremes_of_each_gpu():
     rows = [
-        [0.0, "0", 10.0, 100.0, 5.0, None, 1.0],
-        [1.0, "0", 90.0, 300.0, 5.0, None, 1.0],
-        [2.0, "0", 80.0, 110.0, 6.0, None, 1.0],
-    ]
+        [0.0, "0", 10.0, 100.0, 5.0, None, 1.0], [1.0, "0", 90.0, 300.0, 5.0, None, 1.0], [2.0, "0", 80.0, 110.0, 6.0, None, 1.0],
+    ]  # fmt: skip
     assert sample_gpu.summary(rows) == [
         ["0", "utilization_percent", 10, 80, 90, 3], ["0", "power_w", 100, 110, 300, 3], ["0", "memory_mib", 5, 5, 6, 3],
         ["0", "memory_clock_mhz", 1, 1, 1, 3],

@@ -22,7 +22,7 @@ from common import device as devices
 from common.studies import ablation, gemm_operations
 from common.studies.benchmark import benchmark_process
 from common.studies.scaling import scaling_job
-from tests import records
+from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernels
 
@@ -112,14 +112,7 @@ class Reached(Exception):
     """Holds the function that `cli.command` was to run."""
 
 
-MAIN = sorted(
-    path.relative_to(ROOT)
-    for path in ROOT.glob("version*_*/**/*.py")
-    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
-)
-
-
-@pytest.mark.parametrize("script", MAIN, ids=str)
+@pytest.mark.parametrize("script", pages.SCRIPTS, ids=str)
 def test_every_script_has_the_exit_codes_of_the_readme(monkeypatch, script):
     """They all end through `cli.command`, which has its own test."""
 
@@ -186,10 +179,9 @@ def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[.
         signal.signal(kind, handler)
 
 
-@pytest.mark.parametrize(
-    "name, kind",
-    [*((name, signal.SIGINT) for name in SCRIPTS), *(("tiny_llama_v1", kind) for kind in (signal.SIGTERM, signal.SIGHUP))],
-)
+@pytest.mark.parametrize("name, kind", [
+    *((name, signal.SIGINT) for name in SCRIPTS), *(("tiny_llama_v1", kind) for kind in (signal.SIGTERM, signal.SIGHUP)),
+])  # fmt: skip
 def test_a_signal(ended, tmp_path, name, kind):
     """All three become one exception, in `common.signals`."""
     script = SCRIPTS[name]
@@ -247,6 +239,11 @@ def test_a_search_with_real_trials_stops_in_the_middle_of_one(started, tmp_path)
 ENDLESS = (*QUICK, "--num-steps", "100000")
 
 
+def errors(said: str) -> list[str]:
+    """The lines on stderr but those of progress, which a busy machine adds."""
+    return [line for line in said.splitlines() if not line.startswith("loading PyTorch")]
+
+
 def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
     """As `| head -1`, and as a lost connection."""
     piped = started(V1 / "tiny_llama_v1.py", *ENDLESS)
@@ -256,7 +253,7 @@ def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
     assert hung_up.stdout.readline().startswith("step     1/")
     hung_up.send_signal(signal.SIGHUP)
     hung_up.communicate(timeout=60)
-    assert piped.wait(timeout=60) == 141 and piped.stderr.read() == "" and hung_up.returncode == 129
+    assert piped.wait(timeout=60) == 141 and not errors(piped.stderr.read()) and hung_up.returncode == 129
     for name in ("out.json", "hangup.json"):
         record = json.loads((tmp_path / name).read_text())
         assert record["status"] == "interrupted" and len(record["loss"]["all"]) >= 1
@@ -267,5 +264,5 @@ def test_output_to_a_full_device(started, tmp_path):
     with open("/dev/full", "w") as full:
         process = started(V1 / "tiny_llama_v1.py", *QUICK, stdout=full)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1 and said == "error: [Errno 28] No space left on device\n"
+    assert process.returncode == 1 and errors(said) == ["error: [Errno 28] No space left on device"]
     assert len(json.loads((tmp_path / "out.json").read_text())["loss"]["all"]) >= 1

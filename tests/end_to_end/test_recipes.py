@@ -44,15 +44,13 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
-def test_the_containerfile_has_one_base_which_an_argument_replaces():
+def test_the_containerfile_has_one_base_which_an_argument_replaces_and_runs_shell_and_python():
     names = [name for name, _ in instructions()]
     assert names[:2] == ["ARG", "FROM"] and names.count("FROM") == 1
     assert set(names) <= {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "CMD"}
     (_, default), (_, base) = instructions()[:2]
     assert default.startswith("BASE=docker.io/") and base == "${BASE}"
 
-
-def test_what_the_containerfile_runs_is_shell_and_python():
     runs = [arguments for name, arguments in instructions() if name == "RUN"]
     assert any("sh setup.sh" in run for run in runs)
     for run in runs:

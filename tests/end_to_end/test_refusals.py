@@ -28,7 +28,7 @@ REFUSED = {
         "--config none.yaml": "cannot read config none.yaml",
         "--repeats 0": "'0' is not a positive whole number",
         "--output-dir wrong.yaml/out": "error: --output-dir: cannot write in",
-        "--gpus 99": f"error: --gpus 99: there are {torch.cuda.device_count()} GPUs\n",
+        "--gpus 99": f"error: --gpus 99: GPUs here: {torch.cuda.device_count()}\n",
     },
     f"{V2}/fusion_ablation_study.py": {
         "--rounds 0": "'0' is not a positive whole number",
@@ -53,6 +53,12 @@ REFUSED = {
         f"{BASELINE} {FUSED} --seq-len 0": "training.sequence_length = 0",
         f"{BASELINE} {FUSED} --capture-step": "takes no --capture-step",
         f"{BASELINE} {FUSED} --disable-everything": "--disable-everything",
+    },
+    f"{ROOT}/common/studies/race.py": {
+        "missing.py": "missing.py is not a file",
+        f"{V1}/tiny_llama_v1.py --minutes -1": "'-1' is not a number from 0 on",
+        f"{V1}/tiny_llama_v1.py --output-dir x": "unrecognized arguments: --output-dir",
+        f"{V1}/tiny_llama_v1.py --data synthetic --use-amp --amp-dtype float16": "a race is in fp32 or bf16",
     },
     f"{V4}/scaling_study.py": {
         "--models v9": "--models: there is no 'v9'; there are v1, ",

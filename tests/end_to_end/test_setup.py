@@ -20,7 +20,7 @@ from packaging.version import Version
 
 PARTS = ("Makefile", "setup.sh", "pyproject.toml", "constraints.txt", ".ci/run")
 TOOLS = ("awk", "bash", "cat", "dirname", "make", "sed", "sh", "uname")
-EXTRAS = ("deepspeed", "test", "lint")  # as in setup.sh, which adds "triton" where the torch that it installs brings none
+EXTRAS = ("deepspeed-needs", "test", "lint")  # as in setup.sh, which adds "triton" where the torch that it installs brings none
 # A Python whose environments have, in place of pip, a module that notes what it is asked for.
 QUICK_PYTHON = """
 [ "$2" = venv ] || exec '{python}' "$@"
@@ -66,7 +66,7 @@ class Clone:
     def asked_of_pip(self, **environment: str) -> list[str]:
         """What a whole set-up asks pip to install, in the order of its calls; nothing is installed."""
         self.tool("quick-python", QUICK_PYTHON.format(python=sys.executable))
-        self.run("sh", "setup.sh", PYTHON="quick-python", **environment)
+        self.said = self.run("sh", "setup.sh", PYTHON="quick-python", **environment).stdout
         return [line for line in (self.folder / "pip.log").read_text().splitlines() if line.startswith("install ")]
 
     def run(self, *command: str, check: int = 0, **environment: str) -> subprocess.CompletedProcess:
@@ -96,19 +96,15 @@ def clone(tmp_path: Path) -> Clone:
 # Which interpreter
 
 
-@pytest.mark.parametrize(
-    "module, source, message",
-    [
-        ("", "", "no-such-python does not run: install Python 3.10 or newer"),
-        ("sitecustomize", "import sys\nsys.version_info = (3, 9, 18)\n", "is Python 3.9, and 3.10 or newer is needed: name one"),
-        ("ensurepip", "raise ImportError", "venv package (Debian and Ubuntu: apt-get install python{0.major}.{0.minor}-venv)"),
-        (
-            "torch/__init__", "raise ImportError('libamdhip64.so.7: cannot open')",
-            "torch/__init__.py does not import (libamdhip64.so.7: cannot open): repair that torch, or take it off the path",
-        ),
-    ],
-    ids=["missing", "old", "without ensurepip", "with a torch that does not import"],
-)  # fmt: skip
+@pytest.mark.parametrize("module, source, message", [
+    ("", "", "no-such-python does not run: install Python 3.10 or newer"),
+    ("sitecustomize", "import sys\nsys.version_info = (3, 9, 18)\n", "is Python 3.9, and 3.10 or newer is needed: name one"),
+    ("ensurepip", "raise ImportError", "venv package (Debian and Ubuntu: apt-get install python{0.major}.{0.minor}-venv)"),
+    (
+        "torch/__init__", "raise ImportError('libamdhip64.so.7: cannot open')",
+        "torch/__init__.py does not import (libamdhip64.so.7: cannot open): repair that torch, or take it off the path",
+    ),
+], ids=["missing", "old", "without ensurepip", "with a torch that does not import"])  # fmt: skip
 def test_a_python_that_cannot_be_used_is_refused(clone, module, source, message):
     if module:
         clone.python(f"{module}.py", source)
@@ -122,14 +118,18 @@ def test_active_environment_that_has_to_be_remade_is_refused(clone):
     assert (clone.folder / ".venv/pyvenv.cfg").exists()
 
 
-def test_an_environment_behind_a_link_is_not_erased(clone):
-    shared = clone.folder.parent / "shared"
-    shared.mkdir()
-    (shared / "pyvenv.cfg").write_text("home = /elsewhere\n")
-    (clone.folder / ".venv").symlink_to(shared)
+@pytest.mark.parametrize("folder, said", [
+    ("shared", "is a link"), ("a clone/.venv", "is not of setup.sh, which would erase it: move it away, or remove it"),
+], ids=["behind a link", "of another maker"])  # fmt: skip
+def test_an_environment_that_set_up_has_not_made_is_not_erased(clone, folder, said):
+    place = clone.folder.parent / folder
+    place.mkdir()
+    (place / "pyvenv.cfg").write_text("home = /elsewhere\n")
+    if folder == "shared":
+        (clone.folder / ".venv").symlink_to(place)
     done = clone.run("sh", "setup.sh", check=2)
-    assert done.stderr.startswith("error: .venv is a link") and done.stderr.count("\n") == 1
-    assert (shared / "pyvenv.cfg").read_text() == "home = /elsewhere\n"
+    assert done.stderr.startswith(f"error: .venv {said}") and done.stderr.count("\n") == 1
+    assert [path.read_text() for path in place.iterdir()] == ["home = /elsewhere\n"]
 
 
 # Which torch
@@ -145,10 +145,9 @@ def test_importable_torch_is_kept(clone, registered):
     assert clone.plan(TORCH_BUILD="cu126") == f"keeps torch 2.12.0+rocm7.1 of {clone.path}"
 
 
-@pytest.mark.parametrize(
-    "version, warned",
-    [("2.1.0+cu118", True), ("2.10.0", True), ("2.11.0a0+git1234567", False), ("2.12.0+rocm7.1", False), ("3.0", False)],
-)
+@pytest.mark.parametrize("version, warned", [
+    ("2.1.0+cu118", True), ("2.10.0", True), ("2.11.0a0+git1234567", False), ("2.12.0+rocm7.1", False), ("3.0", False),
+])  # fmt: skip
 def test_an_old_torch_is_kept_with_a_warning(clone, version, warned):
     """Of the oldest that pyproject.toml allows."""
     clone.python("torch/__init__.py", f"__version__ = '{version}'")
@@ -170,15 +169,12 @@ def test_an_argument_that_there_is_not_changes_nothing(clone):
     assert done.stderr == "error: setup.sh takes --plan or nothing, not --paln\n" and not (clone.folder / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    "tool, build, answers, plan",
-    [
-        ("rocminfo", "rocm7.2", False, "2.13.0+rocm7.2"),
-        ("nvidia-smi", "", True, "2.13.0 for NVIDIA GPUs"),
-        ("", "", True, "2.13.0 for the CPU"),
-        ("", "", False, "2.13.0 (PyTorch's index of CPU builds does not answer, so what pip finds)"),
-    ],
-)
+@pytest.mark.parametrize("tool, build, answers, plan", [
+    ("rocminfo", "rocm7.2", False, "2.13.0+rocm7.2"),
+    ("nvidia-smi", "", True, "2.13.0 for NVIDIA GPUs"),
+    ("", "", True, "2.13.0 for the CPU"),
+    ("", "", False, "2.13.0 (PyTorch's CPU index does not answer, so what pip finds)"),
+])  # fmt: skip
 def test_the_build_that_is_installed(clone, tool, build, answers, plan):
     clone.without_torch(answers)
     if tool:
@@ -188,31 +184,33 @@ def test_the_build_that_is_installed(clone, tool, build, answers, plan):
     assert clone.plan(TORCH_BUILD=build) == f"installs torch {plan}"
 
 
-@pytest.mark.parametrize(
-    "torch, triton, first, extras",
-    [(False, False, "torch==2.13.0+cpu", ",triton"), (False, True, "torch==2.13.0+cpu", ""), (True, False, "", "")],
-    ids=["without triton", "with triton", "kept"],
-)
+@pytest.mark.parametrize("torch, triton, first, extras", [
+    (False, False, "torch==2.13.0+cpu", ",triton"), (False, True, "torch==2.13.0+cpu", ""), (True, False, "", ""),
+], ids=["without triton", "with triton", "kept"])  # fmt: skip
 def test_triton_is_installed_only_beside_a_torch_that_is_installed_and_brings_none(clone, torch, triton, first, extras):
     clone.python("torch/__init__.py", "__version__ = '2.13.0+cpu'") if torch else clone.without_torch()
     if triton:
         clone.python("triton/__init__.py", "")
     *installed, packages, _ = clone.asked_of_pip(TORCH_BUILD="cpu")
     assert [line.endswith(first) for line in installed] == [True] * bool(first)
+    _, *phases, _ = clone.said.splitlines()
+    assert [phase.split()[1] for phase in phases] == ["downloads"] * (not torch) + ["installs", "builds", "imports"]
+    assert max(map(len, phases)) <= 100 and f", {150 if torch or triton else 350} MB," in phases[-3]
     pins = ".venv/kept.txt" if torch else "constraints.txt"
-    assert packages == f"install --constraint {pins} --quiet --editable .[deepspeed,test,lint{extras}]"
+    assert packages == f"install --constraint {pins} --quiet --editable .[{','.join(EXTRAS)}{extras}]"
 
 
 # What is left behind
 
 
-def test_failed_install_leaves_no_stamp_and_kept_torch_comes_last(clone):
+def test_failed_install_leaves_an_empty_stamp_and_kept_torch_comes_last(clone):
     clone.python("torch/__init__.py", "__version__ = '2.12.0'")
     clone.python("numpy/__init__.py", "__version__ = '1.26.4'")
     clone.python("pip/__init__.py", "raise ImportError('an old pip beside the torch')")
     done = clone.run("make", "setup", check=2, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
     assert "keeps torch 2.12.0" in done.stdout and "No matching distribution found for setuptools" in done.stderr
-    assert not (clone.folder / ".venv/set-up").exists()
+    assert "error: pip could not install this, as its lines above say: without a network see" in done.stderr
+    assert (clone.folder / ".venv/set-up").read_text() == ""
     assert "sh setup.sh" in clone.run("make", "-n", "setup").stdout
 
     # The environment sees the kept folder whether it is on PYTHONPATH or not, and its own packages win.
@@ -253,38 +251,59 @@ def test_whole_set_up_keeps_torch(clone):
 # Makefile and .ci/run
 
 
-def set_up(clone: Clone, folder: Path) -> None:
-    (clone.folder / ".venv").mkdir(exist_ok=True)
-    (clone.folder / ".venv/set-up").write_text(f"{folder}\n")
+def set_up(clone: Clone, python: str = "true", folder: Path | None = None) -> None:
+    """What a set-up in a folder leaves, that of the clone if none is given; `python` is the shell of its Python."""
+    (clone.folder / ".venv/bin").mkdir(parents=True)
+    clone.tool("stand-in", python)
+    (clone.folder / ".venv/bin/python").symlink_to(clone.bin / "stand-in")
+    (clone.folder / ".venv/set-up").write_text(f"{folder or clone.folder.resolve()}\n")
 
 
 def test_plain_make_lists_every_target(clone):
     listed = re.findall(r"^make ([a-z-]+) +\S", clone.run("make").stdout, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.*)", (clone.folder / "Makefile").read_text(), re.MULTILINE)[1].split()
     assert sorted(listed) == sorted(phony)
+    assert max(map(len, clone.run("make").stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("target, name, value, expected", [
+    ("compare", "STEPS", "1; ls", "'--num-steps', '1; ls']"),
+    ("compare", "PRESET", "a b", "'--preset', 'a b', "),
+    ("compare", "FASTEST", "v 4", "'--fastest', 'v 4', "),
+    ("preflight", "JSON", "a b.json", "'--json', 'a b.json']"),
+    ("race", "SCRIPT", "a b.py", "'common.studies.race', 'a b.py', '--minutes', '5']"),
+    ("race", "NAME", "a b", "'--name', 'a b', "),
+    ("board", "DIR", "a b", "'common.studies.board', 'a b']"),
+    ("page", "RUN", "a b.json", "['page.py', 'a b.json']"),
+])  # fmt: skip
+def test_a_value_given_to_make_is_one_argument(clone, target, name, value, expected):
+    """On a machine without a GPU: its Python, which is a stand-in, says so by its exit code."""
+    set_up(clone, f"""[ "$1" != -c ] || exit 1\nexec '{sys.executable}' -c 'import sys; print(sys.argv[1:])' "$@" """)
+    assert expected in clone.run("make", target, f"{name}={value}").stdout
 
 
 def test_set_up_is_done_once(clone):
-    set_up(clone, clone.folder.resolve())
+    set_up(clone)
     assert "Nothing to be done" in clone.run("make", "setup").stdout
     commands = clone.run("make", "-n", "train").stdout
     assert commands == "cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py\n"
 
 
-@pytest.mark.parametrize(
-    "gpu, settings, preset, more",
-    (
-        (False, (), "tiny", "--num-steps 3 --repeats 1"),
-        (True, ("PRESET=small", "STEPS=9", "FASTEST=v4"), "small", "--fastest v4 --use-amp --num-steps 9"),
-    ),
-    ids=("cpu", "gpu"),
-)
+@pytest.mark.parametrize("pins", ["constraints.txt", ".venv/kept.txt"])
+def test_jax_comes_without_another_torch(clone, pins):
+    set_up(clone, 'echo "$@"')
+    if not (clone.folder / pins).exists():  # one that is newer than the stamp would be set up again
+        (clone.folder / pins).touch()
+    asked = clone.run("make", "--silent", "setup-jax").stdout
+    assert asked == f"-m pip install --constraint {pins} --editable .[jax]\n"
+
+
+@pytest.mark.parametrize("gpu, settings, preset, more", (
+    (False, (), "tiny", "--num-steps 3"),
+    (True, ("PRESET=small", "STEPS=9", "FASTEST=v4"), "small", "--fastest v4 --use-amp --num-steps 9"),
+), ids=("cpu", "gpu"))  # fmt: skip
 def test_a_comparison_is_in_mixed_precision_where_there_is_a_gpu(clone, gpu, settings, preset, more):
-    set_up(clone, clone.folder.resolve())
-    python = clone.folder / ".venv/bin/python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit {int(not gpu)}\necho "$@"\n')
-    python.chmod(0o755)
+    set_up(clone, f'[ "$1" != -c ] || exit {int(not gpu)}\necho "$@"')
     said = clone.run("make", "compare", *settings).stdout
     shape = f"--preset {preset} --batch-sizes preset --seq-lengths preset --output-dir comparison/{preset}"
     assert said == f"version2_pytorch_fused/benchmark_suite.py --models available {shape} {more}\n"
@@ -293,26 +312,36 @@ def test_a_comparison_is_in_mixed_precision_where_there_is_a_gpu(clone, gpu, set
 @pytest.mark.parametrize("changed", ("pyproject.toml", "constraints.txt", "setup.sh", "the folder"))
 def test_set_up_is_done_again_when_its_files_or_its_folder_change(clone, changed):
     moved = changed == "the folder"
-    set_up(clone, Path("/somewhere/else") if moved else clone.folder.resolve())
+    set_up(clone, folder=Path("/somewhere/else") if moved else None)
     if not moved:
         stamp = (clone.folder / ".venv/set-up").stat().st_mtime
         os.utime(clone.folder / changed, (stamp + 10, stamp + 10))
     assert clone.run("make", "-n", "test").stdout.startswith("sh setup.sh\n")
 
 
-def test_ci_checks_style_types_and_tests_in_the_clone(clone):
+@pytest.mark.parametrize(("here", "root", "environment", "browser"), [
+    (True, 1, {}, True), (False, 0, {"CI": "true"}, True), (False, 1, {"CI": "true"}, False), (False, 0, {"CI": ""}, False),
+], ids=["chromium", "root of a CI", "no root", "no CI"])  # fmt: skip
+def test_ci_checks_style_types_tests_and_pages_in_the_clone(clone, here, root, environment, browser):
+    """It installs chromium where it may, and says so where the pages were not opened."""
     clone.tool("make", 'pwd\necho "make $*"')
-    assert clone.run("bash", ".ci/run").stdout == f"{clone.folder.resolve()}\nmake lint types test\n"
-    assert os.access(ROOT / ".ci/run", os.X_OK)
+    clone.tool("id", f"echo {root}")
+    clone.tool("apt-get", f"[ $1 = update ] || ln -s make '{clone.bin}/chromium'")
+    (clone.bin / "ln").symlink_to(shutil.which("ln"))
+    if here:
+        clone.tool("chromium")
+    ran, folder = clone.run("bash", ".ci/run", **environment), clone.folder.resolve()
+    assert ran.stdout == f"{folder}\nmake lint types test\n" + f"{folder}\nmake test-browser\n" * browser
+    assert ("THE TESTS IN A BROWSER DID NOT RUN" in ran.stderr) != browser and os.access(ROOT / ".ci/run", os.X_OK)
 
 
 # What is asked of pip
 
 
-def project() -> dict:
-    """The table of that name in pyproject.toml."""
+def project(table: str = "project") -> dict:
+    """A table of pyproject.toml."""
     tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())[table]
 
 
 def asked_for(*more: str) -> dict[str, list[Requirement]]:
@@ -344,13 +373,27 @@ def pins() -> dict[str, Version]:
     return versions
 
 
-def test_nothing_asked_for_requires_torch_or_triton():
+def test_nothing_asked_for_requires_torch_or_triton_and_all_else_that_deepspeed_needs_is_named():
     assert not {"torch", "triton", "deepspeed", "accelerate"} & asked_for().keys()
 
-
-def test_extra_names_all_that_deepspeed_needs_but_torch():
     needs = {canonicalize_name(Requirement(text).name) for text in metadata.requires("deepspeed") if "extra ==" not in text}
     assert needs - asked_for().keys() == {"torch"}
+
+
+def test_the_extra_of_all_and_what_uv_installs_are_whole():
+    def named(texts: list[str]) -> set[str]:
+        own, others = set(), set()
+        for requirement in map(Requirement, texts):
+            if requirement.name == project()["name"]:
+                own |= named([text for extra in requirement.extras for text in project()["optional-dependencies"][extra]])
+            else:
+                others.add(requirement.name)
+        return own | others
+
+    extras = named(project()["optional-dependencies"]["all"])
+    assert {"torch", "triton", "deepspeed", "pytest"} <= extras
+    assert {"matplotlib", "pandas", "tensorboard"} <= named(project()["dependencies"])
+    assert extras - named(project("dependency-groups")["dev"]) == {"deepspeed"}
 
 
 def test_triton_is_the_one_that_this_torch_goes_with():

@@ -1,22 +1,21 @@
 """Scripts start from any directory, use the code that they came with, and say in one line what their Python lacks."""
 
+import importlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+from common import loading, progress, terminal
 from common.files import read_json
 from tests.conftest import ROOT, TINY
+from tests.pages import SCRIPTS
 
 import pytest
 
-SCRIPTS = sorted(
-    path.relative_to(ROOT)
-    for path in ROOT.glob("version*_*/**/*.py")
-    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
-)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -57,6 +56,15 @@ def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
         env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
+
+
+def test_slow_imports_say_what_they_wait_for(monkeypatch, capsys):
+    spoken, show = threading.Event(), terminal.Line.show
+    monkeypatch.setattr(progress, "SECONDS", 1e-3)
+    monkeypatch.setattr(terminal.Line, "show", lambda *text: (show(*text), spoken.set()))
+    monkeypatch.setattr(importlib, "import_module", lambda name: spoken.wait(60))
+    importlib.reload(loading)
+    assert capsys.readouterr().err.startswith("loading PyTorch: 0 s\n")
 
 
 def test_a_run_from_another_directory_uses_its_own_code_though_another_clone_is_on_the_path(copy, tmp_path):

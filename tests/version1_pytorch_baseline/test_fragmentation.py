@@ -22,17 +22,14 @@ STORY = fragmentation.STORIES
 NEIGHBOURS = [("allocate", "b", 32), ("allocate", "c", 32), ("free", "b", 0), ("free", "c", 0)]
 
 
-@pytest.mark.parametrize(
-    "story, last",
-    [
-        pytest.param(STORY["reuse"], [(64, 64), (0, 64), (40, 64), (0, 64), (0, 0)], id="a freed block is taken again"),
-        pytest.param([("allocate", "a", 1.5), ("allocate", "b", 0.5)], [(1.5, 20), (2, 22)], id="small tensors stay apart"),
-        pytest.param(STORY["holes"], [(64, 128), (128, 192), (128, 192)], id="holes are not one piece"),
-        pytest.param(
-            [("allocate", "a", 64), ("free", "a", 0), *NEIGHBOURS, ("allocate", "d", 64)], [(64, 64)], id="free neighbours join"
-        ),
-    ],
-)
+@pytest.mark.parametrize("story, last", [
+    pytest.param(STORY["reuse"], [(64, 64), (0, 64), (40, 64), (0, 64), (0, 0)], id="a freed block is taken again"),
+    pytest.param([("allocate", "a", 1.5), ("allocate", "b", 0.5)], [(1.5, 20), (2, 22)], id="small tensors stay apart"),
+    pytest.param(STORY["holes"], [(64, 128), (128, 192), (128, 192)], id="holes are not one piece"),
+    pytest.param(
+        [("allocate", "a", 64), ("free", "a", 0), *NEIGHBOURS, ("allocate", "d", 64)], [(64, 64)], id="free neighbours join"
+    ),
+])  # fmt: skip
 def test_the_last_rows_of_a_story(story, last):
     assert list(fragmentation.modelled(story))[-len(last) :] == last
 

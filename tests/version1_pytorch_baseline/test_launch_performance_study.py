@@ -6,7 +6,7 @@ The version, the summary and `python` are stand-ins in a copy of the folders; on
 import json
 import os
 import shutil
-import sys
+import signal
 from pathlib import Path
 
 from tests.conftest import PATHS, ROOT, TINY, V1
@@ -17,11 +17,6 @@ import pytest
 NAME, CHOICE = "launch_performance_study.sh", "give tiny, small, medium or large, and --enable-profilers"
 V2 = ROOT / "version2_pytorch_fused"
 FOLDERS = [path.parent for path in sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))]
-# Its `-c` asks for a GPU.
-PYTHON = """#!/bin/sh
-[ "$1" != -c ] || exit ${NO_GPU:-1}
-exec "%s" "$@"
-"""
 SUMMARY = "import json, pathlib, sys\nprint(json.dumps(['summary', pathlib.Path.cwd().name, *sys.argv[1:]]))"
 
 
@@ -31,15 +26,17 @@ class Study(Machine):
         self.root = folder / "a clone"
         for each in {V1, V2, version}:
             (self.root / each.name).mkdir(parents=True)
-        self.launcher = shutil.copy(version / NAME, self.root / version.name)
+            (self.root / each.name / "common").symlink_to("../common")
+        (self.root / "common").mkdir()
+        for script in (ROOT / "common").glob("*.sh"):
+            shutil.copy(script, self.root / "common")
+        self.launcher = shutil.copy(version / NAME, self.root / version.name, follow_symlinks=False)
         for script in V2.glob("*.sh"):
             shutil.copy(script, self.root / V2.name)
         [self.version] = (self.root / version.name / path.name for path in version.glob("tiny_llama_v*.py"))
         self.version.write_text(SCRIPT)
         (self.root / V1.name / "analyze_performance_study.py").write_text(SUMMARY)
-        (self.bin / "python").unlink()
-        (self.bin / "python").write_text(PYTHON % sys.executable)
-        (self.bin / "python").chmod(0o755)
+        self.asks_for_a_gpu(1)
 
     def started(self, *arguments: str, **environment) -> list[list[str]]:
         """The arguments of each run, and of the summary, in their order."""
@@ -56,6 +53,18 @@ def test_every_version_has_it_and_runs_in_fp32_on_a_cpu(tmp_path, version):
     run, summary = Study(tmp_path, version).started()
     assert run == ["--preset", "tiny", "--num-steps", "20", "--metrics-out", "metrics_fp32.json"]
     assert summary == ["summary", "tiny", "--folder", "."]
+
+
+def test_a_version_copied_with_common_alone_trains_and_names_what_is_not_there(tmp_path):
+    study = Study(tmp_path, FOLDERS[2])
+    for other in (V1, V2):
+        shutil.rmtree(study.root / other.name)
+    done = study.run(study.launcher, "--enable-profilers")
+    assert [value(json.loads(line), "--metrics-out") for line in done.stdout.splitlines()] == [
+        "metrics_fp32.json", "flops_analysis/metrics.json",
+    ]  # fmt: skip
+    named = [line.rpartition("/")[2] for line in done.stderr.splitlines()]
+    assert named == ["run_all_profilers.sh", "analyze_performance_study.py"]
 
 
 def test_a_gpu_adds_mixed_precision_and_steps(study):
@@ -91,20 +100,31 @@ def test_an_earlier_study_of_the_preset_is_replaced_but_not_by_wrong_input(study
     assert all(path.read_text() == "earlier" for path in folder.rglob("*.*"))
 
 
+def test_a_study_that_was_killed_in_its_first_run_leaves_the_earlier_one(study):
+    folder = study.folder / "performance_study/tiny"
+    (folder / "profiles").mkdir(parents=True)
+    for name in ("metrics_fp32.json", "profiles/profile_1.json"):
+        (folder / name).write_text("earlier")
+    study.version.write_text("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    study.run(study.launcher, check=-signal.SIGKILL)
+    study.version.write_text(SCRIPT)
+    study.run(study.launcher, check=2, SCRIPT_CODE="2")
+    assert [path.read_text() for path in folder.rglob("*.json")] == ["earlier"] * 2
+    study.run(study.launcher, check=1, SCRIPT_CODE="1")
+    assert not list(folder.rglob("*.json")), "results of a run that wrote none"
+
+
 @pytest.mark.parametrize("code, lines", [(1, 3), (2, 1), (130, 1)], ids=["failed", "wrong input", "signal"])
 def test_a_run_that_fails_is_followed_by_the_others_and_wrong_input_and_a_signal_end_it(study, code, lines):
     done = study.run(study.launcher, check=code, NO_GPU="0", SCRIPT_CODE=str(code))
     assert len(done.stdout.splitlines()) == lines and ("summary" in done.stdout) == (code == 1)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    (
-        (["huge"], f"'huge' is no argument of {NAME}: {CHOICE}"),
-        (["tiny", "--profile"], f"'--profile' is no argument of {NAME}: {CHOICE}"),
-        (["tiny", "small"], "give one preset, not tiny and small"),
-    ),
-)
+@pytest.mark.parametrize("arguments, message", (
+    (["huge"], f"'huge' is no argument of {NAME}: {CHOICE}"),
+    (["tiny", "--profile"], f"'--profile' is no argument of {NAME}: {CHOICE}"),
+    (["tiny", "small"], "give one preset, not tiny and small"),
+))  # fmt: skip
 def test_wrong_arguments_are_one_line(study, arguments, message):
     done = study.run(study.launcher, *arguments, check=2)
     assert done.stderr == f"error: {message}\n" and not done.stdout and not (study.folder / "performance_study").exists()

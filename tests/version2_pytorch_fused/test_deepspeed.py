@@ -2,14 +2,11 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 
 from common import config
 from common.analysis.formulas import flops
-from tests.conftest import PATHS, ROOT
+from tests.conftest import ROOT
 
 import pytest
 
@@ -25,17 +22,12 @@ needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), 
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize("stage, flags, batch_size", [(1, (), 8), (2, ("--batch-size", "1"), 2), (3, (), 8)])
-def test_a_stage_trains_as_one_process_and_holds_its_part(execute, tmp_path, stage, flags, batch_size):
+def test_a_stage_trains_as_one_process_and_holds_its_part(execute, run_script, tmp_path, stage, flags, batch_size):
     """With 4 sequences a process, as its file says, or with as many as the flag says."""
     execute(V2 / "tiny_llama_v2.py", "--batch-size", batch_size, *QUICK)
     expected = json.loads((tmp_path / "metrics_v2.json").read_text())["loss"]["all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT),
-         "--deepspeed", str(FILES[stage]), *flags, *QUICK],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env=os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    done = run_script("-m", *launch, SCRIPT, "--deepspeed", FILES[stage], *flags, *QUICK)
     assert [float(loss) for loss in LOSS.findall(done.stdout)] == pytest.approx(expected, abs=2e-4)
     weights, moments = map(float, HELD.search(done.stdout).groups())
     assert weights == pytest.approx(MIB / 2 if stage == 3 else MIB, abs=0.01) and moments == pytest.approx(MIB, abs=0.01)
@@ -69,15 +61,12 @@ def test_without_a_launcher_it_is_refused(refused):
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (None, "settings.json"),
-        ("[1]", "settings.json: the file: "),
-        ("{}", "settings.json: zero_optimization: "),
-        ('{"zero_optimization": {"stage": 0}}', "settings.json: zero_optimization.stage: "),
-    ],
-)
+@pytest.mark.parametrize("content, said", [
+    (None, "settings.json"),
+    ("[1]", "settings.json: the file: "),
+    ("{}", "settings.json: zero_optimization: "),
+    ('{"zero_optimization": {"stage": 0}}', "settings.json: zero_optimization.stage: "),
+])  # fmt: skip
 def test_a_file_that_is_missing_or_has_no_stage_is_refused(refused, launched, tmp_path, content, said):
     if content is not None:
         (tmp_path / "settings.json").write_text(content)

@@ -114,14 +114,15 @@ def test_rocprofv3_writes_the_statistics_as_csv(machine):
     assert "--marker-trace" in options and "--marker-trace" not in script
 
 
-def test_rocprof_sys_traces_and_profiles(machine):
+@pytest.mark.parametrize("release, flags", [("7.13", {"--profile", "--trace"}), ("7.14", {"--output-format", "proto,text,json"})])
+def test_rocprof_sys_traces_and_profiles(machine, release, flags):
     machine.tools("rocprof-sys-run")
-    machine.run(ROCPROF_SYS, "--script", machine.script, "--profile-dir", "out")
+    machine.run(ROCPROF_SYS, "--script", machine.script, "--profile-dir", "out", RELEASE=release)
     [call] = machine.calls
-    assert {"--profile", "--trace"} < set(call) and value(call, "--output") == "out"
+    assert flags < set(call) and value(call, "--output") == "out"
 
 
-@pytest.mark.parametrize("release", ("3.3", "3.6", "3.7", "3.8"))
+@pytest.mark.parametrize("release", ("7.0", "7.12", "7.14", "10.0", "10.2"))
 def test_rocprof_compute_of_each_release(machine, release):
     machine.tools("rocprof-compute")
     for _ in range(2):  # the second time over an earlier profile, from a path that goes up
@@ -129,7 +130,8 @@ def test_rocprof_compute_of_each_release(machine, release):
         machine.run(ROCPROF_COMPUTE, "--script", machine.script, "--profile-dir", "sub/../out", RELEASE=release)
     counters, roofline = machine.calls[:2]
     assert "--no-roof" in counters and value(counters, "-n") == "counters"
-    assert "--roof-only" in roofline and value(roofline, "-n") == "roofline" and value(roofline, "--device") == "0"
+    alone, device = ("--roofline", "--roofline-device") if release == "10.2" else ("--roof-only", "--device")
+    assert alone in roofline and value(roofline, "-n") == "roofline" and value(roofline, device) == "0"
     assert {path.name for path in (machine.folder / "out").iterdir()} == {"counters", "roofline"}
 
 
@@ -186,11 +188,9 @@ def test_all_amd_tools_are_run_and_the_first_failure_counts(machine):
         assert value(call, "--data") == "a b" and "--enable-rocm-tools" not in call
 
 
-@pytest.mark.parametrize(
-    "there, missing",
-    [(["rocprof-sys-run"], ["rocprofv3", "rocprof-compute"]), (["nvidia-smi"], ["ncu", "nsys"])],
-    ids=["amd", "nvidia"],
-)
+@pytest.mark.parametrize("there, missing", [
+    (["rocprof-sys-run"], ["rocprofv3", "rocprof-compute"]), (["nvidia-smi"], ["ncu", "nsys"]),
+], ids=["amd", "nvidia"])  # fmt: skip
 def test_what_is_missing_is_named_and_the_rest_is_run(machine, there, missing):
     machine.tools(*there)
     done = machine.run(ALL, "--enable-rocm-tools", "--script", machine.script)
@@ -252,17 +252,14 @@ def test_ctrl_c_ends_everything(machine, tool):
 
 
 @pytest.mark.parametrize("script", (ALL, *ONE_TOOL))
-@pytest.mark.parametrize(
-    "arguments, message",
-    (
-        (["--script", "no_such.py"], "error: there is no script 'no_such.py': name one with --script FILE.py"),
-        (["--script"], "error: --script needs a Python file"),
-        (["--profile-dir"], "error: --profile-dir needs a folder"),
-        (["--profile-dir", ""], "error: --profile-dir needs a folder"),
-        (["--profile-dir="], "error: --profile-dir needs a folder"),
-        (["--profile-dir", "--marker-trace"], "error: --profile-dir needs a folder"),
-    ),
-)
+@pytest.mark.parametrize("arguments, message", (
+    (["--script", "no_such.py"], "error: there is no script 'no_such.py': name one with --script FILE.py"),
+    (["--script"], "error: --script needs a Python file"),
+    (["--profile-dir"], "error: --profile-dir needs a folder"),
+    (["--profile-dir", ""], "error: --profile-dir needs a folder"),
+    (["--profile-dir="], "error: --profile-dir needs a folder"),
+    (["--profile-dir", "--marker-trace"], "error: --profile-dir needs a folder"),
+))  # fmt: skip
 def test_bad_input_is_one_line(machine, script, arguments, message):
     machine.tools(*AMD)
     done = machine.run(script, *arguments, check=2)

@@ -97,12 +97,6 @@ def test_a_benchmark_of_nothing_or_into_its_own_figure_is_refused(one_round):
     assert not list(one_round.iterdir())
 
 
-@pytest.mark.skipif(not kernels.INTERPRETED, reason="is about the interpreter")
-def test_the_interpreter_is_not_trusted_with_bfloat16():
-    with pytest.raises(UsageError, match="computes bfloat16 wrong"):
-        benchmark_kernels.run(options("--use-amp", "--device", "cpu"))
-
-
 @pytest.mark.parametrize("flags", [("--sizes", "512"), ("--sizes", "0x16"), ("--operations", "norm"), ("--capture-step",)])
 def test_flags_that_it_does_not_take(refused, flags):
     assert flags[0] in refused(V3 / "benchmark_kernels.py", *flags)

@@ -5,8 +5,6 @@ compile_kernels.py runs in a process of its own: here triton may have been impor
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +50,12 @@ AMD = """
     .sgpr_spill_count: 1
     .vgpr_count:     40
     .vgpr_spill_count: 3
+	v_mfma_f32_32x32x8_bf16 v[0:15], v[16:17], v[18:19], v[0:15]
+	global_load_dwordx4 v[0:3], v[4:5], off
+	buffer_store_dword v4, v5, s[8:11], 0 offen
+	buffer_load_dword v6, off, s[0:3], 0 offset:4
+	ds_read_b128 v[0:3], v4
+	ds_write_b128 v4, v[0:3]
 """
 NVIDIA = "64 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads\nptxas info    : Used 255 registers"
 
@@ -69,12 +73,9 @@ def check_rows(triton_version: str, rows: list[dict]) -> None:
         check(triton_version, row["target"], row["registers"], row["spills"], row["shared_bytes"])
 
 
-def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_some_of_each_kernel_for_each_target_and_one_that_spills(run_script, tmp_path):
+    variables = {"PYTHONPATH": f"{V3}{os.pathsep}{PATHS}", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = run_script("-c", COMPILE, json.dumps(list(SOME.items())), TOO_LARGE, **variables)
     rows, spilling, shown = json.loads(done.stdout)
     check_rows(triton.__version__, rows)
     assert {row["target"] for row in rows} == {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
@@ -87,30 +88,47 @@ def test_some_of_each_kernel_for_each_target_and_one_that_spills(tmp_path):
     assert {"file", "size", "kernel", "registers", "spills", "shared_bytes", "occupancy"} <= {*shown.splitlines()[0].split()}
 
 
-@pytest.mark.parametrize(
-    "target, assembly, log, expected",
-    [
-        ("gfx942", {"amdgcn": AMD}, "", (40, 8, 4, 12, 100)), ("sm_90", {}, NVIDIA, (255, None, 36, 64, 12)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("target, assembly, log, expected", [
+    ("gfx942", {"amdgcn": AMD}, "", (40, 8, 4, 12, 100, 1, 2, 2)),
+    ("sm_90", {}, NVIDIA, (255, None, 36, 64, 12, None, None, None)),
+])  # fmt: skip
 def test_resources_of_a_compiled_kernel(target, assembly, log, expected):
     kernel = SimpleNamespace(asm=assembly, metadata=SimpleNamespace(shared=7, num_warps=4))
     found = offline.resources(offline.TARGETS[target], kernel, log)
-    columns = ("registers", "agprs", "spills", "scratch_bytes", "occupancy")
+    columns = ("registers", "agprs", "spills", "scratch_bytes", "occupancy", "mfma", "memory", "lds")
     assert tuple(map(found.get, columns)) == expected and found["shared_bytes"] == 7
 
 
-@pytest.mark.parametrize(
-    "target, registers, warps, shared_bytes, percent",
-    [
-        ("sm_80", 32, 4, 0, 100), ("sm_80", 155, 8, 49152, 12), ("sm_90", 64, 4, 76 * 1024 - 1024, 19),
-        ("sm_90", 64, 4, 76 * 1024 - 1023, 12), ("gfx942", 64, 4, 0, 100), ("gfx942", 65, 4, 0, 88),
-        ("gfx942", 64, 4, 32 * 1024, 25), ("gfx950", 64, 4, 32 * 1024, 62),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("target, registers, warps, shared_bytes, percent", [
+    ("sm_80", 32, 4, 0, 100), ("sm_80", 155, 8, 49152, 12), ("sm_90", 64, 4, 76 * 1024 - 1024, 19),
+    ("sm_90", 64, 4, 76 * 1024 - 1023, 12), ("gfx942", 64, 4, 0, 100), ("gfx942", 65, 4, 0, 88),
+    ("gfx942", 64, 4, 32 * 1024, 25), ("gfx950", 64, 4, 32 * 1024, 62),
+])  # fmt: skip
 def test_occupancy_by_hand(target, registers, warps, shared_bytes, percent):
     """65,536 registers on NVIDIA, 228 KiB on sm_90 with 1 KiB for each program; 4 x 512 registers for each lane on AMD."""
     assert offline.occupancy(offline.TARGETS[target], registers, warps, shared_bytes) == percent
+
+
+def test_small_matrix_instructions_spare_amds_waves_the_products_that_they_repeat(run_script, tmp_path):
+    """A tile of scores 64 x 32 has two pieces of 32 x 32 for four waves. An instruction of 16 x 16 x 16 has half the FLOPs."""
+    found = {}
+    for name, chosen in (("own", ()), ("large", ("--matrix-instr-nonkdim", 32))):
+        arguments = ("--targets", "gfx942", "--dtypes", "bf16", "--sizes", "Dh = 64", *chosen)
+        run_script(SCRIPT, *arguments, "--output", f"{name}.json", seconds=600)
+        found |= {(row["kernel"], name): row["mfma"] for row in read_json(tmp_path / f"{name}.json")["rows"]}
+    assert found["backward_queries", "own"] / 2 == 0.6 * found["backward_queries", "large"]
+    assert found["forward", "own"] == found["forward", "large"] > 0
+
+
+@pytest.mark.slow
+def test_attention_fits_a_t4_without_spills(run_script, tmp_path):
+    sizes = [f"Dh = {size}" for size in (16, 32, 64, 80, 128)]
+    run_script(
+        SCRIPT, "--targets", "sm_75", "--dtypes", "fp16", "fp32", "--sizes", *sizes, "--output", "kernels.json", seconds=1800
+    )
+    rows = [row for row in read_json(tmp_path / "kernels.json")["rows"] if row["file"] == "flash_attention"]
+    assert len(rows) == 2 * 5 * 3 and max(row["shared_bytes"] for row in rows) <= 64 << 10
+    assert [row for row in rows if row["spills"]] == []
 
 
 @pytest.mark.slow
@@ -165,14 +183,11 @@ def test_a_summary_of_several_tritons_keeps_the_extremes_and_the_rows_that_spill
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "hip, gpu, capability, family",
-    [
-        (None, True, (9, 0), "sm_90"), (None, True, (10, 0), "sm_90"), (None, True, (8, 0), "sm_80"),
-        (None, True, (8, 9), "sm_80"), (None, True, (12, 0), "sm_80"), ("7.2", True, (9, 4), "hip"), (None, False, (9, 0), "hip"),
-    ],
-    ids=["H100", "B200", "A100", "L40", "RTX 5090", "MI300X", "no GPU"],
-)  # fmt: skip
+@pytest.mark.parametrize("hip, gpu, capability, family", [
+    (None, True, (9, 0), "sm_90"), (None, True, (10, 0), "sm_90"), (None, True, (8, 0), "sm_80"),
+    (None, True, (8, 9), "sm_80"), (None, True, (12, 0), "sm_80"), (None, True, (7, 5), "sm_75"),
+    ("7.2", True, (9, 4), "hip"), (None, False, (9, 0), "hip"),
+], ids=["H100", "B200", "A100", "L40", "RTX 5090", "T4", "MI300X", "no GPU"])  # fmt: skip
 def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, family):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -193,21 +208,27 @@ def fresh_family():
 
 
 @pytest.mark.parametrize("script", ["compile_kernels.py", "tune_blocks.py"])
-def test_without_triton_a_line_says_so(tmp_path, script):
+def test_without_triton_a_line_says_so(run_script, tmp_path, script):
     hidden = "import sys; sys.modules['triton'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nfind = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'triton' else find(name, *rest)\n"
     )
     paths = os.pathsep.join([str(tmp_path), str(V3), PATHS])
-    done = subprocess.run(
-        [sys.executable, "-c", hidden, str(V3 / script)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
-    )
-    assert (done.returncode, done.stderr) == (2, "error: triton is not installed here, and this script needs it\n")
+    *_, said = run_script("-c", hidden, V3 / script, check=2, PYTHONPATH=paths).stderr.splitlines()  # a busy machine says more
+    assert said == "error: triton is not installed here, and this script needs it"
 
 
-@pytest.mark.parametrize(
-    "arguments, said", [(("--targets", "sm_70"), "sm_70"), (("--summarize", "kernels.json"), "--summarize needs --output")]
-)
+@pytest.mark.parametrize("arguments, said", [
+    (("--targets", "sm_70"), "sm_70"),
+    (("--summarize", "kernels.json"), "--summarize needs --output"),
+    (("--sizes", "Dh = 65"), "--sizes 'Dh = 65': it is one of D = 256, "),
+    (("--waves-per-eu", 3), "--waves-per-eu is for AMD's targets, not sm_80: name some with --targets"),
+])  # fmt: skip
 def test_bad_input_is_one_line(refused, arguments, said):
     assert said in refused(SCRIPT, *arguments)
+
+
+def test_a_triton_that_cannot_compile_without_a_gpu_is_refused(refused, monkeypatch):
+    monkeypatch.delattr(triton, "knobs")
+    assert "this script needs 3.4 or newer" in refused(SCRIPT)

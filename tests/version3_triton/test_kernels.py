@@ -92,15 +92,10 @@ def test_a_context_within_another_gives_back_what_was_off_before(called):
     assert called == {"swiglu": 1}
 
 
-@pytest.mark.parametrize(
-    "device, has_triton, interpreted, reason",
-    [
-        ("cuda", True, False, None),
-        ("cpu", True, True, None),
-        ("cpu", True, False, "need a GPU"),
-        ("cuda", False, False, "triton is not installed"),
-    ],
-)
+@pytest.mark.parametrize("device, has_triton, interpreted, reason", [
+    ("cuda", True, False, None), ("cpu", True, True, None), ("cpu", True, False, "need a GPU"),
+    ("cuda", False, False, "triton is not installed"),
+])  # fmt: skip
 def test_where_kernels_can_run(monkeypatch, device, has_triton, interpreted, reason):
     monkeypatch.setattr(kernels, "HAS_TRITON", has_triton)
     monkeypatch.setattr(kernels, "INTERPRETED", interpreted)

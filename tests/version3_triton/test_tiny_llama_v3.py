@@ -33,15 +33,12 @@ def options(*flags: str) -> RunOptions:
 
 
 @runs_kernels
-@pytest.mark.parametrize(
-    "flags, off",
-    [
-        ([], set()),
-        (["--disable-triton-norm", "--disable-triton-loss"], {"triton-norm", "triton-loss"}),
-        (["--disable-all-fusion", "--enable-triton-rope"], ALL_ON.keys() - {"triton-rope"}),
-        (["--enable-all-fusion", "--disable-triton-swiglu"], {"triton-swiglu"}),
-    ],
-)
+@pytest.mark.parametrize("flags, off", [
+    ([], set()),
+    (["--disable-triton-norm", "--disable-triton-loss"], {"triton-norm", "triton-loss"}),
+    (["--disable-all-fusion", "--enable-triton-rope"], ALL_ON.keys() - {"triton-rope"}),
+    (["--enable-all-fusion", "--disable-triton-swiglu"], {"triton-swiglu"}),
+])  # fmt: skip
 def test_flags_switch_what_they_name(flags, off):
     switches = tiny_llama_v3.make_model(options(*flags)).switches
     assert switches.keys() == ALL_ON.keys() and {name for name, on in switches.items() if not on} == off

@@ -4,7 +4,6 @@ import copy
 import importlib
 import itertools
 import sys
-from dataclasses import astuple
 
 from common.config import ModelConfig
 from common.files import read_json
@@ -68,14 +67,12 @@ def times(kernel: str, size: int, *us: float | None) -> list[dict]:
     return [{"kernel": kernel, "size": size, "candidate": [i], "us": one} for i, one in enumerate(us)]
 
 
-def test_the_three_best_tiles_and_that_of_the_table_are_ranked():
+def test_the_three_best_tiles_and_that_of_the_table_are_ranked_and_shown_once():
     found = tune_blocks.ranked(times("keys", 64, 30.0, 10.0, None, 20.0, 15.0, 40.0), in_table=[5])
     assert [(one["candidate"], one["relative"]) for one in found] == [([1], 1), ([4], 1.5), ([3], 2), ([5], 4)]
     assert [one["in_table"] for one in found] == [False, False, False, True]
     assert all((one["kernel"], one["size"]) == ("keys", 64) for one in found)
 
-
-def test_a_tile_of_the_table_among_the_best_is_shown_once():
     found = tune_blocks.ranked(times("keys", 64, 30.0, 10.0, 20.0, 15.0), in_table=[3])
     assert [one["candidate"] for one in found] == [[1], [3], [2]] and [one["in_table"] for one in found] == [False, True, False]
 
@@ -88,12 +85,10 @@ def test_one_choice_for_several_sizes_is_the_best_on_average():
     assert [one["relative"] for one in found] == pytest.approx([(11 / 5 + 1) / 2, (10 / 5 + 2) / 2, (20 / 5 + 1.1) / 2])
 
 
-def test_without_a_gpu_no_tiles_are_chosen(refused, tmp_path):
+def test_without_a_gpu_no_tiles_are_chosen_and_an_unknown_kernel_is_refused(refused, tmp_path):
     assert "there is none" in refused(SCRIPT)
     assert not list(tmp_path.iterdir())
 
-
-def test_an_unknown_kernel_is_refused(refused):
     said = refused(SCRIPT, "--kernels", "swiglu", "rms_norm")
     assert "argument --kernels" in said and "'rms_norm'" in said and "norm_backward" in said
 
@@ -112,7 +107,7 @@ def test_tiles_are_chosen_by_time_and_the_table_stays_as_it_is(monkeypatch, tmp_
     assert all(one["us"] > 0 for one in measured["rows"])
     table, key = tune_blocks.table_of("swiglu", 4096, torch.bfloat16)
     [now] = [one for one in measured["chosen"] if one["in_table"]]
-    assert now["candidate"] == list(astuple(table[key])) and 1 <= measured["chosen"][0]["relative"] <= now["relative"]
+    assert now["candidate"] == tune_blocks.numbers(table[key]) and 1 <= measured["chosen"][0]["relative"] <= now["relative"]
     assert capsys.readouterr().out.count("*") == 1
 
 
@@ -129,23 +124,16 @@ def test_the_tiles_for_hopper_are_near_the_fastest_that_was_measured():
     }
     for size in (64, 128):
         chosen |= {(kernel, size): tile for kernel, tile in launch_sizes.ATTENTION["sm_90", 2][size].items()}
-    relative = {case: times[case][astuple(tile)] / min(times[case].values()) for case, tile in chosen.items()}
+    relative = {case: times[case][tuple(tune_blocks.numbers(tile))] / min(times[case].values()) for case, tile in chosen.items()}
     assert relative.pop(("keys", 64)) < 1.2  # every faster tile spills registers
     assert max(relative.values()) < 1.05, relative
 
 
 @runs_kernels
-@pytest.mark.parametrize(
-    "kernel, size, shapes",
-    [
-        ("keys", 16, [(1, 2, 8, 16)] * 3),
-        ("norm_backward", 32, [(1, 8, 32), (1, 8, 32), (32,)]),
-        ("swiglu", 24, [(1, 8, 24)] * 2),
-        ("rope", 4, [(1, 2, 8, 8)] * 2),
-        ("cross_entropy", 50, [(1, 8, 16), (50, 16)]),
-    ],
-    ids=["keys", "norm_backward", "swiglu", "rope", "cross_entropy"],
-)
+@pytest.mark.parametrize("kernel, size, shapes", [
+    ("keys", 16, [(1, 2, 8, 16)] * 3), ("norm_backward", 32, [(1, 8, 32), (1, 8, 32), (32,)]), ("swiglu", 24, [(1, 8, 24)] * 2),
+    ("rope", 4, [(1, 2, 8, 8)] * 2), ("cross_entropy", 50, [(1, 8, 16), (50, 16)]),
+], ids=["keys", "norm_backward", "swiglu", "rope", "cross_entropy"])  # fmt: skip
 def test_the_timed_step_computes_all_gradients_at_the_size(kernel, size, shapes):
     gradients = tune_blocks.step_of(kernel, size, torch.float32, batch=1, heads=2, length=8)()
     assert [tuple(gradient.shape) for gradient in gradients] == shapes

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from version3_triton import kernels, run_triton_profiling, tiny_llama_v3
+from version3_triton import run_triton_profiling, tiny_llama_v3
 from version4_ultra_fused import run_ultra_profiling, tiny_llama_v4
 
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
@@ -31,12 +31,6 @@ FP32 = Precision(DEVICE, None)
 CEILINGS = {"bytes_per_second": 1e12, "flops_per_second": 1e14, "operation_seconds": 1e-6, "precision": "bf16"}
 each_version = pytest.mark.parametrize("number", VERSIONS, ids="v{}".format)
 plain_and_triton = pytest.mark.parametrize("triton", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
-
-
-@pytest.fixture
-def no_kernels(monkeypatch) -> None:
-    """As on a machine without a GPU where nobody asks for the interpreter."""
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
 
 
 def built(version: ModuleType, switches: dict[str, bool], triton: bool, kv_heads: int = 2) -> torch.nn.Module:
@@ -110,13 +104,10 @@ def test_it_runs_the_kernels_in_the_interpreter(execute, known_ceilings, tmp_pat
 # ------------------------------------------------------------------------------------------------------- other scripts
 
 
-@pytest.mark.parametrize(
-    "script, written",
-    [
-        ("run_pytorch_profiler.py", "pytorch_profiles/profile_*.json"),
-        ("run_deepspeed_flops.py", "flops_analysis/flops_profile.json"),
-    ],
-)
+@pytest.mark.parametrize("script, written", [
+    ("run_pytorch_profiler.py", "pytorch_profiles/profile_*.json"),
+    ("run_deepspeed_flops.py", "flops_analysis/flops_profile.json"),
+])  # fmt: skip
 @each_version
 def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, number, script, written):
     [folder] = ROOT.glob(f"version{number}_*")

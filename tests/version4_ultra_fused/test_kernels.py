@@ -3,6 +3,9 @@
 Without a GPU the kernels run in Triton's interpreter.
 """
 
+import importlib.util
+import sys
+
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, DTYPES, as_accurate, confident
@@ -135,6 +138,20 @@ def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_sa
 
 
 @runs_kernels
+def test_a_triton_without_tensor_descriptors_leaves_products_to_pytorch(epilogues, monkeypatch):
+    """Triton 3.3, which PyTorch 2.7 brings, has none."""
+    spec = importlib.util.spec_from_file_location("matmul_before", str(matmul.__file__))
+    before = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "triton.tools.tensor_descriptor", None)
+        spec.loader.exec_module(before)
+    monkeypatch.setattr(matmul, "TensorDescriptor", before.TensorDescriptor)
+    x, weight = tensors(torch.float16, (9, 48), (32, 48))
+    assert not matmul.in_epilogue("swiglu", 9, 32, x, weight)
+    check("gate_up_swiglu", x, weight)
+
+
+@runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (1, 4099)])
@@ -222,11 +239,15 @@ def test_adamw_is_pytorchs(dtype):
     theirs = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.1)
     exp_avg, exp_avg_sq = torch.zeros_like(master), torch.zeros_like(master)
     working = None if dtype is None else torch.empty_like(master, dtype=dtype)
+    rate = torch.tensor(1e-2, device=DEVICE)
     for step, gradient in enumerate(gradients, 1):
         parameter.grad = gradient
         theirs.step()
         steps = torch.tensor(float(step), device=DEVICE)
-        kernels.KERNELS["adamw"](master, exp_avg, exp_avg_sq, gradient, working, steps, 1e-2, 0.9, 0.999, 1e-8, 0.1)
+        copies, rest = [x.clone() for x in (master, exp_avg, exp_avg_sq)], (0.9, 0.999, 1e-8, 0.1)
+        kernels.KERNELS["adamw"](*copies, gradient, None, steps, rate, *rest)
+        kernels.KERNELS["adamw"](master, exp_avg, exp_avg_sq, gradient, working, steps, 1e-2, *rest)
+        assert all(map(torch.equal, copies, (master, exp_avg, exp_avg_sq)))  # the same bits with the rate on the device
     torch.testing.assert_close(master, parameter.data, rtol=1e-5, atol=1e-6)
     assert working is None or torch.equal(working, master.to(dtype))
 
@@ -238,10 +259,9 @@ def test_a_row_of_logits_that_registers_cannot_hold_is_pytorchs():
     torch.testing.assert_close(kernels.cross_entropy(logits, targets, False).double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "rows, columns, chosen",
-    [(8192, 8192, (128, 256)), (1024, 4096, (128, 256)), (1024, 2048, (128, 128)), (1024, 1024, (64, 128)), (16, 16, (64, 64))],
-)
+@pytest.mark.parametrize("rows, columns, chosen", [
+    (8192, 8192, (128, 256)), (1024, 4096, (128, 256)), (1024, 2048, (128, 128)), (1024, 1024, (64, 128)), (16, 16, (64, 64)),
+])  # fmt: skip
 def test_the_largest_tile_that_gives_two_thirds_of_the_multiprocessors_work(monkeypatch, rows, columns, chosen):
     monkeypatch.setattr(tiles.launch_sizes, "family", lambda: "sm_90")
     monkeypatch.setattr(tiles, "multiprocessors", lambda: 132)
@@ -269,7 +289,8 @@ def test_what_kernels_read_may_have_any_strides():
         "cross_entropy": (logits, targets[::2], True),
         "add_embedding_gradient": (ids[::2], order[::2], x, torch.zeros(5, 64, device=DEVICE)),
     }
-    assert calls.keys() == kernels.KERNELS.keys() - {"adamw"}  # whose buffers are flat
+    fp8 = {name for name in kernels.KERNELS if "quantize" in name}  # the tests of FP8 have strides of their own
+    assert calls.keys() == kernels.KERNELS.keys() - fp8 - {"adamw", "rotate"}  # which write into contiguous buffers
     for name, strided in calls.items():
         results = []
         for copy in (False, True):

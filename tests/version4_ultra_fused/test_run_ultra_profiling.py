@@ -44,26 +44,21 @@ def test_profiles_of_several_versions_are_one_table(execute, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"critical_paths.md", "critical_paths.csv"}
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [(None, "does not exist"), ("{", "cut off"), ('{"schema": "x"}', "found: x")],
-)
+@pytest.mark.parametrize("content, said", [
+    (None, "does not exist"), ("{", "cut off"), ('{"schema": "x"}', "found: x"),
+])  # fmt: skip
 def test_what_is_not_a_profile_is_refused(refused, tmp_path, content, said):
     if content is not None:
         (tmp_path / "profile_1.json").write_text(content)
     assert said in refused(SCRIPT, "--analyze-existing", "profile_1.json")
 
 
-def test_a_profile_needs_its_trace(refused, tmp_path):
+def test_a_profile_without_its_trace_other_conditions_and_a_folder_that_is_none_are_refused(refused, tmp_path):
     write_json(tmp_path / "profile_1.json", profile(record(version="v4"), [{"name": "aten::mm"}]))
     assert "cannot read trace_1.json" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
 
-
-def test_profiles_under_other_conditions_are_refused(refused, tmp_path):
     paths = [branched_traces.write(tmp_path / str(size), training__batch_size=size) for size in (4, 8)]
     assert "differ in more than the version: batch size (4 and 8)" in refused(SCRIPT, "--analyze-existing", *paths)
 
-
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_run(refused, tmp_path):
     (tmp_path / "file").touch()
     assert "--output-dir: cannot write in file" in refused(SCRIPT, *QUICK, "--output-dir", "file")

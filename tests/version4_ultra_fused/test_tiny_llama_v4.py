@@ -13,18 +13,11 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from version3_triton import kernels as third_kernels
 
 V4 = ROOT / "version4_ultra_fused"
 SCRIPT = V4 / "tiny_llama_v4.py"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
 FP32 = Precision(DEVICE, None)
-
-
-@pytest.fixture
-def no_kernels(monkeypatch) -> None:
-    """As on a machine without a GPU where nobody asks for the interpreter."""
-    monkeypatch.setattr(third_kernels, "INTERPRETED", False)
 
 
 # ------------------------------------------------------------------------------------------------------- the same model
@@ -91,18 +84,16 @@ def test_loaded_weights_are_those_that_train(no_kernels):
     assert step(batch).item() == first[0] != first[1]
 
 
-def test_float16_is_refused():
+def test_float16_and_capture_where_there_is_no_gpu_are_refused(refused):
     model = models.build(tiny_llama_v4)
     optimizer = tiny_llama_v4.make_optimizer(model, models.Namespace(learning_rate=1e-2))
     with pytest.raises(UsageError, match="does not scale the loss"):
         tiny_llama_v4.make_step(model, optimizer, Precision(torch.device("cpu"), torch.float16))
 
+    assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step")
+
 
 # ------------------------------------------------------------------------------------------------------ on the command line
-
-
-def test_captured_where_there_is_no_gpu_is_refused(refused):
-    assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step")
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,6 @@ def check(got: Tensor | None, exact: Tensor, dtype: torch.dtype, inside: torch.d
     torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=allowed)
 
 
-# --------------------------------------------------------------------------------------------- exercise 1: Triton's basics
-
-
 @pytest.mark.parametrize("size", [1, 64, 65, 1000])
 def test_exercise1_a_add(size):
     x, y = torch.randn(2, size, device=DEVICE)
@@ -95,8 +92,6 @@ def test_exercise1_c_rms_norm(rows, size, largest, dtype):
     out = adapter.launch_rms_norm(basics.rms_norm_kernel, x, weight, 1e-3)
     check(out, F.rms_norm(x.double(), (size,), weight.double(), 1e-3), dtype)
 
-
-# ----------------------------------------------------------------------------------------------------- exercise 2: SwiGLU
 
 SWIGLU_SHAPES = [(1, 1), (3, 64), (2, 65), (5, 150)]
 
@@ -161,9 +156,6 @@ def test_exercise2_c_function_saves_its_inputs_alone():
         gate, up = (torch.randn(3, 10, device=DEVICE, requires_grad=True) for _ in range(2))
         swiglu.SwiGLU.apply(gate, up)
     assert sorted(saved) == sorted([gate.data_ptr(), up.data_ptr()])
-
-
-# -------------------------------------------------------------------------------------------- exercise 3: flash attention
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -235,9 +227,6 @@ def test_exercise3_d_the_kernel_skips_the_others(length, block_m, block_n):
     q, k, v = heads_of_one_product(1, 1, length, 16)
     _, _, visited = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, block_m, block_n)
     assert visited.sum(-1).unique().tolist() == [flash.visited_blocks(length, block_m, block_n)]
-
-
-# ------------------------------------------------------------------------------------------------------- if you have time
 
 
 def rope_inputs(batch: int, length: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

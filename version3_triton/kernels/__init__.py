@@ -35,8 +35,7 @@ if HAS_TRITON:
 
     KERNELS = {
         "rms_norm": norm.rms_norm, "add_rms_norm": norm.add_rms_norm, "apply_rope": rope.apply_rope,
-        "attention": flash_attention.attention, "swiglu": activation.swiglu,
-        "linear_cross_entropy": loss.linear_cross_entropy,
+        "attention": flash_attention.attention, "swiglu": activation.swiglu, "linear_cross_entropy": loss.linear_cross_entropy,
     }  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def missing(device: torch.device) -> str | None:
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda" and not INTERPRETED:
-        return "they need a GPU (or TRITON_INTERPRET=1, which interprets them on a CPU)"
+        return "they need a GPU (or TRITON_INTERPRET=1)"
     return None
 
 
@@ -58,7 +57,7 @@ def available(options: Options) -> dict[str, bool | str]:
     device = devices.select(options.device)
     reason = missing(device)
     if reason:
-        if ranks.here().main_process:
+        if ranks.here().main_process and not getattr(options, "name", None):  # a stage's name: its page says so, for all of them
             print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
         return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
     if options.use_amp:

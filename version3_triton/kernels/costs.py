@@ -23,6 +23,7 @@ Under autocast the residual stream stays float32 and the rest is in 16 bits; e i
     cross_entropy                      2 V e, logits to their gradient in place              1, or one a chunk
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from common.config import ModelConfig
@@ -39,13 +40,16 @@ class Cost(NamedTuple):
     flops: int | None = None
 
 
-def training_step(config: ModelConfig, batch_size: int, length: int, size: int) -> dict[tuple[str, str], Cost]:
+def training_step(
+    config: ModelConfig, batch_size: int, length: int, size: int, launched: Collection[tuple[str, str]] = ()
+) -> dict[tuple[str, str], Cost]:
     """The cost of each kernel, by its name in a profile and the phase that it runs in.
 
     A profile shows a kernel by the name of its function, which begins with its file's; RoPE's one kernel turns both ways.
 
     Args:
         size: bytes of a number in the matrix products, 4 or 2.
+        launched: the kernels of the profile, on which no cost depends here.
     """
     tokens, layers = batch_size * length, config.num_layers
     hidden, ffn, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size

@@ -70,8 +70,7 @@ def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constex
 @triton.jit
 def _attend(
         o, highest, total, q, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
-        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie after some queries."""
     for start in range(begin, end, BLOCK_N):
@@ -93,8 +92,7 @@ def _attend(
 @triton.jit
 def _add_dq(
         dq, q, do, lse, d, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
-        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Adds what the keys from begin to end give to dq, but for the factor c."""
     for start in range(begin, end, BLOCK_N):
@@ -244,8 +242,7 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     head_dim = q.shape[-1]
     return {
         "H": q.shape[1], "GROUPS": q.shape[1] // k.shape[1], "DIM": head_dim,
-        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
-        "PRECISION": dot_precision(q.dtype), **blocks.arguments,
+        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()), "PRECISION": dot_precision(q.dtype), **blocks.arguments,
     }  # fmt: skip
 
 

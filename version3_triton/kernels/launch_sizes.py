@@ -1,9 +1,9 @@
 """The sizes of all kernels: how many elements a program takes, and with how many warps.
 
 `compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
-memory: on AMD a kernel must fit into 64 KiB of LDS, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the
-fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there to time: what is under
-"sm_80" and "hip" is what compiles without spills.
+memory: on AMD and on "sm_75" (a T4) a kernel must fit into 64 KiB, and none may spill. Within that, what is under "sm_90" was,
+for 16 bits, the fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there to
+time: what is under the other names is what compiles without spills.
 """
 
 import functools
@@ -51,13 +51,14 @@ LAUNCH = {  # by kernel and family of GPUs
     "norm_forward": {"sm_90": LaunchConfig(2048, 32), "sm_80": LaunchConfig(2048, 32), "hip": LaunchConfig(2048, 16)},
     "norm_backward": {
         "sm_90": LaunchConfig(4096, 32, programs=4, rows=2),
-        "sm_80": LaunchConfig(2048, 16, programs=4),
-        "hip": LaunchConfig(2048, 16, programs=4),
+        **dict.fromkeys(("sm_80", "hip"), LaunchConfig(2048, 16, programs=4)),
     },
     "swiglu": {"sm_90": LaunchConfig(4096, 8), "sm_80": LaunchConfig(4096, 8), "hip": LaunchConfig(4096, 16)},
     "rope": {"sm_90": LaunchConfig(2048, 4), "sm_80": LaunchConfig(2048, 4), "hip": LaunchConfig(1024, 8)},
     "cross_entropy": {"sm_90": LaunchConfig(4096, 16), "sm_80": LaunchConfig(4096, 16), "hip": LaunchConfig(4096, 16)},
 }
+for _sizes in LAUNCH.values():
+    _sizes["sm_75"] = _sizes["sm_80"]
 
 
 @dataclass(frozen=True)
@@ -103,41 +104,51 @@ def ceil_div(amount: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Queries (m) and keys (n) of a tile of scores, warps, and depth of the software pipeline."""
+    """Queries (m) and keys (n) of a tile of scores, warps, and depth of the software pipeline.
+
+    mfma: on AMD the rows and columns that a matrix instruction computes, 16 or 32; 0 leaves it to the compiler.
+    """
 
     m: int
     n: int
     warps: int
     stages: int
+    mfma: int = 0
 
     @property
     def arguments(self) -> dict[str, int]:
-        return {"BLOCK_M": self.m, "BLOCK_N": self.n, "num_warps": self.warps, "num_stages": self.stages}
+        sizes = {"BLOCK_M": self.m, "BLOCK_N": self.n, "num_warps": self.warps, "num_stages": self.stages}
+        return sizes | ({"matrix_instr_nonkdim": self.mfma} if self.mfma else {})
+
+
+def _tiles(forward: tuple[int, ...], queries: tuple[int, ...], keys: tuple[int, ...]) -> dict[str, TileConfig]:
+    """The three kernels of attention, each by the fields of a TileConfig in order."""
+    return {"forward": TileConfig(*forward), "queries": TileConfig(*queries), "keys": TileConfig(*keys)}
 
 
 _NVIDIA_FP32 = {
-    64: {"forward": TileConfig(64, 32, 8, 1), "queries": TileConfig(32, 32, 8, 1), "keys": TileConfig(32, 32, 8, 1)},
-    128: {"forward": TileConfig(32, 32, 8, 1), "queries": TileConfig(32, 32, 8, 1), "keys": TileConfig(32, 16, 8, 1)},
-}
-# By family of GPUs and bytes of a number: for head dimensions to 64 and to 128, the three kernels of attention.
+    64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)), 128: _tiles((32, 32, 8, 1), (32, 32, 8, 1), (32, 16, 8, 1)),
+}  # fmt: skip
+# Triton multiplies without the T4's tensor cores, so 16 bits take no less of its registers than 32.
+_T4 = {64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)), 128: _tiles((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1))}
+# By family of GPUs and bytes of a number: tiles for head dimensions to 64 and to 128.
 ATTENTION = {
     ("sm_90", 2): {
-        64: {"forward": TileConfig(64, 64, 4, 3), "queries": TileConfig(128, 64, 8, 3), "keys": TileConfig(32, 64, 4, 1)},
-        128: {"forward": TileConfig(64, 64, 4, 3), "queries": TileConfig(128, 64, 8, 3), "keys": TileConfig(64, 128, 8, 1)},
+        64: _tiles((64, 64, 4, 3), (128, 64, 8, 3), (32, 64, 4, 1)),
+        128: _tiles((64, 64, 4, 3), (128, 64, 8, 3), (64, 128, 8, 1)),
     },
     ("sm_80", 2): {
-        64: {"forward": TileConfig(128, 64, 8, 3), "queries": TileConfig(64, 64, 8, 2), "keys": TileConfig(32, 128, 8, 2)},
-        128: {"forward": TileConfig(128, 64, 8, 3), "queries": TileConfig(128, 32, 8, 2), "keys": TileConfig(64, 64, 8, 2)},
+        64: _tiles((128, 64, 8, 3), (64, 64, 8, 2), (32, 128, 8, 2)),
+        128: _tiles((128, 64, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2)),
     },
-    ("sm_80", 4): _NVIDIA_FP32,
-    ("sm_90", 4): _NVIDIA_FP32,
-    ("hip", 2): {
-        64: {"forward": TileConfig(128, 32, 4, 1), "queries": TileConfig(64, 32, 4, 1), "keys": TileConfig(16, 64, 4, 1)},
-        128: {"forward": TileConfig(128, 32, 4, 1), "queries": TileConfig(64, 32, 4, 1), "keys": TileConfig(16, 64, 4, 1)},
-    },
+    **dict.fromkeys([("sm_75", 2), ("sm_75", 4)], _T4),
+    **dict.fromkeys([("sm_80", 4), ("sm_90", 4)], _NVIDIA_FP32),
+    # The compiler takes 32 x 32 where a tile has room for it. Four warps that share fewer than four of those repeat each other's
+    # products, so such tiles have 16. This is reasoned from the machine code of gfx90a, gfx942 and gfx950 alike, not measured.
+    ("hip", 2): dict.fromkeys((64, 128), _tiles((128, 32, 4, 1), (64, 32, 4, 1, 16), (16, 64, 4, 1))),
     ("hip", 4): {
-        64: {"forward": TileConfig(64, 32, 4, 1), "queries": TileConfig(32, 32, 4, 1), "keys": TileConfig(32, 32, 4, 1)},
-        128: {"forward": TileConfig(32, 32, 4, 1), "queries": TileConfig(32, 16, 4, 1), "keys": TileConfig(16, 32, 4, 1)},
+        64: _tiles((64, 32, 4, 1, 16), (32, 32, 4, 1, 16), (32, 32, 4, 1, 16)),
+        128: _tiles((32, 32, 4, 1, 16), (32, 16, 4, 1), (16, 32, 4, 1)),
     },
 }
 
@@ -160,7 +171,7 @@ def family() -> str:
     """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because they are the smallest.
 
     NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
-    those of `sm_90`; all others take those of `sm_80`.
+    those of `sm_90`. Those before capability 8 have 64 KiB and take those of `sm_75`; all others take those of `sm_80`.
     """
     return _family or family_of_this_gpu()
 
@@ -169,7 +180,8 @@ def family() -> str:
 def family_of_this_gpu() -> str:
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"
-    return "sm_90" if torch.cuda.get_device_capability()[0] in (9, 10) else "sm_80"
+    capability = torch.cuda.get_device_capability()[0]
+    return "sm_90" if capability in (9, 10) else "sm_80" if capability >= 8 else "sm_75"
 
 
 def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> TileConfig:

@@ -9,9 +9,9 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from common import cli
@@ -32,25 +32,36 @@ from triton.runtime.jit import JITFunction
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LANE_REGISTERS = 512  # of a quarter of a multiprocessor, for each lane of its warps; on all targets
 LOGS: dict[str, str] = {}  # of ptxas, by a kernel's hash: within a process a kernel is compiled once
+# Instructions of AMD's machine code: matrix products, memory (not what is spilled), and LDS.
+INSTRUCTIONS = {
+    "mfma": re.compile(r"^\s+v_mfma_", re.MULTILINE),
+    "memory": re.compile(r"^\s+(?:global|flat|buffer)_(?:load|store|atomic)(?!.*\boff, s\[)", re.MULTILINE),
+    "lds": re.compile(r"^\s+ds_", re.MULTILINE),
+}
 BLOCKS = ("BM", "BN", "BK", "ROWS", "BLOCK", "BLOCK_M", "BLOCK_N")  # a kernel's arguments that are sizes of its blocks
 
 
 class Target(NamedTuple):
-    """A GPU's multiprocessor (a compute unit on AMD): its warps, and its shared memory, of which a program takes some more."""
+    """A GPU, the family whose sizes it takes, and of its multiprocessor (on AMD a compute unit) the warps and the shared memory,
+    of which a program takes some more."""
 
     gpu: GPUTarget
+    family: str
     warps: int
     shared_bytes: int
     reserved_bytes: int = 0
 
 
 TARGETS = {
-    "gfx90a": Target(GPUTarget("hip", "gfx90a", 64), 32, 64 << 10),
-    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 32, 64 << 10),
-    "gfx950": Target(GPUTarget("hip", "gfx950", 64), 32, 160 << 10),
-    "sm_80": Target(GPUTarget("cuda", 80, 32), 64, 164 << 10, 1 << 10),
-    "sm_90": Target(GPUTarget("cuda", 90, 32), 64, 228 << 10, 1 << 10),
+    "gfx90a": Target(GPUTarget("hip", "gfx90a", 64), "hip", 32, 64 << 10),
+    "gfx942": Target(GPUTarget("hip", "gfx942", 64), "hip", 32, 64 << 10),
+    "gfx950": Target(GPUTarget("hip", "gfx950", 64), "hip", 32, 160 << 10),
+    "sm_80": Target(GPUTarget("cuda", 80, 32), "sm_80", 64, 164 << 10, 1 << 10),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), "sm_90", 64, 228 << 10, 1 << 10),
+    "sm_75": Target(GPUTarget("cuda", 75, 32), "sm_75", 32, 64 << 10),
+    "sm_89": Target(GPUTarget("cuda", 89, 32), "sm_80", 48, 100 << 10, 1 << 10),
 }
+DEFAULT = list(TARGETS)[:5]
 
 
 class Launch(NamedTuple):
@@ -69,10 +80,11 @@ def occupancy(target: Target, registers: int, warps: int, shared_bytes: int) -> 
 
 
 def resources(target: Target, kernel: Any, ptxas_log: str) -> dict[str, int | None]:
-    """What a compiled kernel needs of a multiprocessor."""
-    agprs = None
+    """What a compiled kernel needs of a multiprocessor, and on AMD how many instructions of some kinds it has."""
+    agprs, found = None, dict[str, int | None](dict.fromkeys(INSTRUCTIONS))
     if target.gpu.backend == "hip":
         assembly = kernel.asm["amdgcn"]
+        found = {name: len(pattern.findall(assembly)) for name, pattern in INSTRUCTIONS.items()}
         counts = {key: int(value) for key, value in re.findall(r"^ +(?:- )?\.(\w+): +(\d+)$", assembly, re.MULTILINE)}
         registers, agprs, scratch = (counts[key] for key in ("vgpr_count", "agpr_count", "private_segment_fixed_size"))
         spills = counts["vgpr_spill_count"] + counts["sgpr_spill_count"]
@@ -83,12 +95,14 @@ def resources(target: Target, kernel: Any, ptxas_log: str) -> dict[str, int | No
     shared = kernel.metadata.shared
     return {
         "registers": registers, "agprs": agprs, "spills": spills, "scratch_bytes": scratch, "shared_bytes": shared,
-        "occupancy": occupancy(target, registers, kernel.metadata.num_warps, shared),
+        "occupancy": occupancy(target, registers, kernel.metadata.num_warps, shared), **found,
     }  # fmt: skip
 
 
 @contextlib.contextmanager
-def _compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], str], None]) -> Iterator[None]:
+def _compiling_for(
+    name: str, take: Callable[[JITFunction, Any, dict[str, Any], str], None], chosen: Mapping[str, int]
+) -> Iterator[None]:
     """Within it a launch of a kernel compiles it for the target and hands it to `take`, with its options and ptxas's log.
 
     For a process of its own: afterwards Triton's driver is still none that can launch.
@@ -97,7 +111,7 @@ def _compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], 
 
     def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as log:
-            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+            kernel = run(self, *arguments, grid=grid, warmup=True, **{**options, **chosen})
         take(self, kernel, options, LOGS.setdefault(kernel.hash, log.getvalue()))
         for x in arguments:
             if isinstance(x, torch.Tensor) and not x.is_floating_point():
@@ -113,18 +127,21 @@ def _compiling_for(name: str, take: Callable[[JITFunction, Any, dict[str, Any], 
     driver.set_active(stand_in)
     run, JITFunction.run = JITFunction.run, compile_only
     try:
-        with launch_sizes.sizes_of("hip" if target.backend == "hip" else name):
+        with launch_sizes.sizes_of(TARGETS[name].family):
             yield
     finally:
         JITFunction.run = run
 
 
-def compile_all(name: str, dtypes: Sequence[str], table: Sequence[Launch]) -> list[dict[str, Any]]:
+def compile_all(
+    name: str, dtypes: Sequence[str], table: Sequence[Launch], chosen: Mapping[str, int] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """A row for each kernel, number format and size as it is compiled for one target.
 
     Args:
         name: a key of TARGETS.
         dtypes: keys of DTYPES.
+        chosen: options of the compiler, in place of the kernels' own.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     dtype = size = ""
@@ -141,7 +158,7 @@ def compile_all(name: str, dtypes: Sequence[str], table: Sequence[Launch]) -> li
         }  # fmt: skip
         found[tuple(row.values())] = row | resources(TARGETS[name], kernel, ptxas_log)
 
-    with _compiling_for(name, take):
+    with _compiling_for(name, take, chosen):
         for dtype in dtypes:
             for launch in table:
                 size = launch.size
@@ -152,15 +169,18 @@ def compile_all(name: str, dtypes: Sequence[str], table: Sequence[Launch]) -> li
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table, in which a terminal has room for registers and spills."""
-    least = ("stages", "warps", "blocks", "scratch_bytes", "agprs")
+    least = ("stages", "warps", "blocks", "scratch_bytes", "agprs", "memory", "lds", "mfma")
     return tables.text(list(rows[0]), [list(row.values()) for row in rows], least=least)
 
 
 def main(description: str | None, table: Sequence[Launch], dtypes: Sequence[str]) -> None:
     """The program of a version's compile_kernels.py, whose docstring is the description."""
     parser = cli.Parser(description)
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="ARCH", help="default: all five")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=DEFAULT, metavar="ARCH", help=f"default: {DEFAULT}")
     parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, metavar="DTYPE", help=f"default: {dtypes}")
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help='some of the sizes, such as "Dh = 128"; default: all')
+    for option, what in (("waves_per_eu", "warps that a SIMD shall hold"), ("matrix_instr_nonkdim", "16 or 32, of products")):
+        parser.add_argument(f"--{option.replace('_', '-')}", type=cli.positive, metavar="N", help=f"for AMD alone: {what}")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the rows, with the version of triton")
     parser.add_argument(
         "--summarize", type=Path, nargs="+", metavar="FILE.json",
@@ -176,8 +196,16 @@ def main(description: str | None, table: Sequence[Launch], dtypes: Sequence[str]
         summary = compiled_kernels.summary(options.summarize)
         write_json(options.output, {"schema": kernel_files.SUMMARY} | command | summary)
         return
+    if not hasattr(triton, "knobs"):
+        raise UsageError(f"triton {triton.__version__} is too old to compile without a GPU: this script needs 3.4 or newer")
+    if unknown := {*(options.sizes or ())} - {launch.size for launch in table}:
+        raise UsageError(f"--sizes {min(unknown)!r}: it is one of {', '.join(dict.fromkeys(launch.size for launch in table))}")
+    table = [launch for launch in table if not options.sizes or launch.size in options.sizes]
+    chosen = {name: getattr(options, name) for name in ("waves_per_eu", "matrix_instr_nonkdim") if getattr(options, name)}
+    if chosen and (others := [name for name in options.targets if TARGETS[name].family != "hip"]):
+        raise UsageError(f"--{min(chosen).replace('_', '-')} is for AMD's targets, not {others[0]}: name some with --targets")
     with progress(f"compiling for {', '.join(options.targets)}"):
-        rows = [row for name in options.targets for row in compile_all(name, options.dtypes, table)]
+        rows = [row for name in options.targets for row in compile_all(name, options.dtypes, table, chosen)]
     if options.output:
         header = {"schema": kernel_files.COMPILED, "triton": triton.__version__} | command
         write_json(options.output, header | {"rows": rows})

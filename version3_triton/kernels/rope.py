@@ -46,8 +46,7 @@ def _rotate(x_ptr, y_ptr, cos_ptr, sin_ptr, program, rows, length, batch_stride,
 def _rope_forward(
         q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, length, q_programs,
         q_batch, q_head, q_position, k_batch, k_head, k_position,
-        H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr,
-        ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first q_programs programs turn q, the others k. SIGN is 1 forward and -1 backward."""
     program = tl.program_id(0)

@@ -21,10 +21,7 @@ from torch.autograd.function import once_differentiable
 
 
 @triton.jit
-def _swiglu_forward(
-        gate_ptr, up_ptr, y_ptr, rows, size, gate_stride, up_stride,
-        ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _swiglu_forward(gate_ptr, up_ptr, y_ptr, rows, size, gate_stride, up_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
@@ -37,9 +34,8 @@ def _swiglu_forward(
 
 @triton.jit
 def _swiglu_backward(
-        gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, rows, size, gate_stride, up_stride,
-        ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, rows, size, gate_stride, up_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)

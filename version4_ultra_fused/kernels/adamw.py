@@ -23,12 +23,14 @@ BLOCK = 1024
 
 @triton.jit
 def _adamw(
-        w_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, step_ptr, size, lr, blend1, blend2, log_beta1, log_beta2, eps, keep, scale,
-        COPY: tl.constexpr, BLOCK: tl.constexpr,
+        w_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, step_ptr, size, lr, blend1, blend2, log_beta1, log_beta2, eps, decay, scale,
+        RATE_ON_DEVICE: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     step = tl.load(step_ptr)
+    if RATE_ON_DEVICE:
+        lr = tl.load(lr)
     correction1, correction2 = 1 - tl.exp2(step * log_beta1), 1 - tl.exp2(step * log_beta2)
     g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32) * scale
     w = tl.load(w_ptr + place, mask=inside, other=0.0)
@@ -36,7 +38,7 @@ def _adamw(
     v = tl.load(v_ptr + place, mask=inside, other=0.0)
     m += blend1 * (g - m)
     v += blend2 * (g * g - v)
-    w = w * keep - lr * (m / correction1) / (tl.sqrt(v / correction2) + eps)
+    w = w * (1 - lr * decay) - lr * (m / correction1) / (tl.sqrt(v / correction2) + eps)
     tl.store(m_ptr + place, m, mask=inside)
     tl.store(v_ptr + place, v, mask=inside)
     tl.store(w_ptr + place, w, mask=inside)
@@ -47,7 +49,7 @@ def _adamw(
 @interpretable
 def adamw(
     weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
+    lr: float | Tensor, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
 ) -> None:  # fmt: skip
     """One update in place, of flat buffers [P].
 
@@ -55,11 +57,12 @@ def adamw(
         weight, exp_avg, exp_avg_sq: float32.
         gradient: in any dtype.
         working: takes the new weights in its own dtype, or None.
+        lr: a number, or one float32 element, which a captured step reads anew.
         steps: the number of this step, from 1, one float32 element.
         scale: of the gradient; 1 / n where it is a sum over n processes.
     """
     _adamw[ceil_div(weight.numel(), BLOCK),](
         weight, exp_avg, exp_avg_sq, gradient, working, steps, weight.numel(),
-        lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, 1 - lr * decay, scale,
-        COPY=working is not None, BLOCK=BLOCK, num_warps=4,
+        lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, decay, scale,
+        RATE_ON_DEVICE=isinstance(lr, Tensor), COPY=working is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

@@ -17,6 +17,9 @@ e is the size of a number in the products, C = (H + 2 K) Dh.
                            backward      2 C e, without short_attention                        L
     swiglu                               3 F e, without `swiglu` above                         L
     swiglu_backward                      5 F e                                                 L
+    quantize               forward       12 D, and the weights 4 D (C + D + 3 F); FP8 alone    7 L
+                           backward      8 D + 4 C                                             3 L
+    swiglu_quantized                     6 F; backward 10 F                                    L
     flash_attention        forward       Dh (2 H + 2 K) e, 2 products                          L
                            queries       Dh (4 H + 2 K) e, 3 products                          L
                            keys          Dh (2 H + 4 K) e, 4 products                          L
@@ -87,6 +90,10 @@ def training_step(
         ("_rotate", "backward"): Cost("rope", head * 2 * (heads + 2 * kv_heads)),
         ("_swiglu", "forward"): Cost("swiglu", column * 3 * ffn),
         ("_swiglu_backward", "backward"): Cost("swiglu", column * 5 * ffn),
+        ("_quantize", "forward"): Cost("quantize", 4 * (tokens * layers * 3 * hidden + matrices)),
+        ("_quantize", "backward"): Cost("quantize", 4 * tokens * layers * (2 * hidden + packed)),
+        ("_swiglu_quantized", "forward"): Cost("swiglu", tokens * layers * 6 * ffn),
+        ("_swiglu_quantized", "backward"): Cost("swiglu", tokens * layers * 10 * ffn),
         ("_flash_attention_forward", "forward"): Cost("attention", head * (2 * heads + 2 * kv_heads), 2 * pairs),
         ("_flash_attention_backward_queries", "backward"): Cost("attention", head * (4 * heads + 2 * kv_heads), 3 * pairs),
         ("_flash_attention_backward_keys", "backward"): Cost("attention", head * (2 * heads + 4 * kv_heads), 4 * pairs),

@@ -109,6 +109,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tens
 @interpretable
 def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
     """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
+    assert qkv.is_contiguous()
     x = qkv[:, :rotated].view(-1, length, rotated // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
     v_heads = (qkv.shape[1] - rotated) // cos.shape[1]
     heads = x.shape[1] - v_heads

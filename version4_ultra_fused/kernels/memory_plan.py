@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from common.spans import span
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.scales import Scales
 from version4_ultra_fused.kernels.side_stream import SideStream
 
 import torch
@@ -30,6 +31,7 @@ class AutogradPlan:
     """Weights are cast, and gradients are autograd's."""
 
     communicates = False  # whether gradients are added up over processes as they are written
+    scales: Scales | None = None  # of products in FP8
 
     def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """The parameter's values in `dtype`."""
@@ -79,7 +81,7 @@ class AutogradPlan:
         """To be called when the backward pass of a block has been issued."""
 
     @contextmanager
-    def step(self, beside: bool) -> Iterator[None]:
+    def step(self, tokens: int, beside: bool) -> Iterator[None]:
         """As of `MemoryPlan`; it has no effect here."""
         yield
 
@@ -91,32 +93,38 @@ class MemoryPlan(AutogradPlan):
         working: of each parameter, the weight that products read.
         gradient: of each parameter, the buffer of its gradient.
         update_block: updates the matrices of a block, beside the backward pass of the blocks before it; None: not before its end.
-        communicates: as in `AutogradPlan`.
+        communicates, scales: as in `AutogradPlan`.
     """
 
     def __init__(
         self, working: dict[Tensor, Tensor], gradient: dict[Tensor, Tensor],
-        update_block: Callable[[nn.Module], None] | None, communicates: bool,
+        update_block: Callable[[nn.Module], None] | None, communicates: bool, scales: Scales | None,
     ) -> None:  # fmt: skip
-        self.working, self.gradient, self.update_block, self.communicates = working, gradient, update_block, communicates
+        self.working, self.gradient, self.update_block = working, gradient, update_block
+        self.communicates, self.scales = communicates, scales
         self.side: SideStream | None = None  # one for all steps, because a library has a workspace for each stream
         self.beside = False
         self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
         self.written: dict[Tensor, torch.cuda.Event] = {}  # by the side stream, in this step
 
     @contextmanager
-    def step(self, beside: bool) -> Iterator[None]:
-        """Around the forward and backward pass of a training step.
+    def step(self, tokens: int, beside: bool) -> Iterator[None]:
+        """Around the forward and backward pass of a training step on so many tokens.
 
         Args:
             beside: whether gradients of weights are written on the side stream.
         """
-        if not beside:
-            yield
-            return
-        self.side, self.beside = self.side or SideStream(), True
+        self.beside = beside
+        self.waiting.clear()  # of a step that ended in an error
+        if self.scales:
+            self.scales.begin(tokens)
+        if beside:
+            self.side = self.side or SideStream()
         yield
-        self.side.join()
+        if beside and self.side:
+            self.side.join()
+        if self.scales:
+            self.scales.end()
         self.beside = False
         self.written.clear()
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from common import ranks
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan
+from version4_ultra_fused.kernels.scales import Scales
 
 import torch
 import torch.distributed as dist
@@ -125,11 +126,12 @@ class MasterAdamW(torch.optim.Optimizer):
     Args:
         model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
+        fp8: whether the products of the blocks are in FP8; their scales are part of the state.
     """
 
     def __init__(
         self, model: Planned, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.01, fp8: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
         blocks = [[parameter for parameter in block.parameters() if parameter.dim() == 2] for block in model.layers]
@@ -139,6 +141,7 @@ class MasterAdamW(torch.optim.Optimizer):
         self.blocks: dict[nn.Module, slice] = dict(zip(model.layers, self.matrices.parts, strict=True))
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
+        self.scales = Scales(self.matrices.parameters) if fp8 else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
         self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
@@ -149,7 +152,11 @@ class MasterAdamW(torch.optim.Optimizer):
         self.state.clear()
         for flat in (self.matrices, self.others):
             for parameter, _, (exp_avg, exp_avg_sq) in flat.fragments():
-                self.state[parameter] = {"step": self.steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+                self.state[parameter] = self._common_state() | {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+
+    def _common_state(self) -> dict[str, Tensor]:
+        """What all parameters share."""
+        return {"step": self.steps} | ({"fp8_largest": self.scales.largest} if self.scales else {})
 
     def communicate(self, form: str) -> None:
         """From now on an update adds up the gradients of all processes first, in the form `ddp` or `zero1`; before the first."""
@@ -170,7 +177,7 @@ class MasterAdamW(torch.optim.Optimizer):
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
                     all_gather(buffer[part], moment)
             for parameter, moments in flat.views(*whole):
-                found[parameter] = {"step": self.steps, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+                found[parameter] = self._common_state() | {"exp_avg": moments[0], "exp_avg_sq": moments[1]}
         return found
 
     def take_states(self, states: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -206,7 +213,8 @@ class MasterAdamW(torch.optim.Optimizer):
         for flat in (self.matrices, self.others):
             for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
-        self.model.plan = MemoryPlan(working, gradient, self.update_block if early else None, self.form is not None)
+        update = self.update_block if early else None
+        self.model.plan = MemoryPlan(working, gradient, update, self.form is not None, self.scales)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read the flat buffers."""

@@ -1,8 +1,18 @@
 """Each operation of Version 4 in PyTorch, with the kernel's signature: for a CPU, float64, and shapes that no kernel takes."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Slot(NamedTuple):
+    """Where one tensor's scale stands, and where its largest magnitude goes; both one float32 element on the device."""
+
+    scale: Tensor
+    largest: Tensor
+    dtype: torch.dtype
 
 
 def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,10 +44,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
 
 
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
+    by_head, heads = qkv.view(-1, length, qkv.shape[1] // cos.shape[1], cos.shape[1]), rotated // cos.shape[1]
+    return torch.cat((_rotate(by_head[:, :, :heads], cos, sin), by_head[:, :, heads:]), 2).view(qkv.shape)
+
+
 def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
-    qkv = (x @ weight.T).view(-1, length, weight.shape[0] // cos.shape[1], cos.shape[1])
-    heads = rotated // cos.shape[1]
-    return torch.cat((_rotate(qkv[:, :, :heads], cos, sin), qkv[:, :, heads:]), 2).view(x.shape[0], -1)
+    return rotate(x @ weight.T, cos, sin, length, rotated)
 
 
 def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,6 +71,22 @@ def swiglu_backward(dhidden: Tensor, gate_up: Tensor) -> Tensor:
     return gate_up.copy_(torch.stack((dgate, dup), -1).flatten(1))
 
 
+def quantize(x: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+    torch.maximum(slot.largest, x.abs().amax(), out=slot.largest)
+    most = torch.finfo(slot.dtype).max
+    rows = (x.float() * (1 / slot.scale)).clamp(-most, most).to(slot.dtype)
+    return rows, rows.T.contiguous()
+
+
+def swiglu_quantized(gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+    gate, up = gate_up.float().unflatten(1, (-1, 2)).unbind(-1)
+    return quantize(F.silu(gate) * up, slot)
+
+
+def swiglu_backward_quantized(dhidden: Tensor, gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+    return quantize(swiglu_backward(dhidden.float(), gate_up.float()), slot)
+
+
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(wide, targets)
@@ -74,7 +103,7 @@ def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tens
 
 def adamw(
     weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
+    lr: float | Tensor, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
 ) -> None:  # fmt: skip
     gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)

@@ -37,7 +37,7 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
         "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
         "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
     },
-    "sm_80": dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),)),
+    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),))),
     "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
 }
 # The most elements of a product that is computed with its epilogue. For larger ones a library's product and a kernel take less

@@ -14,7 +14,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common import files
 from common.analysis.output import plots, run_facts, tables
@@ -23,9 +23,8 @@ from common.analysis.output.tables import Table
 from common.errors import UsageError
 from common.records.ablation_file import Ablation, Combination
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
@@ -72,11 +71,7 @@ def _ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
 
 
 def read(path: Path) -> Ablation:
-    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
-    """
+    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion."""
     measured = files.read(path, Ablation)
     first, *others = measured["combinations"]
     for i, other in enumerate(others, 1):
@@ -90,11 +85,7 @@ def read(path: Path) -> Ablation:
 
 
 def analyze(path: Path) -> Report:
-    """The tables of a fusion_ablation.json, with a CSV file and a figure.
-
-    Raises:
-        UsageError: the file is missing, damaged, or not of schema tiny-llama-ablation/1.
-    """
+    """The tables of a fusion_ablation.json, with a CSV file and a figure."""
     measured = read(path)
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")
@@ -110,10 +101,8 @@ def analyze(path: Path) -> Report:
 
 
 def add_tables(report: Report, measured: Ablation, stem: str, heading: Callable[[str, str], None]) -> None:
-    """Adds the combinations and the effects, with a figure of this stem, and what to know about the numbers.
-
-    Args:
-        heading: called before each of the two tables with a title and an anchor.
+    """Adds the combinations and the effects, with a figure of this stem, and what to know about the numbers; `heading` is called
+    before each of the two tables with a title and an anchor.
     """
     found = effects(measured["combinations"])
     medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
@@ -185,7 +174,7 @@ def notes(measured: Ablation) -> list[str]:
     ]
 
 
-def figure(measured: Ablation, found: Sequence[Effect]) -> "Figure":
+def figure(measured: Ablation, found: Sequence[Effect]) -> Figure:
     """Above the step time of every combination, below the effect of each fusion on time, memory and launches."""
     combinations = measured["combinations"]
     heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
@@ -194,7 +183,7 @@ def figure(measured: Ablation, found: Sequence[Effect]) -> "Figure":
     title = f"Fusion ablation: {measured['version']}, {run_facts.describe(measured)}"
     result.suptitle(textwrap.fill(title, 72), fontsize=9)
 
-    def bars(axes: "Axes", places: Sequence, values: Sequence[Sequence[float]], left: float, **style: Any) -> None:
+    def bars(axes: Axes, places: Sequence, values: Sequence[Sequence[float]], left: float, **style: Any) -> None:
         """Draws horizontal bars from `left` to the first of each three values, with the other two as their range."""
         ranges = [[abs(value[end] - value[0]) for value in values] for end in (1, 2)]
         axes.barh(places, [value[0] - left for value in values], left=left, xerr=ranges, capsize=3, **style)

@@ -19,22 +19,14 @@ from common.records.run_record import TimedRun
 
 
 class Candidate(NamedTuple):
-    """The part of a run that the choice needs.
+    """The part of a run that the choice needs."""
 
-    Attributes:
-        path: the run's record, or a profile, which holds one.
-        date: when the run began.
-        conditions: of `run_record.conditions`.
-        unusable: why its step times cannot be used.
-        attention_only: whether the profile is of the attention alone; None if there is none, or it has no profiled step.
-    """
-
-    path: Path
+    path: Path  # the run's record, or a profile, which holds one
     version: str
-    date: str
-    conditions: dict[str, Any]
-    unusable: list[str]
-    attention_only: bool | None
+    date: str  # when the run began
+    conditions: dict[str, Any]  # of `run_record.conditions`
+    unusable: list[str]  # why its step times cannot be used
+    attention_only: bool | None  # whether the profile is of the attention alone; None: there is none, or no profiled step in it
 
     @property
     def age(self) -> tuple[str, str]:
@@ -58,11 +50,7 @@ class Choice(NamedTuple):
 
 
 def read(path: Path) -> Candidate | None:
-    """A run record or a profile; None if the file is neither, or has no finished step.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """A run record or a profile; None if the file is neither, or has no finished step."""
     content = files.read_json(path)
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema not in (run_record.SCHEMA, step_profile.SCHEMA):
@@ -111,12 +99,10 @@ def profile_differences(pair: Pair) -> list[str]:
 
 
 def profiles(before: Sequence[Path], after: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The two files to compare: the newest profiles in the two groups of folders that can be compared, or else the newest.
+    """The two files to compare, and a note for each newer profile that was passed over.
 
-    A file stands for itself, and so does a folder without profiles, which may hold the files of another profiler.
-
-    Returns:
-        The two paths, and a note for each newer profile that was passed over.
+    The files are the newest profiles in the two groups of folders that can be compared, or else the newest. A file stands for
+    itself, and so does a folder without profiles, which may hold the files of another profiler.
     """
     groups = [[path for place in places for path in _profiles(place)] for places in (before, after)]
     if not all(groups) or max(map(len, groups)) == 1:

@@ -15,12 +15,12 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from common import files
 from common.analysis.comparisons import ablation_effects, choose, growth, launch_changes, source_diff
 from common.analysis.comparisons.choose import Choice
-from common.analysis.output import plots, run_facts
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
@@ -29,8 +29,7 @@ from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 Runs = Mapping[str, tuple[Path, TimedRun]]  # two files and their records, under the names by which tables show them
 
@@ -45,9 +44,6 @@ SEQUENCES = [
 ]
 
 
-# ---------------------------------------------------------------------------------------------------------- run records
-
-
 class Verdict(NamedTuple):
     """The comparison, and why it is a regression (empty: it is none)."""
 
@@ -56,15 +52,7 @@ class Verdict(NamedTuple):
 
 
 def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance: float) -> Verdict:
-    """Compares two run records.
-
-    Args:
-        min_speedup: a smaller speed-up is a regression.
-        loss_tolerance: nats; a larger difference of the loss curves is one as well.
-
-    Raises:
-        UsageError: a file is no run record, or the two cannot be compared; names every reason.
-    """
+    """Compares two run records. A smaller speed-up, or a larger difference of the loss curves in nats, is a regression."""
     before, after = run_record.read(baseline), run_record.read(current)
     reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
     reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
@@ -92,7 +80,7 @@ def add_runs(report: Report, runs: Runs) -> None:
     loss, steps = run_record.loss_difference(before, after)
     differing = _other_inputs(before, after)
     losses = f"not compared, they differ in {'; '.join(differing)}" if differing else (
-        f"largest difference {loss:.2g} nats over {steps} steps"
+        f"largest difference {loss:.2g} nats over {tables.counted(steps, 'step')}"
     )  # fmt: skip
 
     def row(name: str, value: Callable[[TimedRun], float], with_ratio: bool = False) -> list[object]:
@@ -128,15 +116,8 @@ def _other_inputs(before: TimedRun, after: TimedRun) -> list[str]:
     return run_record.differences(run_record.training_inputs(before), run_record.training_inputs(after))
 
 
-# ------------------------------------------------------------------------------------------------------------- launches
-
-
 def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
-    """Compares the launches of two runs; the report has tables (the `top` first names), a figure, and a CSV with all names.
-
-    Raises:
-        UsageError: the two cannot be compared.
-    """
+    """Compares the launches of two runs; the report has tables (the `top` first names), a figure, and a CSV with all names."""
     reduction = launch_changes.compare([baseline], [fused])
     report = Report("Kernel reduction")
     report.text(*reduction.conditions)
@@ -144,19 +125,11 @@ def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
     return report
 
 
-# ------------------------------------------------------------------------------------------------------------- versions
-
-
 def versions(baseline: Path, other: Path, output: Path | None) -> str:
-    """Compares the versions in two folders; with `output` the report is written there as Markdown.
+    """Compares the versions in two folders, and returns the text for a terminal; with `output` the report is written there as
+    Markdown.
 
     Where no two runs can be compared, there are no numbers; the report names what differs between the nearest two.
-
-    Returns:
-        The report for the terminal.
-
-    Raises:
-        UsageError: a folder holds no version or several, both hold the same one, or a file in them is damaged.
     """
     scripts = version_script(baseline, "--v1"), version_script(other, "--v2")
     if _name(scripts[0]) == _name(scripts[1]):
@@ -187,11 +160,7 @@ def versions(baseline: Path, other: Path, output: Path | None) -> str:
 
 
 def version_script(folder: Path, flag: str) -> Path:
-    """The tiny_llama_vN.py in a folder.
-
-    Raises:
-        UsageError: there is none, or more than one.
-    """
+    """The one tiny_llama_vN.py in a folder."""
     scripts = sorted(folder.glob("tiny_llama_v*.py"))
     if len(scripts) != 1:
         found = f"holds {' and '.join(script.name for script in scripts)}" if scripts else "holds no tiny_llama_vN.py"
@@ -227,9 +196,10 @@ def _comparable(report: Report, scripts: Sequence[Path], choice: Choice | None, 
     return None
 
 
-def add_spans(report: Report, runs: Runs) -> None:
-    """Adds the time and the launches of each span of a profiled step."""
-    reduction = launch_changes.compare(*([path] for path, _ in runs.values()))
+def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:
+    """Adds the time and the launches of each span of a profiled step; `varied` as in `launch_changes.compare`."""
+    before, after = ([path] for path, _ in runs.values())
+    reduction = launch_changes.compare(before, after, varied)
     spans = sorted(reduction.by("span"), key=lambda row: -row.us_before)
     rows = [
         [row.name, row.us_before / 1e3, row.us_after / 1e3, row.us_before / row.us_after if row.us_after else None,
@@ -256,35 +226,23 @@ def add_code(report: Report, before: Path, after: Path) -> None:
     report.text(f"The same in both: {', '.join(same) or 'none'}.")
 
 
-# -------------------------------------------------------------------------------------------------------- fusion report
-
-
-class Inputs(NamedTuple):
-    """Where the measurements of the fusion report lie; what is None is looked for where the other commands write it."""
-
-    baseline: Sequence[Path]  # profiles, or folders of some
-    fused: Sequence[Path]
-    ablation: Path | None  # fusion_ablation.json
-    sequences: Sequence[Path] | None  # folders of profiles at several sequence lengths
-
-
-def fusion_report(inputs: Inputs, output: Path) -> str:
+def fusion_report(
+    baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, sequences: Sequence[Path] | None, output: Path
+) -> str:
     """Writes `output` (Markdown) and the page beside it, of the same name in .html; returns a line that names both.
 
-    The two profiles must be there. A section whose own measurement is missing names the command that makes it.
-
-    Raises:
-        UsageError: a profile is missing, the two cannot be compared, a file that was named is damaged, or `output` is no .md or
-            cannot be written.
+    The two profiles, in files or folders, must be there. A fusion_ablation.json, or folders of profiles at several sequence
+    lengths, that are None are looked for where the other commands write them; a section without its measurement names the command
+    that makes it.
     """
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
-    for folders, script in zip((inputs.baseline, inputs.fused), SCRIPTS, strict=True):
+    for folders, script in zip((baseline, fused), SCRIPTS, strict=True):
         if not any(folder.is_file() or any(folder.rglob("profile_*.json")) for folder in folders):
             command = f"python {script} --num-steps 30 --profile-dir {shlex.quote(str(folders[0]))}"
             raise UsageError(f"{folders[0]} holds no profile_*.json: make one with `{command}`")
     files.writable_file(output, "--output")
-    reduction = launch_changes.compare(inputs.baseline, inputs.fused)
+    reduction = launch_changes.compare(baseline, fused)
     steps = [bottlenecks.read_step(path) for path in reduction.paths]
     runs = {
         name: (path, step.profile["run"]) for name, path, step in zip(("baseline", "fused"), reduction.paths, steps, strict=True)
@@ -296,9 +254,9 @@ def fusion_report(inputs: Inputs, output: Path) -> str:
     add_step_time(report, runs, steps)
     report.section("Kernel counts", "kernels")
     launch_changes.add_section(report, reduction, "kernels", TOP)
-    commands += add_memory(report, inputs.sequences)
+    commands += add_memory(report, sequences)
     add_roofline(report, runs, steps)
-    commands += add_ablation(report, inputs.ablation)
+    commands += add_ablation(report, ablation)
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in [*commands, shlex.join(sys.argv)]])
@@ -333,7 +291,7 @@ def add_step_time(report: Report, runs: Runs, steps: Sequence[Step]) -> None:
     report.table(["span", "phase", *(f"{name} ms" for name in runs), "difference"], rows)
 
 
-def _step_figure(bars: dict[tuple[str, str], list[float]]) -> "Figure":
+def _step_figure(bars: dict[tuple[str, str], list[float]]) -> Figure:
     """Two bars for each span, before above after, made of the phases. `bars`: ms before and after, by span and phase."""
     spans = list(dict.fromkeys(span for span, _ in bars))
     result = plots.new(5, 1 + 0.42 * len(spans))

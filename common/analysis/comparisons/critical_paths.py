@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.analysis.output import run_facts
 from common.analysis.output.report import Report
+from common.analysis.profiles import graph_replays
 from common.analysis.reports import critical_path
 from common.errors import UsageError
 from common.records import run_record, step_profile
@@ -17,11 +18,7 @@ from common.records.step_profile import Profile
 
 
 def compare(paths: Sequence[Path]) -> Report:
-    """A table of the steps in these profiles, in this order.
-
-    Raises:
-        UsageError: a file is damaged, is not a profile, has no trace beside it or no kernels of a GPU, or the conditions differ.
-    """
+    """A table of the steps in these profiles, in this order."""
     profiles = [step_profile.read(path) for path in paths]
     conditions = [run_record.conditions(profile["run"]) for profile in profiles]
     for path, own in zip(paths[1:], conditions[1:], strict=True):
@@ -41,7 +38,7 @@ def compare(paths: Sequence[Path]) -> Report:
 
 
 def _column(path: Path, profile: Profile) -> dict[str, float]:
-    step = critical_path.step(critical_path.load(path, profile))
+    step = critical_path.step(graph_replays.load(path.parent / profile["trace"]))
     if step is None:
         raise UsageError(f"{path} holds no kernels of a GPU: give profiles that were taken on one")
     return {"median step without the profiler, us": 1e3 * profile["run"]["step_ms"]["median"]} | critical_path.summary(step)

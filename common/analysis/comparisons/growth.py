@@ -7,21 +7,17 @@
     memory     m(B) = a + b B    a: weights, gradients, optimizer state, and on a CPU the process itself
                                  b: activations of one sample
 
-A larger batch hides a: its share a / t(B) falls to 10 % where a = 0.1 (a + b B), at B = 9 a / b.
-
 `sequence_memory`: through the peaks over the sequence length S, of each version and kind of attention, goes a parabola:
 
     peak  m(S) = a + b S + c S^2    a: what does not depend on S (on a GPU weights, AdamW's moments and the libraries' workspaces)
                                     b: what each position keeps: activations of width D and F, logits
                                     c: what each pair of positions keeps: the [B, H, S, S] matrices of plain attention
 
-The eager path of Version 1 keeps L matrices of 4 B H S^2 bytes in float32 (`footprint.activations`, part scores); a fused kernel
-writes none of them (Dao et al. 2022, arXiv:2205.14135). Where both terms are equal, at S = b / c, the quadratic one takes over.
+A fused kernel writes no such matrix (Dao et al. 2022, arXiv:2205.14135). At S = b / c the quadratic term takes over.
 
-The local exponent log(m2 / m1) / log(S2 / S1) between two neighbouring lengths is that of the step's own memory: 1 is linear, 2
-quadratic. The step's own memory is the peak without weights and moments, which last from step to step. The allocator's total on a
-GPU includes them; the count of a CPU's profile begins at zero and does not. Gradients do not last, since `zero_grad` drops them:
-they are part of the step as far as they are alive at its peak.
+The local exponent log(m2 / m1) / log(S2 / S1) between two neighbouring lengths is that of the step's own memory, the peak without
+weights and moments, which last from step to step. The allocator's total on a GPU includes them; the count of a CPU's profile
+begins at zero and does not. Gradients, which `zero_grad` drops, are part of the step as far as they are alive at its peak.
 """
 
 import itertools
@@ -30,7 +26,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from common import files
 from common.analysis.formulas import footprint
@@ -43,8 +39,7 @@ from common.records import run_record, step_profile
 from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory, ShownRun
 from common.records.run_record import TimedRun
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 
 class Curve(NamedTuple):
@@ -83,11 +78,7 @@ HEADER = {  # column of the CSV: heading of the table
 
 
 def batch_scaling(folders: Sequence[Path]) -> Report:
-    """Compares the newest profile of each folder; the report has a table (and CSV), a figure and what the fits say.
-
-    Raises:
-        UsageError: the profiles cannot be compared, or are fewer than two.
-    """
+    """Compares the newest profile of each folder; the report has a table (and CSV), a figure and what the fits say."""
     runs = read_sizes(folders)
     listed = run_facts.peak_flops(runs[0]) is not None
     share = "a share of the data sheet's peak" if listed else "not given: this device's peak is not listed"
@@ -119,12 +110,7 @@ def batch_scaling(folders: Sequence[Path]) -> Report:
 
 
 def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
-    """The run records of the newest profile in each folder, by batch size.
-
-    Raises:
-        UsageError: a folder holds no profile, two runs have one batch size or differ in anything else, or there are fewer than
-            two.
-    """
+    """The run records of the newest profile in each of two folders or more, by batch size; they differ in nothing else."""
     if len(folders) < 2:
         raise UsageError(f"--profile-dirs: scaling needs at least two batch sizes, and {len(folders)} folder was given")
     found = [(path, step_profile.read(path)["run"]) for path in map(step_profile.find, folders)]
@@ -191,7 +177,7 @@ def _memory_meaning(line: Curve, run: TimedRun) -> str:
     )
 
 
-def size_figure(runs: Sequence[TimedRun]) -> "Figure":
+def size_figure(runs: Sequence[TimedRun]) -> Figure:
     """Throughput against the ideal, step time with its line, and memory with its line."""
     result = plots.new(15, 4.8)
     result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}")
@@ -241,9 +227,6 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
 
     The JSON (schema "tiny-llama-sequence-memory/1") has the command and the fields of each `Run`, its record without losses and
     step times; the tables can be made from it again.
-
-    Raises:
-        UsageError: the profiles cannot be compared, or are too few.
     """
     runs = read_lengths(folders)
     report = Report("Memory over the sequence length")
@@ -279,11 +262,8 @@ def add_lengths(report: Report, runs: Sequence[Run], stem: str) -> None:
 
 
 def read_lengths(folders: Sequence[Path]) -> list[Run]:
-    """The newest profile of each folder, by group and sequence length.
-
-    Raises:
-        UsageError: a folder holds no profile, or one without memory or settings; two runs are of one group and length, or
-            differ in anything else; a group has fewer than three lengths.
+    """The newest profile of each folder, by group and sequence length: at least LEAST lengths a group, which differ in nothing
+    else.
     """
     profiles = [(path, step_profile.read(path)) for path in map(step_profile.find, folders)]
     found = [(_run(path, profile), profile["run"]) for path, profile in profiles]
@@ -311,11 +291,7 @@ def _identity(record: TimedRun, with_switches: bool) -> dict[str, object]:
 
 
 def load(path: Path) -> list[Run]:
-    """The runs of a sequence_memory.json.
-
-    Raises:
-        UsageError: the file is damaged, or not of schema tiny-llama-sequence-memory/1.
-    """
+    """The runs of a sequence_memory.json."""
     stored = files.read(path, SequenceMemory)["runs"]
     runs = [
         Run(run["group"], run["sequence_length"], run["peak"], run["step"], Path(run["path"]), run["record"]) for run in stored
@@ -365,10 +341,7 @@ def exponents(members: Sequence[Run]) -> list[float]:
 
 def by_formula(run: Run) -> tuple[int, int]:
     """Bytes that the eager path keeps for the backward pass: without the scores, and the scores."""
-    record = run.record
-    autocast = None if record["precision"]["compute"] == "fp32" else "cpu" if record["device"]["kind"] == "cpu" else "cuda"
-    model, batch_size = ModelConfig(**record["model"]), record["training"]["batch_size"]
-    kept = footprint.activations(model, batch_size, run.sequence_length, autocast)
+    kept = footprint.activations_of(run.record)
     return kept["total"] - kept["scores"], kept["scores"]
 
 
@@ -403,9 +376,7 @@ def fit_table(runs: Sequence[Run]) -> Table:
         (fixed, linear, quadratic), residual = parabola(members)
         residual_mib = None if residual is None else round(residual) / MIB
         share = 100 * _quadratic_share(members)
-        rows.append([
-            group, round(fixed / MIB, 3), linear / 1024, quadratic, residual_mib, share, _plain_factor(members[-1])
-        ])  # fmt: skip
+        rows.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, residual_mib, share, _plain_factor(members[-1])])
     return header, rows
 
 
@@ -438,7 +409,7 @@ def _ratios(groups: dict[str, list[Run]]) -> list[str]:
     return [f"At S = {longest} the peak of {smallest} is {least / MIB:,.0f} MiB; {against}."]
 
 
-def length_figure(runs: Sequence[Run]) -> "Figure":
+def length_figure(runs: Sequence[Run]) -> Figure:
     """Above the peaks with their parabolas, below the step's memory, both axes logarithmic, beside slopes 1 and 2."""
     result = plots.new(6.5, 8)
     above, below = result.subplots(2, 1)

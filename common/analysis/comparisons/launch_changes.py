@@ -10,7 +10,7 @@ product replaces three smaller ones, names are gone and new, and the kinds show 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from common.analysis.comparisons import choose
 from common.analysis.formulas import operators
@@ -21,11 +21,10 @@ from common.analysis.profiles.kernel_table import Kernels
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile
+from common.spans import FORWARD_SPANS
 
 import pandas
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 # `table` is total, kind, span or name; `detail` the phase of a span or the kind of a name. Per step where the sources know steps.
 CSV_COLUMNS = (
@@ -71,22 +70,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduction:
-    """The launches of two runs, per training step where both sources know steps, and else of the whole files.
-
-    Attributes:
-        conditions: on what both ran, and the two files.
-        counted: `kernels` or `operator calls`; `what` adds the unit.
-        launches: a row per name, kind of work, span and phase (both empty where the sources do not know them) with the last four
-            fields of a Difference.
-        notes: sentences to read before the numbers.
-    """
+    """The launches of two runs, per training step where both sources know steps, and else of the whole files."""
 
     paths: list[Path]
-    conditions: list[str]
-    counted: str
-    what: str
-    launches: pandas.DataFrame
-    notes: list[str]
+    conditions: list[str]  # on what both ran, and the two files
+    counted: str  # `kernels` or `operator calls`
+    what: str  # the same with its unit
+    launches: pandas.DataFrame  # a row per name, kind, span and phase (empty where not known), with NUMBERS
+    notes: list[str]  # sentences to read before the numbers
 
     def by(self, *labels: str) -> list[Difference]:
         """The sums over equal values of one or two columns, the largest change in calls first, then in time."""
@@ -104,11 +95,9 @@ class Reduction:
         return Difference("all", "", *self.launches[NUMBERS].sum())
 
 
-def compare(baseline: Sequence[Path], fused: Sequence[Path]) -> Reduction:
-    """Compares two files, or the newest profiles in two groups of folders that can be compared.
-
-    Raises:
-        UsageError: there is nothing to read, or the two cannot be compared; names the reason.
+def compare(baseline: Sequence[Path], fused: Sequence[Path], varied: Sequence[str] | None = ()) -> Reduction:
+    """Compares two files, or the newest profiles in two groups of folders that can be compared; `varied` names conditions that
+    may differ between two files, besides the version (None: all may, and a note names them).
     """
     paths, passed_over = choose.profiles(baseline, fused)
     before, after = map(load_kernels.load, paths)
@@ -123,8 +112,15 @@ def compare(baseline: Sequence[Path], fused: Sequence[Path]) -> Reduction:
     conditions, notes = [], list(dict.fromkeys([*passed_over, *before.notes, *after.notes]))
     ours, theirs = (step_profile.read(each.path) if each.source == "profile" else None for each in (before, after))
     if ours and theirs:
-        settings = [run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} for each in (ours, theirs)]
-        run_record.require_equal((before.path, after.path), (settings[0], settings[1]), "the version")
+        settings = [
+            run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} | dict.fromkeys(varied or ())
+            for each in (ours, theirs)
+        ]
+        if varied is None:
+            notes += [f"the two differ in {each}" for each in run_record.differences(settings[0], settings[1])]
+        else:
+            but = " and ".join(["the version", *varied])
+            run_record.require_equal((before.path, after.path), (settings[0], settings[1]), but)
         conditions.append(run_facts.describe(ours["run"]))
     else:
         notes += [UNKNOWN] if before.steps else [UNKNOWN, TOTALS]
@@ -134,6 +130,8 @@ def compare(baseline: Sequence[Path], fused: Sequence[Path]) -> Reduction:
     conditions += [f"before: {_source(before, ours)}", f"after: {_source(after, theirs)}"]
     both = ours and theirs
     launches = [_launches(before, both and ours, "before"), _launches(after, both and theirs, "after")]
+    if not both and not all(side.span.isin(FORWARD_SPANS).any() for side in launches):
+        launches = [side.assign(span="", phase="") for side in launches]
     return Reduction(
         [before.path, after.path], conditions, counted, f"{counted} {'per step' if before.steps else 'in the whole file'}",
         pandas.concat(launches).fillna(0.0), [f"{note[0].upper()}{note[1:]}." for note in notes],
@@ -150,7 +148,7 @@ def _launches(found: Kernels, profile: Profile | None, side: str) -> pandas.Data
     """The rows of one side; with spans if its profile is given."""
     steps, columns = found.steps or 1, ["name", "span", "phase", "calls", "us"]
     if not profile:
-        rows = found.table.assign(span="", phase="", calls=found.table.calls / steps, us=found.table.duration_ns / 1e3 / steps)
+        rows = found.table.assign(calls=found.table.calls / steps, us=found.table.duration_ns / 1e3 / steps)
     elif found.are_operators:
         rows = pandas.DataFrame([row for row in operators.rows(profile) if row.works])
     else:
@@ -160,14 +158,9 @@ def _launches(found: Kernels, profile: Profile | None, side: str) -> pandas.Data
     return rows[columns].rename(columns={"calls": f"calls_{side}", "us": f"us_{side}"}).assign(kind=kinds)
 
 
-# --------------------------------------------------------------------------------------------------------------- showing
-
-
 def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> None:
-    """Adds totals, a figure, and tables by kind of work, by span, and of the `top` names with the largest changes.
-
-    Args:
-        stem: of the figure, and of a CSV file with all names in full.
+    """Adds totals, a figure, and tables by kind of work, by span, and of the `top` names with the largest changes; a CSV file, of
+    the same stem as the figure, has all names in full.
     """
     unit, factor = _time_unit(reduction)
     total, kinds, spans, names = [reduction.total], reduction.by("kind"), reduction.spans, reduction.by("name", "kind")
@@ -214,7 +207,7 @@ def headline(reduction: Reduction) -> str:
     )
 
 
-def figure(reduction: Reduction) -> "Figure":
+def figure(reduction: Reduction) -> Figure:
     """Calls (left) and time (right) before and after: by kind of work above, by span below where spans are known."""
     unit, factor = _time_unit(reduction)
     groups = [reduction.by("kind"), *([reduction.by("span")] if reduction.spans else [])]

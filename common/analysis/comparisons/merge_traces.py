@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from common.analysis.output.tables import counted
 from common.analysis.profiles import communication
 from common.analysis.profiles.json_elements import elements
 from common.errors import UsageError
@@ -10,21 +11,14 @@ from common.files import writable_file, write_json
 
 
 def write(folder: Path, output: Path) -> int:
-    """Writes the merged trace of the one run whose traces are in a folder.
-
-    Returns:
-        The number of ranks.
-
-    Raises:
-        UsageError: these are not the traces of several ranks of one run, one is damaged, or the output cannot be written.
-    """
+    """Writes the merged trace of the one run whose traces are in a folder; returns the number of ranks."""
+    writable_file(output, "--output")
     paths = communication.find(folder)
     if len(paths) < 2:
-        raise UsageError(f"{folder} holds {len(paths)} traces (trace_*.json): run torchrun with --profile-dir")
+        raise UsageError(f"{folder} holds {counted(len(paths), 'trace')} (trace_*.json): run torchrun with --profile-dir")
     ranks = [communication.rank_of(path) for path in paths]
     if ranks != [*range(len(paths))]:
         raise UsageError(f"{folder} holds traces of several runs (ranks {ranks}): give the folder of one run")
-    writable_file(output, "--output")
     write_json(output, merge(paths))
     return len(paths)
 
@@ -33,9 +27,6 @@ def merge(paths: list[Path]) -> dict[str, Any]:
     """One trace with the tracks of all ranks, named by rank, from traces in the order of the ranks.
 
     Times stay as they are: processes of one host share a clock, and between hosts clocks differ.
-
-    Raises:
-        UsageError: a file is no trace of torch.profiler, or is damaged.
     """
     merged = []
     for rank, path in enumerate(paths):

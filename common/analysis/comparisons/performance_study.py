@@ -27,11 +27,7 @@ HEADER = (
 
 
 def analyze(folder: Path) -> Report:
-    """The report on the study in a folder; it writes performance_study.md, .html and .png.
-
-    Raises:
-        UsageError: there is no finished run in the folder, or a file in it is damaged.
-    """
+    """The report on the study in a folder; it writes performance_study.md, .html and .png."""
     runs = read(folder)
     if not runs:
         names = " or ".join(f"metrics_{name}.json" for name in FORMATS)

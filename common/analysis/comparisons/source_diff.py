@@ -1,4 +1,4 @@
-"""Compares two Python files definition by definition, and shows how the forward pass differs, as a diff for the documents.
+"""Compares two Python files definition by definition.
 
 A definition is a function, a method, or a class without its methods; the rest (docstring, imports, constants) counts as one more,
 the module level. Two definitions are the same if their lines are, blank ones apart. Added and removed lines are those within one
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UsageError
+from common.files import opened
 
 MODULE_LEVEL = "(module level)"
-FORWARD = ("forward", "hidden_states", "loss")  # the methods that run in a forward pass
 
 
 class Change(NamedTuple):
@@ -29,12 +29,9 @@ class Change(NamedTuple):
 
 
 def definitions(script: Path) -> dict[str, list[str]]:
-    """The lines of each definition, blank ones left out, by name (methods: Class.method) in order of their appearance.
-
-    Raises:
-        UsageError: the script is not valid Python.
-    """
-    source = script.read_text(encoding="utf-8")
+    """The lines of each definition, blank ones left out, by name (methods: Class.method) in order of their appearance."""
+    with opened(script) as file:
+        source = file.read().decode("utf-8")
     try:
         module = ast.parse(source)
     except SyntaxError as error:
@@ -78,15 +75,3 @@ def compare(before: Path, after: Path) -> list[Change]:
             kind = "gone"
         changes.append(Change(name, kind, len(ours), len(theirs), added, removed))
     return changes
-
-
-def forward_diff(before: Path, after: Path) -> str:
-    """Markdown: for each method of FORWARD that both have and that differs, its diff with one line around each change."""
-    old, new = definitions(before), definitions(after)
-    shown = []
-    for name in (name for name in old if name in new and name.partition(".")[2] in FORWARD):
-        ours, theirs = ([line[4:] for line in each[name] if not line.startswith("    @")] for each in (old, new))
-        diff = difflib.unified_diff(ours, theirs, n=1, lineterm="")
-        changes = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
-        shown += ["\n".join([f"  # {name}", *changes])] if changes else []
-    return "```diff\n" + "\n\n".join(shown) + "\n```\n"

@@ -65,46 +65,30 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Transfer:
-    """Collectives of a kind in a step.
+    """Collectives of a kind in a step."""
 
-    Attributes:
-        kind: all_reduce, reduce_scatter, all_gather, reduce or broadcast.
-        bytes: of the whole tensors, all pieces together.
-        count: of pieces.
-        beside: the pass that they can overlap with.
-    """
-
-    kind: str
-    bytes: float
-    count: float
-    beside: Beside
+    kind: str  # of KINDS
+    bytes: float  # of the whole tensors, all pieces together
+    count: float  # of pieces
+    beside: Beside  # the pass that they can overlap with
 
 
-def transfers(form: str, parameters: int, layers: int, gradient_bytes: int = FLOAT, weight_bytes: int = FLOAT) -> list[Transfer]:
-    """The collectives of a step in a form (ddp, zero1 or fsdp).
-
-    Args:
-        gradient_bytes, weight_bytes: of an element that is sent.
-    """
-    gradients, weights = parameters * gradient_bytes, parameters * weight_bytes
-    buckets, blocks = math.ceil(gradients / BUCKET), layers + 1
+def transfers(form: str, parameters: int, layers: int) -> list[Transfer]:
+    """The collectives of a step in a form (ddp, zero1 or fsdp), with float32 gradients and weights."""
+    size, blocks = FLOAT * parameters, layers + 1
+    buckets = math.ceil(size / BUCKET)
     return {
-        "ddp": [Transfer("all_reduce", gradients, buckets, "backward")],
-        "zero1": [Transfer("reduce_scatter", gradients, buckets, "backward"), Transfer("all_gather", weights, 1, "nothing")],
+        "ddp": [Transfer("all_reduce", size, buckets, "backward")],
+        "zero1": [Transfer("reduce_scatter", size, buckets, "backward"), Transfer("all_gather", size, 1, "nothing")],
         "fsdp": [
-            Transfer("all_gather", weights, blocks, "forward"),
-            Transfer("all_gather", weights, blocks, "backward"),
-            Transfer("reduce_scatter", gradients, blocks, "backward"),
+            Transfer("all_gather", size, blocks, "forward"), Transfer("all_gather", size, blocks, "backward"),
+            Transfer("reduce_scatter", size, blocks, "backward"),
         ],
-    }[form]
+    }[form]  # fmt: skip
 
 
 def transfer_ms(transfer: Transfer, processes: int, link: Link) -> float:
-    """Milliseconds of all pieces of a transfer, one after the other; 0 on one GPU.
-
-    Raises:
-        KeyError: the kind is unknown.
-    """
+    """Milliseconds of all pieces of a transfer, one after the other; 0 on one GPU."""
     others, rounds = processes - 1, KINDS[transfer.kind]
     passing = (rounds * others / processes if rounds else min(1, others)) * transfer.bytes  # bytes over each link
     return (rounds or 1) * others * transfer.count * link.microseconds / 1e3 + passing / link.gb_per_second / 1e6
@@ -120,12 +104,7 @@ def exposed_ms(transfers: list[Transfer], processes: int, link: Link, window_ms:
 
 
 def step_ms(form: str, transfers: list[Transfer], one: Step, processes: int, link: Link, share: float = 1.0) -> float:
-    """Milliseconds of the step on so many GPUs, as the model has it.
-
-    Args:
-        one: the step on one GPU.
-        share: of the one GPU's batch that each GPU has.
-    """
+    """Milliseconds of the step on so many GPUs, as the model has it; each has this share of the one GPU's batch."""
     passes = {"forward": share * one.forward, "backward": share * one.backward, "nothing": 0.0}
     grouped = {name: [transfer for transfer in transfers if transfer.beside == name] for name in passes}
     after = sum(transfer_ms(transfer, processes, link) for transfer in grouped.pop("nothing"))
@@ -139,13 +118,9 @@ def efficiency(one_ms: float, ms: float, share: float = 1.0) -> float:
 
 
 def link_of(sizes: list[tuple[int, float]], processes: int) -> Link:
-    """The link behind times of all-reduces.
+    """The link behind times of all-reduces on at least 2 GPUs, given as pairs of bytes and milliseconds.
 
     The latency is that of the smallest; the bandwidth is what passes each link in the largest, its latency included.
-
-    Args:
-        sizes: pairs of bytes and milliseconds.
-        processes: at least 2.
     """
     (_, least), (nbytes, most) = min(sizes), max(sizes)
     return Link(2 * (processes - 1) / processes * nbytes / most / 1e6, least * 1e3 / (2 * (processes - 1)))

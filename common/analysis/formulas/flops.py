@@ -26,11 +26,7 @@ def parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def forward(config: ModelConfig, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
-    """FLOPs of one forward pass by part.
-
-    Returns:
-        projections (Q, K, V and output), attention (scores and weighted sum), mlp, head, and their total.
-    """
+    """FLOPs of one forward pass: projections (Q, K, V and output), attention (scores and weighted sum), mlp, head, and total."""
     tokens = batch_size * sequence_length
     pairs = sequence_length * (sequence_length + 1) // 2 if causal else sequence_length**2
     counted = parameters(config)

@@ -6,15 +6,13 @@ checks them to the byte against the tensors that autograd saves and the kernels 
 docstrings n = B S D and f = B S F are numbers of elements. `one_kernel_bytes` is a lower bound for fused kernels, not a forecast.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from common.analysis.formulas import flops
 from common.config import ModelConfig
 
 FLOAT, HALF, INTEGER = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of a token id
-
-
-# ------------------------------------------------------------------------------------------------- persistent state
 
 
 def states(config: ModelConfig) -> dict[str, int]:
@@ -40,19 +38,13 @@ def optimizer_bytes(config: ModelConfig) -> int:
     return 7 * FLOAT * flops.parameters(config)["total"]
 
 
-# ------------------------------------------------------------------------------------------------------ activations
-
-
 def activations(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
-    """Bytes that autograd keeps between forward and backward, without weights and rotary tables.
+    """Bytes that autograd keeps between forward and backward, without weights and rotary tables, by part: embed, norm, attention
+    (grows with S), scores (grows with S^2), mlp, loss, casts and total.
 
-    Args:
-        autocast: None for float32, else the device of the 16-bit run: `cpu` or `cuda`. On CUDA and ROCm autocast computes the
-            softmax in float32, so the [B, H, S, S] weights are kept twice: in float32, and in 16 bits for the product.
-
-    Returns:
-        embed, norm, attention (grows with S), scores (grows with S^2), mlp, loss, casts and their total. A tensor that two
-        operations keep counts once, in the part that kept it first.
+    A tensor that two operations keep counts once, in the part that kept it first. `autocast` is None for float32, else the device
+    of the 16-bit run: `cpu` or `cuda`. On CUDA and ROCm autocast computes the softmax in float32, so the [B, H, S, S] weights are
+    kept twice: in float32, and in 16 bits for the product.
     """
     layers, length = config.num_layers, sequence_length
     tokens = batch_size * length
@@ -75,6 +67,13 @@ def activations(config: ModelConfig, batch_size: int, sequence_length: int, auto
     return parts | {"total": sum(parts.values())}
 
 
+def activations_of(run: Mapping[str, Any]) -> dict[str, int]:
+    """`activations` at the sizes of a run, by its record."""
+    autocast = None if run["precision"]["compute"] == "fp32" else "cpu" if run["device"]["kind"] == "cpu" else "cuda"
+    training = run["training"]
+    return activations(ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"], autocast)
+
+
 def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:
     """A lower bound on the peak memory of a training step, in bytes.
 
@@ -89,17 +88,14 @@ def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autoc
 def least_run(config: ModelConfig, batch_size: int, sequence_length: int, num_steps: int = 1, half: bool = False) -> int:
     """A lower bound on the bytes that a training run of any version takes, however much of it is fused.
 
-    These are the states, or without gradients what the backward pass of every version needs: the input of each layer. Cos and
-    sin, the batch of ids and targets, and the position of each sample of the run come on top.
-
-    Args:
-        half: whether the input of a layer may be of 16 bits.
+    These are the states, or without gradients what the backward pass of every version needs: the input of each layer, of 16 bits
+    if `half`. Cos and sin, the batch of ids and targets, and the loss of each step come on top.
     """
     stays, tokens = states(config), batch_size * sequence_length
     layer_inputs = config.num_layers * tokens * config.hidden_size * (HALF if half else FLOAT)
     tables = 2 * FLOAT * config.max_sequence_length * config.head_dim
-    batch = INTEGER * (2 * tokens + batch_size * num_steps)
-    return max(stays["weights"] + stays["adamw"] + layer_inputs, stays["total"]) + tables + batch
+    batch, losses = INTEGER * 2 * tokens, FLOAT * num_steps
+    return max(stays["weights"] + stays["adamw"] + layer_inputs, stays["total"]) + tables + batch + losses
 
 
 def quadratic_overtakes(config: ModelConfig, batch_size: int) -> int:
@@ -111,25 +107,15 @@ def quadratic_overtakes(config: ModelConfig, batch_size: int) -> int:
     return linear // (FLOAT * batch_size * config.num_attention_heads + 1) + 1
 
 
-# ------------------------------------------------------------------------------------------------------- bytes moved
+class Operation(NamedTuple):
+    """One kernel of the eager forward pass, run `calls` times."""
 
-
-@dataclass(frozen=True)
-class Operation:
-    """One kernel of the eager forward pass, run `calls` times.
-
-    Attributes:
-        span: embed, norm, attention, mlp, loss or residual.
-        group: the operations that one fused kernel would compute together; each group is a row in the tables.
-        flops, bytes: of one call. Every input is read once and every output is written once.
-    """
-
-    span: str
-    group: str
+    span: str  # embed, norm, attention, mlp, loss or residual
+    group: str  # what one fused kernel would compute together; each group is a row in the tables
     name: str
     calls: int
-    flops: int
-    bytes: int
+    flops: int  # of one call
+    bytes: int  # likewise; every input is read once and every output is written once
 
 
 def operations(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Operation]:
@@ -214,14 +200,10 @@ def totals(operations: list[Operation], key: str) -> dict[str, dict[str, int]]:
 
 # Each kernel of `one_kernel_bytes`, and the groups of `operations` that it would replace.
 ONE_KERNEL = {
-    "attention projections": ("attention projections",),
-    "mlp projections": ("mlp projections",),
-    "attention core": ("attention products", "copies", "scale, mask, softmax"),
-    "RoPE": ("RoPE",),
-    "RMSNorm + residual": ("RMSNorm", "residual"),
-    "SwiGLU": ("SwiGLU",),
-    "cross-entropy": ("cross-entropy",),
-}
+    "attention projections": ("attention projections",), "mlp projections": ("mlp projections",),
+    "attention core": ("attention products", "copies", "scale, mask, softmax"), "RoPE": ("RoPE",),
+    "RMSNorm + residual": ("RMSNorm", "residual"), "SwiGLU": ("SwiGLU",), "cross-entropy": ("cross-entropy",),
+}  # fmt: skip
 
 
 def one_kernel_bytes(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, int]:

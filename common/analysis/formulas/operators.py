@@ -51,11 +51,9 @@ ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
 TENSOR_LIST = "TensorList"
 # Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k and v likewise.
 ATTENTION = {
-    "_scaled_dot_product_flash_attention_for_cpu": True,
-    "_cudnn_attention": True,
-    "_flash_attention": False,
+    "_scaled_dot_product_flash_attention_for_cpu": True, "_cudnn_attention": True, "_flash_attention": False,
     "_efficient_attention": False,
-}
+}  # fmt: skip
 WORK_IN_OTHERS = frozenset((
     # views, allocation and bookkeeping
     "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "expand", "expand_as", "slice", "select",
@@ -225,11 +223,7 @@ def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
 
 
 def bound(flops: float, bytes_: float, ceilings: Rates) -> tuple[float, str]:
-    """A lower bound on the seconds of a call, and the ceiling that sets it: `compute`, `memory` or `launch`.
-
-    Args:
-        flops, bytes_: from `cost`.
-    """
+    """A lower bound on the seconds of a call of this cost, and the ceiling that sets it: `compute`, `memory` or `launch`."""
     return max(
         (flops / ceilings["flops_per_second"], "compute"),
         (bytes_ / ceilings["bytes_per_second"], "memory"),

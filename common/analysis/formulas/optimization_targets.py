@@ -27,6 +27,11 @@ from typing_extensions import TypedDict
 SCHEMA = "tiny-llama-targets/1"
 # Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
 ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
+CHANGES = {  # the target of each change, which is named after the flag that makes it in some version
+    "qkv-fusion": "QKV fusion", "swiglu-fusion": "SwiGLU fusion", "flash-attention": "flash attention",
+    "torch-compile": "elementwise fusion", "fused-optimizer": "fused optimizer", "use-amp": "mixed precision",
+    "capture-step": "launch overhead",
+}  # fmt: skip
 
 
 class Target(TypedDict):
@@ -65,11 +70,7 @@ class Step:
 
 
 def read_step(path: Path) -> Step:
-    """The mean step of a profile.
-
-    Raises:
-        UsageError: the file is not a profile, or it is damaged or holds no step.
-    """
+    """The mean step of a profile."""
     profile = step_profile.read(path)
     rows = operators.rows(profile)
     inside = sum(row.us for row in rows)
@@ -159,14 +160,14 @@ def targets(step: Step) -> list[Target]:
     optimizer = [row for row in working if row.span == "optimizer"]
     fuse("fused optimizer", form, optimizer, [Work(1, 0, 7 * 4 * run["parameters"])])
 
-    peaks = datasheet(run["device"]["name"])
+    bf16 = (datasheet(run["device"]["name"], run["device"].get("multiprocessors")) or {}).get("bf16")
     if precision == "fp32":
         products = [row for row in working if row.bytes and row.name.removeprefix("aten::") in operators.MATRIX_PRODUCTS]
         fused = [Work(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
         note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
-        if peaks:
-            note = f"With the data sheet's bf16 peak, {peaks['bf16'] / 1e12:.0f} TFLOP/s."
-        ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": peaks["bf16"]} if run["ceilings"] and peaks else None
+        if bf16:
+            note = f"With the data sheet's bf16 peak, {bf16 / 1e12:.0f} TFLOP/s."
+        ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": bf16} if run["ceilings"] and bf16 else None
         fuse("mixed precision", "the same products in bf16: half the bytes, a higher peak", products, fused, note, ceilings)
     if step.on_gpu and step.outside_us:
         form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"

@@ -41,11 +41,8 @@ def save(figure: "Figure", path: Path) -> None:
 def svg(figure: "Figure", name: str, description: str) -> str:
     """The figure as an <svg> element for an HTML page: it fills the width it is given, and text stays text.
 
-    A figure made anew from the same data gives the same string: no date, and no random ids.
-
-    Args:
-        name: unique in the page; the element's id, and the beginning of all ids in it.
-        description: what the figure shows, for those who cannot see it.
+    A figure made anew from the same data gives the same string: no date, and no random ids. All ids begin with `name`, which is
+    unique in the page; the description is for those who cannot see the figure.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -8,17 +8,17 @@ An analysis is a function that reads its input, adds what it found to a Report i
     report.figure(lambda: draw(rows), "batch_scaling", "Step time over the batch size")
     print(report.publish(folder, "batch_scaling"))
 
-The template of the HTML page is report.html beside this module.
+The template of the HTML page is report.html beside this module, and timeline.js draws a timeline with the library in vendor/.
 """
 
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.output import plots, tables
-from common.files import writable_folder, write_json, write_text
+from common.files import writable_file, writable_folder, write_json, write_text
+from common.terminal import wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,12 +82,12 @@ class Report:
     def text(self, *paragraphs: str) -> None:
         """Paragraphs; text between backticks is code."""
         for paragraph in paragraphs:
-            self._add("text", _wrapped(paragraph), tables.markdown_text(paragraph), paragraph)
+            self._add("text", wrapped(paragraph), tables.markdown_text(paragraph), paragraph)
 
     def facts(self, facts: Sequence[tuple[str, str]]) -> None:
         """Pairs of a label and a fact, one a line."""
         indent = 2 + max(len(label) for label, _ in facts)
-        lines = [_wrapped(f"{label:<{indent}}{fact}", indent) for label, fact in facts]
+        lines = [wrapped(f"{label:<{indent}}{fact}", indent) for label, fact in facts]
         items = [f"- {tables.markdown_text(f'{label}: {fact}')}" for label, fact in facts]
         self._add("facts", "\n".join(lines), "\n".join(items), facts)
 
@@ -95,21 +95,17 @@ class Report:
         self, header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", csv: str | None = None,
         csv_header: Sequence[str] | None = None, code: Sequence[str] = (), least: Sequence[str] = (), top: int | None = None,
     ) -> None:  # fmt: skip
-        """A table of numbers, text and None (an empty cell).
+        """A table of numbers, text and None (an empty cell), of which the `top` first rows are shown.
 
-        Args:
-            csv: stem of a CSV file with all rows and columns in full precision.
-            csv_header: names of the columns there, if they are not those of the table.
-            code: names of the columns whose text is code, such as names of kernels.
-            least: names of the columns that a terminal leaves out first if the table is too wide.
-            top: how many rows are shown; the CSV has all.
+        A CSV file of the stem `csv` has all rows and columns in full precision, under `csv_header` if it is given. Text in the
+        columns named in `code` is code, such as names of kernels. A terminal leaves out the columns of `least` first.
         """
         rows = list(rows)
         shown = rows[:top]
         terminal = tables.text(header, shown, least, f"{csv}.csv" if csv else "")
         markdown = tables.markdown(header, shown, code).strip()
         if title:
-            terminal, markdown = f"{_wrapped(title)}\n{terminal}", f"**{tables.markdown_text(title)}**\n\n{markdown}"
+            terminal, markdown = f"{wrapped(title)}\n{terminal}", f"**{tables.markdown_text(title)}**\n\n{markdown}"
         self._add("table", terminal, markdown, Table(header, shown, title, tables.numeric(header, shown), code))
         if csv:
             self.csv(csv, csv_header or header, rows)
@@ -123,13 +119,24 @@ class Report:
         self.files[f"{stem}.json"] = content
 
     def figure(self, draw: Callable[[], "Figure"], stem: str, description: str) -> None:
-        """A figure, drawn where a picture is written and not where only text is asked for.
-
-        Args:
-            stem: of the PNG file, and the id of the figure in the page.
-            description: for readers who cannot see the figure.
+        """A figure, drawn where a picture is written and not where only text is asked for; `stem` is that of the PNG file, and
+        the id of the figure in the page, and `description` is for readers who cannot see it.
         """
         self._add("figure", "", f"![{description}]({stem}.png)", Picture(draw, stem, description))
+
+    def timeline(self, events: dict[str, Any], name: str) -> None:
+        """A timeline (`common.analysis.page.timeline`) to zoom and search, in the page alone."""
+        self._add("timeline", "", "", (name, events))
+
+    def include(self, other: "Report", title: str = "", *anchors: str) -> None:
+        """The sections of another report, all or those with these anchors; what stands before its first heading gets a heading of
+        its own, if one is given.
+        """
+        before, *sections = other.sections
+        if title:
+            self.section(title)
+            self.sections[-1].items.extend(before.items)
+        self.sections += [section for section in sections if not anchors or section.anchor in anchors]
 
     def commands(self, lines: Sequence[str]) -> None:
         """Shell lines to copy; a terminal shows each as one line, however long."""
@@ -140,7 +147,7 @@ class Report:
         self.sections[-1].items.append(Item(*item))
 
     def terminal(self) -> str:
-        """The report as text without figures, at most 120 columns wide but for commands and words that are longer."""
+        """The report as text without figures, no wider than it but for commands and words that are longer."""
         parts = [f"# {self.title}"]
         for section in self.sections:
             parts += [f"## {section.title}" if section.title else "", *(item.terminal for item in section.items)]
@@ -151,36 +158,30 @@ class Report:
         parts = [f"# {tables.markdown_text(self.title)}"]
         for section in self.sections:
             parts += [f"## {tables.markdown_text(section.title)}"] * bool(section.title)
-            parts += [item.markdown for item in section.items if figures or item.kind != "figure"]
+            parts += [item.markdown for item in section.items if item.markdown and (figures or item.kind != "figure")]
         return tables.printable("\n\n".join(parts)) + "\n"
 
     def html(self) -> str:
-        """One page that needs no network and no script, with the figures as SVG."""
+        """One page that needs no network, with the figures as SVG; only a timeline brings scripts."""
         import jinja2
         from markupsafe import Markup, escape
 
-        def with_code(text: str) -> Markup:
-            return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
+        here = Path(__file__).parent
         environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True,
+            loader=jinja2.FileSystemLoader(here), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
         )  # fmt: skip
-        environment.filters |= {"format_number": tables.format_number, "with_code": with_code}
+        environment.filters["format_number"] = tables.format_number
+        environment.filters["with_code"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+        environment.filters["script"] = lambda name: Markup((here / name).read_text(encoding="utf-8"))
         return environment.get_template("report.html").render(title=self.title, sections=self.sections)
 
     def write(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> list[Path]:
-        """Writes the files of the given kinds (md, html, csv, json, png) into `folder`, each one whole.
+        """Writes the files of the given kinds (md, html, csv, json, png) into `folder`, each one whole, and returns them in this
+        order.
 
-        Args:
-            stem: of the Markdown file and the page; the other files have names of their own.
-            flag: the option that named the folder, for the message about one that cannot be written to.
-
-        Returns:
-            The files, in the order of `kinds`.
-
-        Raises:
-            UsageError: `folder` cannot be written to.
+        The Markdown file and the page are named `stem`; the other files have names of their own. `flag` is the option that named
+        the folder, for the message about one that cannot be written to.
         """
         writable_folder(folder, flag)
         contents: dict[str, Any] = {}
@@ -194,6 +195,8 @@ class Report:
                 contents |= {f"{picture.stem}.png": picture.draw() for picture in pictures}
             else:
                 contents |= {name: content for name, content in self.files.items() if name.endswith(f".{kind}")}
+        for name in contents:
+            writable_file(folder / name, flag)
         for name, content in contents.items():
             save = {".json": write_json, ".png": lambda path, figure: plots.save(figure, path)}.get(Path(name).suffix, write_text)
             save(folder / name, content)
@@ -203,7 +206,3 @@ class Report:
         """Writes the files as `write` does; returns the terminal text with a last line that names them."""
         written = self.write(folder, stem, kinds, flag)
         return f"{self.terminal()}\n\nwritten: {', '.join(map(str, written))}"
-
-
-def _wrapped(line: str, indent: int = 0) -> str:
-    return textwrap.fill(line, tables.WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

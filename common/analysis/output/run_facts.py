@@ -11,9 +11,10 @@ FEW_STEPS = 10  # fewer timed steps make a median doubtful
 NOISY = 30  # %: so does a wider spread from p20 to p80, as a share of the median
 
 
-def peak_flops(run: Run) -> float | None:
-    """FLOP/s of the run's device in its number format by the data sheet; None if that is not listed."""
-    return peaks.flops_per_second(run["device"]["name"], run["precision"]["compute"], run["precision"]["tf32"])
+def peak_flops(run: Run, precision: str | None = None) -> float | None:
+    """FLOP/s of the run's device in its number format, or another, by the data sheet; None if that is not listed."""
+    device, own = run["device"], run["precision"]
+    return peaks.flops_per_second(device["name"], precision or own["compute"], own["tf32"], device.get("multiprocessors"))
 
 
 def mfu(run: TimedRun) -> float | None:
@@ -30,7 +31,7 @@ def of_measured_gemm(run: TimedRun) -> float | None:
 def device(record: Mapping[str, Any]) -> str:
     """The name of the device of a run or a study, with the threads of a CPU."""
     threads = record["device"].get("threads")
-    return f"{record['device']['name']}, {threads} threads" if threads else record["device"]["name"]
+    return record["device"]["name"] + (f", {tables.counted(threads, 'thread')}" if threads else "")
 
 
 def last_loss(run: TimedRun) -> float:
@@ -43,57 +44,38 @@ def columns(run: TimedRun) -> dict[str, object]:
     """What tables show of a run, by the heads of their columns; a table takes those that it needs."""
     training, step, memory, losses = run["training"], run["step_ms"], run["memory"], run["loss"]["all"]
     return {
-        "preset": training["preset"],
-        "device": device(run),
-        "run": f"{training['preset']}, {device(run)}",
-        "precision": run["precision"]["compute"],
-        "B x S": f"{training['batch_size']} x {training['sequence_length']}",
+        "preset": training["preset"], "device": device(run), "run": f"{training['preset']}, {device(run)}",
+        "precision": run["precision"]["compute"], "B x S": f"{training['batch_size']} x {training['sequence_length']}",
         "M parameters": run["parameters"] / 1e6,
-        "ms/step": step["median"],
-        "p20 to p80": tables.spread(step),
-        "tokens/s": run["tokens_per_second"],
-        "peak MiB": memory["peak_mib"],
-        "peak memory": f"{tables.format_number(memory['peak_mib'])} MiB ({memory['kind']})",
-        "TFLOP/s": run["flops_per_second"] / 1e12,
-        "MFU %": mfu(run),
-        "% of measured GEMM": of_measured_gemm(run),
+        "ms/step": step["median"], "p20 to p80": tables.spread(step), "tokens/s": run["tokens_per_second"],
+        "peak MiB": memory["peak_mib"], "peak memory": f"{tables.format_number(memory['peak_mib'])} MiB ({memory['kind']})",
+        "TFLOP/s": run["flops_per_second"] / 1e12, "MFU %": mfu(run), "% of measured GEMM": of_measured_gemm(run),
         "loss of a uniform guess": f"{run['loss']['uniform']:.2f}",
-        "loss": f"{losses[0]:.2f} to {last_loss(run):.2f} in {len(losses)} steps",
+        "loss": f"{losses[0]:.2f} to {last_loss(run):.2f} in {tables.counted(len(losses), 'step')}",
         "last loss": f"{losses[-1]:.3f}",
-    } | {f"{phase} ms": times["median"] for phase, times in run.get("phases_ms", {}).items()}
+    } | {f"{phase} ms": times["median"] for phase, times in run.get("phases_ms", {}).items()}  # fmt: skip
 
 
 def describe(run: Mapping[str, Any], *varied: str) -> str:
-    """Device, number format, PyTorch and shape of a run, or of a study that holds the same keys, in one line.
-
-    Args:
-        varied: the keys of `training` that differ between the runs that the line stands for; they are left out.
+    """Device, number format, PyTorch and shape of a run, or of a study that holds the same keys, in one line. It leaves out the
+    keys of `training` that are `varied` between the runs that it stands for.
     """
-    device, precision, training = run["device"], run["precision"], run["training"]
-    threads = f"{device['threads']} threads" if device.get("threads") else ""
+    precision, training = run["precision"], run["training"]
     compute = precision["compute"] + " (TF32 allowed)" * precision.get("tf32", False)
     sizes = [f"{name.replace('_', ' ')} {training[name]}" for name in ("batch_size", "sequence_length") if name not in varied]
-    parts = [device["name"], threads, compute, f"torch {run['environment']['torch']}", *sizes]
-    return f"{', '.join(filter(None, parts))}; {tables.letters(run['model'])}"
+    parts = [device(run), compute, f"torch {run['environment']['torch']}", *sizes]
+    return f"{', '.join(parts)}; {tables.letters(run['model'])}"
 
 
 def noise(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note that names the step times whose spread from p20 to p80 is too wide; nothing if none is.
-
-    Args:
-        steps: summaries (median, p20, p80) under the names by which the table shows them.
-    """
+    """A note that names the step times (median, p20, p80) whose spread from p20 to p80 is too wide; nothing if none is."""
     spreads = {name: 100 * (step["p80"] - step["p20"]) / step["median"] for name, step in steps.items()}
     noisy = [f"{name} ({spread:.0f} %)" for name, spread in spreads.items() if round(spread, 6) > NOISY]
     return [f"Noisy: p20 to p80 spans more than {NOISY} % of the median for {', '.join(noisy)}."] if noisy else []
 
 
 def doubts(runs: Mapping[str, TimedRun]) -> list[str]:
-    """Notes that name runs whose step times are not to be relied on: profiled, few or noisy steps.
-
-    Args:
-        runs: records with a finished step, under the names by which the table shows them.
-    """
+    """Notes that name runs whose step times are not to be relied on: profiled, few or noisy steps."""
     slowed = [name for name, run in runs.items() if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"])]
     notes = [f"All steps of {', '.join(slowed)} ran under the profiler, which slows them: raise --num-steps."] * bool(slowed)
     few = min(run["step_ms"]["count"] for run in runs.values())

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-WIDTH = 120  # columns of a terminal
+from common import terminal
+
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
 Rows = Iterable[Sequence[object]]
@@ -38,11 +39,20 @@ def format_time(ms: float) -> str:
     return f"{format_number(float(ms * factor))} {unit}"
 
 
-def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
-    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87".
+def format_rate(flops_per_second: float) -> str:
+    """ "77.9 GFLOP/s", "1.23 TFLOP/s"."""
+    unit, factor = ("TFLOP/s", 1e-12) if flops_per_second >= 1e12 else ("GFLOP/s", 1e-9)
+    return f"{format_number(factor * flops_per_second)} {unit}"
 
-    Args:
-        factor: of the unit shown, see `time_unit`.
+
+def counted(number: int, noun: str) -> str:
+    """ "1 kernel", "2,345 kernels"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
+    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87"; `time_unit` gives the
+    factor.
     """
     return " to ".join(format_number(factor * times[name]) for name in ("p20", "p80"))
 
@@ -85,13 +95,10 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
 
 
 def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere: str = "") -> str:
-    """A table for a terminal, at most WIDTH columns wide.
+    """A table for a terminal, no wider than it is.
 
-    Text that is too long is shortened. If that is not enough, columns are left out, and a line below names them.
-
-    Args:
-        least: names of columns to leave out first, in this order; then come those from the right, but the last.
-        elsewhere: the file that holds all columns.
+    Text that is too long is shortened. If that is not enough, columns are left out: those of `least` in this order, then others
+    from the right, but the last. A line below names them, and `elsewhere`, the file that holds all columns.
     """
     rows = [list(row) for row in rows]
     right = numeric(header, rows)
@@ -101,7 +108,7 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     kept = list(range(len(header)))
 
     def spare() -> int:
-        return WIDTH - sum(widths[i] for i in kept) - 2 * (len(kept) - 1)
+        return terminal.width() - sum(widths[i] for i in kept) - 2 * (len(kept) - 1)
 
     for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
         if spare() < 0:
@@ -111,7 +118,7 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     lines = ["  ".join(_padded(row[i], widths[i], right[i]) for i in kept).rstrip() for row in cells]
     if left_out := [name for i, name in enumerate(header) if i not in kept]:
         where = f" ({elsewhere} has all)" if elsewhere else ""
-        lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", WIDTH))
+        lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", terminal.width()))
     return "\n".join(lines)
 
 

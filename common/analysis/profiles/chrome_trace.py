@@ -20,7 +20,7 @@ hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The 
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,15 +64,13 @@ class Trace:
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
             `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone).
-        memory: a row per allocation (bytes > 0) or release (bytes < 0). `device` is `cpu` or `gpu`; `total_bytes` are allocated
-            afterwards, as the allocator counts.
-        steps: a row per ProfilerStep with operators in it, with its times on the host.
     """
 
     operators: pandas.DataFrame
     kernels: pandas.DataFrame
-    memory: pandas.DataFrame
-    steps: pandas.DataFrame
+    memory: pandas.DataFrame  # per allocation (bytes > 0) or release on `cpu` or `gpu`; total_bytes: the allocator then has
+    steps: pandas.DataFrame  # a row per ProfilerStep with operators in it, with its times on the host
+    host: list[HostEvent] = field(default_factory=list)  # in order of start: from these the frames were made
 
     def device_busy_us(self) -> float:
         """Time in which at least one kernel of the profiled steps runs: the union of their intervals."""
@@ -84,7 +82,11 @@ class Trace:
         return busy
 
     def step_us(self) -> list[float]:
-        """Wall time of each step: from when host and device had finished the step before until both have finished this one.
+        """Wall time of each step."""
+        return [end - start for start, end in self.step_times()]
+
+    def step_times(self) -> list[tuple[float, float]]:
+        """Start and end of each step: from when host and device had finished the one before until both have finished it.
 
         The host runs ahead of a GPU, so a ProfilerStep can end before the first kernel of the step has started, and a trace may
         begin with kernels that were launched before it.
@@ -92,21 +94,16 @@ class Trace:
         kernels, ends = self.kernels, self.kernels.start_us + self.kernels.duration_us
         device_end = ends.groupby(kernels.step).max().to_dict()
         first = kernels.start_us[kernels.step >= 0].min()
-        walls, before = [], ends[kernels.start_us < first].max() if (kernels.start_us < first).any() else float("-inf")
+        found, before = [], ends[kernels.start_us < first].max() if (kernels.start_us < first).any() else float("-inf")
         for index, (start, duration) in enumerate(zip(self.steps.start_us, self.steps.duration_us, strict=True)):
             end = max(start + duration, device_end.get(index, before))
-            walls.append(float(end - max(start, before)))
+            found.append((float(max(start, before)), float(end)))
             before = end
-        return walls
+        return found
 
 
 def load(path: Path) -> Trace:
-    """Reads a .json or .json.gz file.
-
-    Raises:
-        UsageError: the file cannot be read, is damaged, or is not a trace of torch.profiler, or one of its events lacks a field
-            or holds a value of the wrong type.
-    """
+    """Reads a .json or .json.gz file."""
     with progress(f"reading {path}") as note:
         host, device = trace_events.read(path, note)
         note("attributing events")
@@ -121,6 +118,7 @@ def load(path: Path) -> Trace:
             kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
             memory=pandas.DataFrame(_memory_rows(host), columns=MEMORY_COLUMNS),
             steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
+            host=host,
         )
 
 
@@ -247,10 +245,8 @@ def _sorted(table: pandas.DataFrame, column: str) -> list[dict[Any, Any]]:
 
 
 def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
-    """The part of a profile that comes from the trace: sums over the profiled steps, as plain JSON.
-
-    Args:
-        attention_only: keep only the operators and kernels of span `attention`; all else is of the whole step.
+    """The part of a profile that comes from the trace: sums over the profiled steps, as plain JSON; with `attention_only` the
+    operators and kernels are those of span `attention` alone.
     """
     operators, kernels = trace.operators[trace.operators.step >= 0], trace.kernels[trace.kernels.step >= 0]
     launched = kernels.launch_delay_us.dropna()

@@ -26,7 +26,6 @@ from common.errors import UsageError
 from common.files import Amount, Number
 from common.records.scaling_file import Split
 
-from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 GLOO = "gloo:"
@@ -51,24 +50,14 @@ class KernelEvent(TypedDict):
     args: NotRequired[Sizes]
 
 
-KERNEL_EVENT = TypeAdapter(KernelEvent)
-
-
 class Collective(NamedTuple):
-    """A collective on one rank.
+    """A collective on one rank."""
 
-    Attributes:
-        kind: of KINDS, or "collective" where its name does not tell.
-        step: from 0.
-        start, end: in us, by the rank's clock.
-        bytes: of the whole tensor; None if the trace does not tell, as for kernels of a captured step.
-    """
-
-    kind: str
-    step: int
-    start: float
+    kind: str  # of KINDS, or "collective" where its name does not tell
+    step: int  # from 0
+    start: float  # in us, by the rank's clock
     end: float
-    bytes: float | None
+    bytes: float | None  # of the whole tensor; None if the trace does not tell, as for kernels of a captured step
 
 
 class Traced(NamedTuple):
@@ -97,14 +86,7 @@ def kind(name: str) -> str:
 
 
 def load(path: Path, ranks: int) -> Traced:
-    """Reads a .json or .json.gz file.
-
-    Args:
-        ranks: processes of the job.
-
-    Raises:
-        UsageError: the file is no trace of torch.profiler, is damaged, or holds no profiled step.
-    """
+    """Reads the trace, .json or .json.gz, of one of a job's ranks."""
     trace = chrome_trace.load(path)
     if not len(trace.steps):
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
@@ -138,7 +120,7 @@ def _described(path: Path, ranks: int) -> dict[float, tuple[str, float | None]]:
     found = {}
     for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
         if isinstance(event, dict) and event.get("cat") == "kernel" and COMMUNICATION.search(str(event.get("name"))):
-            trace_events.check(path, KERNEL_EVENT, event, number)
+            trace_events.check(path, KernelEvent, event, number)
             sizes = event.get("args", {})
             name, sent = kind(sizes.get("Collective name", event["name"])), sizes.get("In msg nelems")
             if sent is not None:
@@ -162,9 +144,6 @@ def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
         whole = _tensor_bytes(name, math.prod(shapes[0]), types[0], ranks) if flat else None
         found.append(Collective(name, step, event["ts"], event["ts"] + event["dur"], whole))
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------ intervals
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -194,15 +173,8 @@ def common_length(one: list[Interval], other: list[Interval]) -> float:
     return total
 
 
-# ------------------------------------------------------------------------------------------------------------ all ranks
-
-
 def split(ranks: list[Traced]) -> list[Split]:
-    """Communication of each rank, in milliseconds of a step: the mean over its profiled steps.
-
-    Raises:
-        UsageError: the ranks do not have the same collectives.
-    """
+    """Communication of each rank, in milliseconds of a step: the mean over its profiled steps."""
     numbered = [_numbered(traced.collectives) for traced in ranks]
     for traced, found in zip(ranks, numbered, strict=True):
         if differing := found.keys() ^ numbered[0].keys():
@@ -234,13 +206,10 @@ def _split(traced: Traced, found: dict[Key, Collective], shortest: dict[Key, flo
         return max(0.0, us) / 1e3 / traced.steps
 
     return Split(
-        communication_ms=per_step(length(whole)),
-        overlapped_ms=per_step(overlapped),
-        exposed_ms=per_step(exposed),
-        waiting_ms=per_step(length(whole) - length(moving)),
-        moving_ms=per_step(length(moving)),
+        communication_ms=per_step(length(whole)), overlapped_ms=per_step(overlapped), exposed_ms=per_step(exposed),
+        waiting_ms=per_step(length(whole) - length(moving)), moving_ms=per_step(length(moving)),
         exposed_waiting_ms=per_step(exposed - exposed_moving),
-    )
+    )  # fmt: skip
 
 
 def counted(traced: Traced) -> dict[str, tuple[float, float | None]]:

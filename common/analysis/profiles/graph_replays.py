@@ -10,21 +10,28 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.chrome_trace import Trace
 
 import pandas
 
+NEARLY_ALL = 0.95  # of an eager step's kernels
+
+
+def load(path: Path) -> Trace:
+    """A trace, with the spans of the eager step that lies beside it for captured ones."""
+    trace, eager = chrome_trace.load(path), path.with_name(f"eager_{path.name}")
+    return attribute(trace, chrome_trace.load(eager)) if eager.exists() else trace
+
 
 def attribute(captured: Trace, eager: Trace) -> Trace:
-    """The trace of captured steps in which the kernels of graphs have the span, phase and operators of an eager step.
+    """The trace of captured steps in which the kernels of graphs have the span, phase and operators of the one eager step in the
+    other trace.
 
     Each replay also gets the eager step's operators, with the times of the replayed kernels and without time on the host. A
     kernel that the eager step has not keeps the span `other`.
-
-    Args:
-        captured: a trace in which graphs are launched.
-        eager: a trace of one eager step, without work around it.
     """
     reference = eager.kernels[eager.kernels.step == 0].sort_values("start_us").reset_index(drop=True)
     template = eager.operators.assign(cpu_us=0.0, self_cpu_us=0.0, device_us=0.0, self_device_us=0.0, allocated_bytes=0)
@@ -46,6 +53,21 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
         operators.append(copies.assign(device_us=device, self_device_us=own))
     kernels["operators"] = list(launched_by.values())
     return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))
+
+
+def lost_kernels(captured: Trace, eager: Trace) -> str | None:
+    """What a replay lacks in the median, in a line, if it is more than the few by which a captured step may differ.
+
+    The profilers of some ROCm releases lose kernels of graphs.
+    """
+    launched = int((eager.kernels[eager.kernels.step == 0].category == "kernel").sum())
+    of_graphs = captured.kernels[captured.kernels.graph.notna() & (captured.kernels.category == "kernel")]
+    replayed = int(of_graphs.groupby("graph").size().median()) if len(of_graphs) else 0
+    if replayed >= NEARLY_ALL * launched:
+        return None
+    return (
+        f"the profiler recorded {replayed:,} kernels of a replayed step, where the eager step has {launched:,}: sums are too low"
+    )
 
 
 def _pairs(reference: list[str], replay: list[str]) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import UsageError
-from common.files import LARGEST, opened
+from common.files import LARGEST, opened, unpacked
 
 import ijson
 
@@ -20,27 +20,19 @@ DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdigit() else ord(" ") for byte i
 
 
 def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
-    """The elements of the list under a key of the object in a .json or .json.gz file.
-
-    Args:
-        otherwise: what to say about a file that holds no object, or no list under this key.
-
-    Raises:
-        UsageError: the file is that, or it is missing, empty, cut off, not JSON or nested too deep.
+    """The elements of the list under a key of the object in a .json or .json.gz file; `otherwise` is what to say about a file
+    that holds no object, or no list under this key.
     """
     try:
         with opened(path) as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            unpacked = gzip.GzipFile(fileobj=file) if packed else file
-            found = False
-            for element in ijson.items(_Text(path, unpacked), f"{key}.item", use_float=True, buf_size=BLOCK):
+            content, found = unpacked(path, file), False
+            for element in ijson.items(_Text(path, content), f"{key}.item", use_float=True, buf_size=BLOCK):
                 found = True
                 yield element
             if found:
                 return
-            unpacked.seek(0)
-            events = ijson.parse(_Text(path, unpacked), buf_size=BLOCK)
+            content.seek(0)
+            events = ijson.parse(_Text(path, content), buf_size=BLOCK)
             if not any(event == "start_array" and prefix == key for prefix, event, _ in events):
                 raise UsageError(f"{path} {otherwise}")
     except (EOFError, zlib.error) as error:

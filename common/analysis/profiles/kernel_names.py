@@ -33,15 +33,9 @@ ATEN = {
 
 
 def kind(name: str) -> str:
-    """The kind of work that a kernel or an ATen operator does. One of:
-
-    matrix products
-    communication      collectives of NCCL and RCCL
-    attention          fused attention kernels
-    reductions         sums, norms, softmax, losses
-    elementwise
-    copies             also fills, and reads and writes by index
-    other              all other kernels, known or not
+    """The kind of work that a kernel or an ATen operator does: matrix products, communication (collectives of NCCL and RCCL),
+    attention (fused kernels), reductions (sums, norms, softmax, losses), elementwise, copies (also fills, and reads and writes by
+    index), or other (all other kernels, known or not).
     """
     for found, pattern in PATTERNS:
         if pattern.search(name):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from common.analysis.output.tables import shortened
 from common.errors import UsageError
-from common.files import LARGEST, opened
+from common.files import LARGEST, opened, unpacked
 
 import pandas
 
-COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns")
+COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns", "span", "phase")
 COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
 LONGEST_NUMBER = 40  # characters
 SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
@@ -23,26 +23,20 @@ SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels in one file.
+    """The kernels in one file: a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then).
 
-    Attributes:
-        table: a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then): name (in full),
-            category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in the file), duration_ns (of
-            all calls of the row), calls, min_ns and max_ns (of one call; NaN where the source has no such value).
-        counters: a column per counter of the source, rows as in `table`; no columns where it has none. Counters of ncu are in
-            ns, byte, byte/s and hz, without prefixes.
-        source: a key of `load_kernels.READERS`.
-        path: the file that was read.
-        steps: the number of training steps that the rows come from; None if the source does not say.
-        notes: caveats, for a reader of the numbers.
+    Columns of `table`: name (in full), category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in
+    the file), duration_ns (of all calls of the row), calls, min_ns and max_ns (of one call; NaN where the source has no such
+    value), span and phase (empty where the source has no spans). Counters of ncu are in ns, byte, byte/s and hz, without
+    prefixes.
     """
 
     table: pandas.DataFrame
-    counters: pandas.DataFrame
-    source: str
-    path: Path
-    steps: int | None = None
-    notes: tuple[str, ...] = ()
+    counters: pandas.DataFrame  # a column per counter of the source, rows as in `table`; no columns where it has none
+    source: str  # a key of `load_kernels.READERS`
+    path: Path  # the file that was read
+    steps: int | None = None  # of training that the rows come from; None if the source does not say
+    notes: tuple[str, ...] = ()  # caveats, for a reader of the numbers
 
     @property
     def are_operators(self) -> bool:
@@ -50,13 +44,12 @@ class Kernels:
 
 
 def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
-    """Fills in the columns that a source leaves out. A row is one call by default; a single call is its own minimum and maximum.
-
-    Args:
-        columns: some of COLUMNS, at least name and duration_ns; start_ns counts from any origin.
-        rest: steps and notes.
+    """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed, and start_ns counts from any
+    origin. A row is one call by default; a single call is its own minimum and maximum.
     """
-    table = pandas.DataFrame({"calls": 1, "start_ns": float("nan")} | {name: list(values) for name, values in columns.items()})
+    table = pandas.DataFrame(
+        {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""} | {name: list(values) for name, values in columns.items()}
+    )
     table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]
@@ -73,15 +66,8 @@ def category(name: str) -> str:
     return "memcpy" if COPY.match(name) else "memset" if FILL.match(name) else "kernel"
 
 
-# ------------------------------------------------------------------------------------------------------------- CSV files
-
-
-def read_bytes(path: Path, size: int = -1) -> bytes:
-    """The first `size` bytes of a file, or all.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+def read_bytes(path: Path, size: int) -> bytes:
+    """The first `size` bytes of a file."""
     try:
         with opened(path) as file:
             return file.read(size)
@@ -90,25 +76,19 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text; every line ends in a newline character, whatever it ended in.
-
-    Raises:
-        UsageError: it cannot be read, or is a damaged gzip file.
-    """
-    raw = read_bytes(path)
+    """The whole file, unpacked, as text; every line ends in a newline character, whatever it ended in."""
     try:
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig", errors="replace")
-    except (EOFError, OSError, zlib.error) as error:
+        with opened(path) as file:
+            text = unpacked(path, file).read().decode("utf-8-sig", errors="replace")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def rows(path: Path, text: str) -> list[list[str]]:
-    """Header and rows of a CSV table, all of one length, without blank lines and without ncu's messages, which begin with `==`.
-
-    Raises:
-        UsageError: there is no header, or a row is longer or shorter than it.
-    """
+    """Header and rows of a CSV table, all of one length, without blank lines and ncu's messages, which begin with `==`."""
     try:
         found = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith("==")]
     except csv.Error as error:
@@ -128,13 +108,8 @@ def read_frame(path: Path) -> pandas.DataFrame:
 
 
 def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False) -> pandas.Series:
-    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative.
-
-    Args:
-        gaps: whether a cell may be empty or no number; it becomes NaN.
-
-    Raises:
-        UsageError: there is no such column, or a cell is not a number of at most 64 bits, or is negative.
+    """A column of `read_frame(path)` as numbers below 2^63: times, counts and rates, none of which is negative; with `gaps` a
+    cell may be empty or no number, and becomes NaN.
     """
     if column not in frame:
         raise UsageError(f"{path} is damaged: it has no column {column}")

@@ -6,7 +6,8 @@
     rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats                      a row per kernel name
     profile                  our profile_*.json                                           a row per kernel name
     ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
-    rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz        a row per launch, counters
+    rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz, or    a row per launch, counters
+                             the databases of its passes (rocpd's view `counters_collection`)
 
 The content of a file decides, not its name. If a folder holds several sources, the first in this order is loaded, because it
 has the best record of how the launches follow each other. The last two sources run every kernel alone, several times, to read its
@@ -24,17 +25,14 @@ from pathlib import Path
 from common.analysis.profiles import ncu, pytorch, rocm
 from common.analysis.profiles.kernel_table import Kernels, read_bytes, read_frame, read_text
 from common.errors import UsageError
+from common.files import inputs_kept
 from common.records import step_profile
 
 READERS: dict[str, Callable[[Path], Kernels]] = {
-    "rocprofv3-kernel-trace": rocm.read_kernel_trace,
-    "rocpd": rocm.read_rocpd,
-    "pytorch-trace": pytorch.read_trace,
-    "rocprofv3-kernel-stats": rocm.read_kernel_stats,
-    "profile": pytorch.read_profile,
-    "ncu": ncu.read,
+    "rocprofv3-kernel-trace": rocm.read_kernel_trace, "rocpd": rocm.read_rocpd, "pytorch-trace": pytorch.read_trace,
+    "rocprofv3-kernel-stats": rocm.read_kernel_stats, "profile": pytorch.read_profile, "ncu": ncu.read,
     "rocprof-compute": rocm.read_pmc_perf,
-}
+}  # fmt: skip
 SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
 HEAD_BYTES = 1 << 20
 API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # names of API calls, copies or domains
@@ -79,9 +77,6 @@ def load(path: Path) -> Kernels:
     """Reads a file; in a folder, the newest file of the first source that is in it.
 
     If a file does not exist, the one that `rocprofv3 -o FILE` writes instead is read (FILE_kernel_trace.csv and so on).
-
-    Raises:
-        UsageError: there is no such file, or it is damaged or holds no kernels.
     """
     notes = []
     if not path.exists():
@@ -110,13 +105,15 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
 
     The newest profile of ours is the one whose name sorts last; the newest of other files is the one that was written last. In a
-    workload of rocprof-compute only pmc_perf.csv counts, not the files of the passes that it was joined from.
+    workload of rocprof-compute only pmc_perf.csv and the first database count, not the files of the other passes.
     """
     found: dict[str, list[tuple]] = {source: [] for source in READERS}
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
-        if source in READERS and (source != "rocprof-compute" or path.name in ("pmc_perf.csv", "pmc_perf.csv.gz")):
+        with inputs_kept(False):
+            source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
+        part = path.name not in ("pmc_perf.csv", "pmc_perf.csv.gz") and (path.suffix != ".db" or path != rocm.passes(path)[0])
+        if source in READERS and not (source == "rocprof-compute" and part):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
 
@@ -132,14 +129,11 @@ def _written_for(path: Path) -> Path:
     raise UsageError(f"{path} does not exist: give {SUPPORTED_FILES_HINT}, or a folder that holds some")
 
 
-# -------------------------------------------------------------------------------------------------- detection by content
-
-
 def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
     head = read_bytes(path, HEAD_BYTES)
-    if head.startswith(b"SQLite format 3\0"):
-        return "rocpd" if rocm.is_rocpd(path) else "database"
+    if head.startswith(rocm.SQLITE):
+        return rocm.source_of_database(path)
     if head.startswith(b"NVR\0"):
         return "ncu report"
     if head.startswith(b"\x1f\x8b"):
@@ -151,20 +145,9 @@ def recognize(path: Path) -> str:
         return "binary"
     if not head.strip():
         return "empty"
-    return _recognize_json(head) or _recognize_csv(path)
-
-
-def _recognize_json(head: bytes) -> str | None:
-    if head.lstrip()[:1] not in (b"{", b"["):
-        return None
-    if b'"rocprofiler-sdk-tool"' in head:
-        return "rocprofv3 JSON"
-    if f'"{step_profile.SCHEMA}"'.encode() in head:
-        return "profile"
-    return "pytorch-trace" if b'"traceEvents"' in head else "JSON"
-
-
-def _recognize_csv(path: Path) -> str:
+    if head.lstrip()[:1] in (b"{", b"["):
+        marks = {"rocprofv3 JSON": "rocprofiler-sdk-tool", "profile": step_profile.SCHEMA, "pytorch-trace": "traceEvents"}
+        return next((source for source, mark in marks.items() if f'"{mark}"'.encode() in head), "JSON")
     text = read_text(path)
     if match := ncu.HEADER.search(text):
         return "ncu summary" if "Invocations" in match[0] else "ncu"
@@ -173,11 +156,8 @@ def _recognize_csv(path: Path) -> str:
     first_line = text.lstrip().split("\n", 1)[0]
     columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))
     source = next(source for needed, source in CSV_KINDS if needed <= columns)
-    return "API statistics" if source == "rocprofv3-kernel-stats" and _is_of_an_api(path) else source
-
-
-def _is_of_an_api(path: Path) -> bool:
-    """Whether a file with the columns of kernel_stats.csv holds API calls, copies or markers; markers can have any name."""
-    names = list(read_frame(path).Name)
-    all_api = bool(names) and all(API_NAME.fullmatch(name) for name in names)
-    return all_api or path.name.endswith("_marker_api_stats.csv")
+    if source == "rocprofv3-kernel-stats":  # API calls, copies and markers, which can have any name, have the same columns
+        names = list(read_frame(path).Name)
+        all_api = bool(names) and all(API_NAME.fullmatch(name) for name in names)
+        source = "API statistics" if all_api or path.name.endswith("_marker_api_stats.csv") else source
+    return source

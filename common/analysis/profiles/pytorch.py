@@ -23,7 +23,11 @@ COMPILED_NOTE = (
 
 
 def read_trace(path: Path) -> Kernels:
-    trace = chrome_trace.load(path)
+    return of_trace(path, chrome_trace.load(path))
+
+
+def of_trace(path: Path, trace: chrome_trace.Trace) -> Kernels:
+    """The kernels of a trace that was loaded from `path`."""
     on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
     frame = trace.kernels if on_gpu else trace.operators
     frame = frame[frame.step >= 0] if steps else frame
@@ -36,8 +40,9 @@ def read_trace(path: Path) -> Kernels:
         categories = ["operator"] * len(frame)
     own = frame.duration_us if on_gpu else frame.self_cpu_us
     times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
+    spans = {"span": frame.span, "phase": frame.phase}
     notes = () if on_gpu else _cpu_notes(frame.name)
-    return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times}, steps=steps, notes=notes)
+    return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times, **spans}, steps=steps, notes=notes)
 
 
 def read_profile(path: Path) -> Kernels:

@@ -1,4 +1,4 @@
-"""Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3, tables of rocprof-compute."""
+"""Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3 and rocprof-compute."""
 
 import re
 import sqlite3
@@ -6,14 +6,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_frame, read_text
+from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_bytes, read_frame, read_text
 from common.errors import UsageError
-from common.files import LARGEST, check
+from common.files import LARGEST, check, opened
 
 import pandas
 from pydantic import Field
 from typing_extensions import TypedDict
 
+SQLITE = b"SQLite format 3\0"  # a database begins with it
 STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
 # Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
 LAUNCH_COLUMN = re.compile(
@@ -23,6 +24,11 @@ LAUNCH_COLUMN = re.compile(
 )
 # Columns that tell launches apart where each counter has a row of its own, as rocprof-compute itself joins them.
 DISPATCH_COLUMNS = ("Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
+# The same columns in rocpd's view of counters, with what else a launch and a counter need.
+COUNTER_COLUMNS = {
+    **dict(zip(DISPATCH_COLUMNS, ("dispatch_id", "kernel_name", "grid_size", "workgroup_size", "lds_block_size"), strict=True)),
+    "Start_Timestamp": "start", "End_Timestamp": '"end"', "Counter_Name": "counter_name", "Counter_Value": "value",
+}  # fmt: skip
 Nanoseconds = Annotated[int, Field(ge=0, lt=LARGEST)]
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
@@ -40,8 +46,16 @@ def read_kernel_stats(path: Path) -> Kernels:
 
 
 def read_pmc_perf(path: Path) -> Kernels:
-    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter."""
-    frame = read_frame(path)
+    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter.
+
+    A database has the counters of one pass; those of the other passes in its folder, pmc_perf_*.db, are joined to it.
+    """
+    if read_bytes(path, len(SQLITE)) == SQLITE:
+        sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
+        rows = [row for each in passes(path) for row in _query(each, sql)]
+        frame = pandas.DataFrame(rows, columns=list(COUNTER_COLUMNS)).astype(str)
+    else:
+        frame = read_frame(path)
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
@@ -72,9 +86,19 @@ class Launch(TypedDict):
     duration: Nanoseconds
 
 
-def is_rocpd(path: Path) -> bool:
-    """Whether a SQLite database was written by rocpd."""
-    return bool(_query(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = 'kernels'"))
+def passes(path: Path) -> list[Path]:
+    """A database and those of the same workload of rocprof-compute: each holds other counters of the same launches."""
+    found = sorted(path.parent.glob("pmc_perf_*.db"))
+    return found if path in found else [path]
+
+
+def source_of_database(path: Path) -> str:
+    """ "rocprof-compute" if a SQLite database holds counters of kernels, "rocpd" if kernels alone, else "database"."""
+    views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
+    counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
+    if "counters_collection" in views and _query(path, counted):
+        return "rocprof-compute"
+    return "rocpd" if "kernels" in views else "database"
 
 
 def read_rocpd(path: Path) -> Kernels:
@@ -88,7 +112,7 @@ def read_rocpd(path: Path) -> Kernels:
 def _query(path: Path, sql: str) -> list[tuple]:
     """Rows of a SQLite database, which is opened read-only."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        with opened(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return database.execute(sql).fetchall()
     except sqlite3.Error as error:
         raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
@@ -107,11 +131,7 @@ class MeasuredCeilings(TypedDict):
 
 
 def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
-    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file).
-
-    Raises:
-        UsageError: the file is not such a table, or it is damaged.
-    """
+    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file)."""
     if "HBMBw" not in read_text(path).partition("\n")[0]:
         raise UsageError(f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
     frame = read_frame(path)

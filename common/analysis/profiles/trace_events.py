@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import files
 from common.analysis.profiles.json_elements import elements
-from common.errors import UsageError
 from common.files import Amount, Integer, Number
 from common.records.step_profile import Shapes
 
-from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 HOST_KINDS = {"cpu_op": "operator", "user_annotation": "annotation", "cuda_runtime": "launch", "cuda_driver": "launch"}
@@ -51,9 +50,6 @@ class MemoryEvent(Event):
     """An allocation or a release."""
 
     args: MemoryArguments
-
-
-TIMED_EVENT, MEMORY_EVENT = TypeAdapter(TimedEvent), TypeAdapter(MemoryEvent)
 
 
 class Memory(NamedTuple):
@@ -112,14 +108,7 @@ class DeviceEvent(NamedTuple):
 
 
 def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list[DeviceEvent]]:
-    """The events of the host and of the device, in the order of the file.
-
-    Args:
-        note: is told from time to time how many events were read.
-
-    Raises:
-        UsageError: as `json_elements.elements`, or an event lacks a field or holds a value of the wrong type.
-    """
+    """The events of the host and of the device, in the order of the file; `note` is told from time to time how many were read."""
     host: list[HostEvent] = []
     device: list[DeviceEvent] = []
     shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
@@ -130,25 +119,20 @@ def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list
             continue
         category = str(event.get("cat")) if event.get("ph") == "X" else ""
         if event.get("name") == "[memory]":
-            check(path, MEMORY_EVENT, event, number)
+            check(path, MemoryEvent, event, number)
             host.append(_host_event("memory", event, shared))
         elif category in HOST_KINDS:
-            check(path, TIMED_EVENT, event, number)
+            check(path, TimedEvent, event, number)
             host.append(_host_event(HOST_KINDS[category], event, shared))
         elif category in DEVICE_CATEGORIES:
-            check(path, TIMED_EVENT, event, number)
+            check(path, TimedEvent, event, number)
             device.append(_device_event(event, shared))
     return host, device
 
 
-def check(path: Path, adapter: TypeAdapter, event: dict[str, Any], number: int) -> None:
+def check(path: Path, model: type, event: dict[str, Any], number: int) -> None:
     """Names the event by its position among all events if it does not fit its model."""
-    try:
-        adapter.validator.validate_python(event, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = f"event {number} of traceEvents ({event.get('name', 'without a name')}): {'.'.join(map(str, first['loc']))}"
-        raise UsageError(" ".join(f"{path}: {where}: {first['msg']}".split())) from error
+    files.check(path, event, model, f"event {number} of traceEvents ({event.get('name', 'without a name')}): ")
 
 
 def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> HostEvent:

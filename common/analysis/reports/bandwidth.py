@@ -2,25 +2,28 @@
 
 Bytes come from the best source in a folder that run_all_profilers.sh wrote, or from one file:
 
-    ncu, rocprof-compute   measured by counters (`memory_counters`)
+    ncu, rocprof-compute   measured by counters (`work_counters`)
     profile                a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
 
 The bandwidth is that of a large copy in the profiled run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The
-bound of a row with B bytes and, where the profile gives them, F FLOPs is max(B / bandwidth, F / peak). The rest of its time is
-time above the bound; where it is largest, most can be gained.
+bound of a row with B bytes and, where they are known, F FLOPs is max(B / bandwidth, F / peak). The peak is that of the run's
+matrix product or, in roofline.csv, of the number format with the most FLOPs. The rest of a row's time is time above the bound;
+where it is largest, most can be gained.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, memory_counters, rocm
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, work_counters
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
-from common.records import step_profile
+from common.records import fields, step_profile
+from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
 
 from typing_extensions import NotRequired, TypedDict
@@ -37,8 +40,8 @@ INPUT_HINT = (
 )
 HOW_TO_READ = (
     "The bound of a row is the time for its bytes at the measured bandwidth or, where FLOPs are known and need longer, for its "
-    "FLOPs at the rate of the measured GEMM. Below 0 above that bound, data came from a cache, or the work ran in another "
-    "precision than the GEMM."
+    "FLOPs at the measured rate. Below 0 above that bound, data came from a cache, the work ran in another precision than the "
+    "one measured, or it only reads."
 )
 
 
@@ -47,6 +50,7 @@ class Ceilings(TypedDict):
 
     bytes_per_second: float
     flops_per_second: NotRequired[float]
+    precision: NotRequired[str]
     source: str
 
 
@@ -66,37 +70,29 @@ class KernelTraffic(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Memory traffic of a folder or file.
+    """Memory traffic of a folder or file."""
 
-    Attributes:
-        rows: the longest first.
-        bytes_are: MEASURED or MINIMUM.
-        path: the file that the bytes come from.
-        ceilings: None if nothing was measured.
-        notes: caveats, for a reader of the numbers.
-        profile: the newest profile_*.json. Where the bytes are a MINIMUM, the rows come from it and are of a mean step.
-    """
-
-    rows: list[KernelTraffic]
-    bytes_are: str
-    path: Path
-    ceilings: Ceilings | None
-    notes: list[str]
-    profile: Profile | None
+    rows: list[KernelTraffic]  # the longest first
+    bytes_are: str  # MEASURED or MINIMUM
+    path: Path  # the file that the bytes come from
+    ceilings: Ceilings | None  # None if nothing was measured
+    notes: list[str]  # caveats, for a reader of the numbers
+    profile: Profile | None  # the newest; where the bytes are a MINIMUM, the rows come from it and are of a mean step
 
 
 def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
     """A row per kernel, or the names of the counters that are missing."""
-    moved = memory_counters.moved_bytes(found)
+    moved = work_counters.moved_bytes(found)
     if isinstance(moved, str):
         return moved
-    launches = found.table.assign(bytes=moved, l2=found.counters.get(memory_counters.L2_BYTES, float("nan")))
+    l2, flops = found.counters.get(work_counters.L2_BYTES, float("nan")), work_counters.flops(found).sum(axis=1, min_count=1)
+    launches = found.table.assign(bytes=moved, flops=flops, l2=l2)
     counted = launches[moved.notna() & (launches.duration_ns > 0)]
-    added = counted.groupby("name")[["calls", "duration_ns", "bytes", "l2"]].sum(min_count=1)
+    added = counted.groupby("name")[["calls", "duration_ns", "bytes", "flops", "l2"]].sum(min_count=1)
     added = added.sort_values("duration_ns", ascending=False, kind="stable")
     return [
-        KernelTraffic(name, int(calls), ns / 1e9, float(total), l2_bytes=None if l2 != l2 else float(l2))
-        for name, calls, ns, total, l2 in added.itertuples()
+        KernelTraffic(name, int(calls), ns / 1e9, float(total), *(None if x != x else float(x) for x in more))
+        for name, calls, ns, total, *more in added.itertuples()
     ]
 
 
@@ -122,15 +118,49 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     return sorted(added.values(), key=lambda row: -row.seconds), notes
 
 
-def read(path: Path) -> Traffic:
-    """Memory traffic from the best source in a folder, or from a file.
+def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, float | None]:
+    """How near a step comes to what limits it, and how long the GPU waits, by the heads of columns; None where not known.
 
-    Raises:
-        UsageError: no source gives the bytes that were moved, or a file is damaged.
+    Bytes are the least that the operators have to move. Launches are those of a step, each at the measured cost of one small
+    operation; on a CPU nothing is launched. A profiler slows the host, so idle time is an upper bound. The step time is that of
+    `run`, of the same configuration, or the profile's own.
     """
+    run = run or profile["run"]
+    rows, ceilings, seconds = from_profile(profile)[0], run["ceilings"], run["step_ms"]["median"] / 1e3
+    moved, launches = sum(row.bytes for row in rows), profile["launch"]["count"] / profile["profiled_steps"] or None
+    return {
+        "MFU %": run_facts.mfu(run),
+        "% of measured GEMM": run_facts.of_measured_gemm(run),
+        "% of measured copy": 100 * moved / seconds / ceilings["bytes_per_second"] if ceilings else None,
+        "launches": launches,
+        "launches, % of step": 100 * launches * ceilings["operation_seconds"] / seconds if ceilings and launches else None,
+        "GPU idle %": step_profile.idle_percent(profile),
+    }
+
+
+def demand(flops: float, moved: float, seconds: float, ceilings: fields.Ceilings | None) -> list[tuple[str, str]]:
+    """What a step of these FLOPs, bytes (more than 0) and seconds asks of the memory; the shares need measured ceilings."""
+    rate, intensity = moved / seconds, flops / moved
+    facts = [
+        ("bytes a step", f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"),
+        ("intensity", f"{format_number(intensity)} FLOP/byte"),
+    ]
+    if ceilings and flops:
+        copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
+        first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
+        meet = f"; ridge point {format_number(ridge)}, so {first} bind before {second}"
+        shares = f", {100 * rate / copy:.3g} % of the measured copy", meet
+        facts = [(name, fact + share) for (name, fact), share in zip(facts, shares, strict=True)]
+        times = f"{format_number(needed / copy)} times the measured copy"
+        facts.append(("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"))
+    return facts
+
+
+def read(path: Path) -> Traffic:
+    """Memory traffic from the best source in a folder, or from a file."""
     files = load_kernels.find(path) if path.is_dir() else {load_kernels.load(path).source: [path]}
     profile = step_profile.read(files["profile"][0]) if "profile" in files else None
-    ceilings, notes = _ceilings(path, profile), []
+    notes: list[str] = []
     for file in [*files.get("ncu", ()), *files.get("rocprof-compute", ())]:
         found = load_kernels.load(file)
         rows = from_counters(found)
@@ -140,28 +170,35 @@ def read(path: Path) -> Traffic:
         if not rows:
             notes.append(f"{file} has no launch with both a duration and bytes")
             continue
-        notes += [*found.notes, NO_FLOPS_NOTE]
+        ceilings = _ceilings(path, profile, work_counters.flops(found).sum().to_dict())
+        notes += [*found.notes, *([NO_FLOPS_NOTE] if rows[0].flops is None else [])]
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
         return Traffic(rows, MEASURED, file, ceilings, notes, profile)
     if profile:
         rows, more = from_profile(profile)
         if rows:
-            return Traffic(rows, MINIMUM, files["profile"][0], ceilings, notes + more, profile)
+            return Traffic(rows, MINIMUM, files["profile"][0], _ceilings(path, profile, {}), notes + more, profile)
         notes.append(f"{files['profile'][0]} holds no operator that took time and whose bytes are known")
     raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}")
 
 
-def _ceilings(path: Path, profile: Profile | None) -> Ceilings | None:
-    """Ceilings of the profiled run, else of HBM in a roofline.csv of rocprof-compute, in the folder or beside the file."""
+def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> Ceilings | None:
+    """Ceilings of the profiled run, else those in a roofline.csv of rocprof-compute, in the folder or beside the file; `flops`
+    are those counted by number format, named as there.
+    """
     if profile and (own := profile["run"]["ceilings"]):
         source = "a large copy in the profiled run"
         return Ceilings(bytes_per_second=own["bytes_per_second"], flops_per_second=own["flops_per_second"], source=source)
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
-            measured = rocm.read_rocprof_ceilings(file)["bytes_per_second"]
-            if "hbm" in measured:
-                return Ceilings(bytes_per_second=measured["hbm"], source=str(file))
+            measured = rocm.read_rocprof_ceilings(file)
+            if "hbm" in measured["bytes_per_second"]:
+                result = Ceilings(bytes_per_second=measured["bytes_per_second"]["hbm"], source=str(file))
+                main = max(flops, key=lambda name: flops[name], default="")
+                if flops.get(main) and main in measured["flops_per_second"]:
+                    result["flops_per_second"], result["precision"] = measured["flops_per_second"][main], main
+                return result
     return None
 
 
@@ -174,7 +211,8 @@ def table(traffic: Traffic) -> list[list[Any]]:
         if traffic.ceilings:
             bandwidth, bound = traffic.ceilings["bytes_per_second"], row.bound(traffic.ceilings)
             side = "compute" if bound > row.bytes / bandwidth else "memory"
-            under_ceilings = [100 * rate / bandwidth, None if row.flops is None else side, 1e6 * (row.seconds - bound)]
+            known = row.flops is not None and "flops_per_second" in traffic.ceilings
+            under_ceilings = [100 * rate / bandwidth, side if known else None, 1e6 * (row.seconds - bound)]
         l2 = row.l2_bytes and row.l2_bytes / 1e6
         rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
     return rows
@@ -188,19 +226,14 @@ def facts(traffic: Traffic) -> list[tuple[str, str]]:
         ("bytes", f"{traffic.bytes_are}, from {traffic.path}"),
         ("total", f"{format_number(total / 1e6)} MB in {_time(seconds)} of {of}"),
     ]
-    if traffic.ceilings:
-        result += _against(traffic.ceilings, traffic, total, seconds)
-    else:
-        result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
-    return [*result, *(("note", note) for note in traffic.notes)]
-
-
-def _against(ceilings: Ceilings, traffic: Traffic, total: float, seconds: float) -> list[tuple[str, str]]:
+    notes = [("note", note) for note in traffic.notes]
+    if not (ceilings := traffic.ceilings):
+        return [*result, ("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"), *notes]
     bandwidth, short = ceilings["bytes_per_second"], kernel_names.short_name
     above = {row: row.seconds - row.bound(ceilings) for row in traffic.rows}
     near = [short(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
     far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(above, key=lambda row: -above[row])[:3])
-    result = [
+    result += [
         ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {ceilings['source']}"),
         ("at least", f"{_needed(total, bandwidth, seconds)} of that time"),
         (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
@@ -211,10 +244,8 @@ def _against(ceilings: Ceilings, traffic: Traffic, total: float, seconds: float)
         timed = traffic.profile["run"]["step_ms"]
         step, how = timed["median"] / 1e3, "under" if timed["profiled"] >= len(timed["all"]) else "without"
         amount = f"moves {format_number(moved / 1e6)} MB at least, by its operators' shapes"
-        result.append((
-            "a step", f"{amount}: {_needed(moved, bandwidth, step)} of its {_time(step)} (median {how} the profiler)",
-        ))  # fmt: skip
-    return result
+        result.append(("a step", f"{amount}: {_needed(moved, bandwidth, step)} of its {_time(step)} (median {how} the profiler)"))
+    return [*result, *notes]
 
 
 def _needed(moved: float, bandwidth: float, seconds: float) -> str:
@@ -239,23 +270,38 @@ def report(traffic: Traffic) -> Report:
     title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
     result.table(*tables.filled(header, shown), title=title, code=["name"], top=TOP)
     result.csv("bandwidth", HEADER, rows)
+    if counted := _counted(traffic):
+        header, under_roof = roofline.table(*counted)
+        result.table(*tables.filled(header, under_roof), title="Under the roofline", csv="points", least=["ridge", "MB"])
     if traffic.ceilings:
         result.text(HOW_TO_READ)
     return result
 
 
-def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
-    """Writes bandwidth.csv and .md into `folder`, and roofline.png where asked for; returns the text for a terminal.
+def _counted(traffic: Traffic) -> tuple[list[roofline.Point], fields.Ceilings] | None:
+    """Points and ceilings of a roofline, if counters gave bytes and FLOPs."""
+    found = traffic.ceilings
+    if not found or "precision" not in found:
+        return None
+    points = [roofline.Point(kernel_names.short_name(row.name), row.flops, row.bytes, row.seconds) for row in traffic.rows]
+    rates = fields.Rates(
+        flops_per_second=found["flops_per_second"], bytes_per_second=found["bytes_per_second"], operation_seconds=0
+    )
+    return points, fields.Ceilings(**rates, precision=found["precision"], work="units")
 
-    Raises:
-        UsageError: no source gives bytes, the data for the roofline is missing, or `folder` cannot be written to.
-    """
+
+def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
+    """Writes bandwidth.csv and .md into `folder`, and roofline.png where asked for; returns the text for a terminal."""
     traffic = read(path)
     result = report(traffic)
     if draw_roofline:
-        if not traffic.profile:
-            raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}")
-        points, ceilings = roofline.from_profile(traffic.profile), traffic.profile["run"]["ceilings"]
-        drawn = roofline.figure(points, ceilings, profile_summary.conditions(traffic.profile))
-        result.figure(lambda: drawn, "roofline", "Roofline; bytes are the minimum by the operators' shapes")
+        points, ceilings = _counted(traffic) or (None, None)
+        title = f"{traffic.path}, bytes and FLOPs counted"
+        if not points:
+            if not traffic.profile:
+                raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}")
+            points, ceilings = roofline.from_profile(traffic.profile), traffic.profile["run"]["ceilings"]
+            title = profile_summary.conditions(traffic.profile)
+        drawn = roofline.figure(points, ceilings, title)
+        result.figure(lambda: drawn, "roofline", f"Roofline; bytes are {traffic.bytes_are}")
     return result.publish(folder, "bandwidth")

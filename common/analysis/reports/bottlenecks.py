@@ -1,20 +1,23 @@
 """Where a profiled step spends its time, what limits each operator, and the most that each optimisation could gain.
 
-Reads one profile and writes into ./bottleneck_analysis/ the report, operator_timing.csv and optimization_targets.json. Times come
+Reads one profile and writes the report and, under its name, the times of all operators (CSV) and the targets (JSON). Times come
 from the profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows from the two
 as the report explains.
 """
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.reports import profile_summary, roofline
+from common.analysis.profiles.kernel_names import COMMUNICATION
+from common.analysis.reports import bandwidth, profile_summary, roofline
 from common.errors import UsageError
-from common.files import writable_folder, write_text
+from common.files import writable_file, write_text
 from common.records import step_profile
+from common.records.step_profile import Profile
 
 FOLDER = Path("bottleneck_analysis")
 TOP = 15
@@ -22,10 +25,14 @@ PARTS = {
     "attention": "attention", "mlp": "feed-forward", "norm": "norms", "residual": "residuals", "embed": "embedding",
     "loss": "head and loss", "optimizer": "optimizer", "other": "gradient accumulation, other",
 }  # fmt: skip
+LIMITS = {
+    "compute": "compute", "memory": "memory", "launch": "too small for either (launch-bound)", "unknown": "cost not known",
+    "not classed": "no ceilings",
+}  # fmt: skip
+IDLE, OUTSIDE = "GPU idle", "outside operators (Python, dispatch)"
 ABOUT_PARTS = (
-    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it "
-    "necessary (gradients that meet at a residual are added in the norm before it). The last row is time that no operator "
-    "covers."
+    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary "
+    "(gradients that meet at a residual are added in the norm before it). The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
     "The GPU gets {:,.0f} launches a step. Each starts {} after its call on average, and the GPU is busy for {:.0f} % of the "
@@ -52,22 +59,56 @@ CSV_COLUMNS = (
 
 
 def breakdown(step: Step) -> list[list[Any]]:
-    """Rows of part, us in forward, backward and other, their sum and percent of the step; on a GPU from all kernels."""
+    """Rows of part, us in forward, backward and other, their sum and percent of the step, launches.
+
+    On a GPU the times are those of all kernels; on a CPU there are no launches.
+    """
     steps, times = step.profile["profiled_steps"], [(row.span, row.phase, row.us) for row in step.rows]
+    kernels = step.profile["kernels"]
     if step.on_gpu:
-        times = [(kernel["span"], kernel["phase"], kernel["device_us"] / steps) for kernel in step.profile["kernels"]]
+        times = [(kernel["span"], kernel["phase"], kernel["device_us"] / steps) for kernel in kernels]
     body: list[list[Any]] = []
     for span, label in PARTS.items():
         own = [(phase if phase in ("forward", "backward") else "other", us) for part, phase, us in times if part == span]
         columns = [sum(us for phase, us in own if phase == column) for column in ("forward", "backward", "other")]
-        body += [[label, *columns, sum(columns), 100 * sum(columns) / step.us]] if own else []
+        launches = sum(kernel["calls"] for kernel in kernels if kernel["span"] == span) / steps or None
+        body += [[label, *columns, sum(columns), 100 * sum(columns) / step.us, launches]] if own else []
     body.sort(key=lambda row: -row[4])
-    label = "GPU idle" if step.on_gpu else "outside operators (Python, dispatch)"
-    return body + ([[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us]] if step.outside_us else [])
+    label = IDLE if step.on_gpu else OUTSIDE
+    return body + [[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us, None]] * bool(step.outside_us)
 
 
-def report(step: Step, path: Path, ranked: list[Target]) -> Report:
-    """Time by part, the longest operators and the targets; it writes operator_timing.csv and optimization_targets.json."""
+def by_limit(step: Step) -> list[list[Any]]:
+    """Rows of limit, us and percent of the step, the longest first: the operators by what binds them, and the rest."""
+    added: dict[str, float] = defaultdict(float)
+    for row in step.rows:
+        added["communication" if COMMUNICATION.search(row.name) else LIMITS[row.bound]] += row.us
+    if step.outside_us:
+        added[IDLE if step.on_gpu else OUTSIDE] = step.outside_us
+    return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
+
+
+def limits(profile: Profile) -> list[tuple[str, str]]:
+    """MFU, bandwidth, intensity and launches of the undisturbed step; shares only where a peak or a ceiling is known."""
+    run, found = profile["run"], bandwidth.step_limits(profile)
+    rows, ceilings, peak = bandwidth.from_profile(profile)[0], run["ceilings"], run_facts.peak_flops(run)
+    rate, seconds = tables.format_rate(run["flops_per_second"]), run["step_ms"]["median"] / 1e3
+    mfu = f"MFU {found['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)" if peak else "no MFU (peak not listed)"
+    gemm = f"; {found['% of measured GEMM']:.3g} % of the measured GEMM" if ceilings else ""
+    facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", f"{rate}, {mfu}{gemm}")]
+    if rows:
+        facts += bandwidth.demand(sum(row.flops or 0 for row in rows), sum(row.bytes for row in rows), seconds, ceilings)
+    if found["launches"]:
+        each = f" at {tables.format_time(1e3 * ceilings['operation_seconds'])} each: " if ceilings else ""
+        share = f"{found['launches, % of step']:.3g} % of the step" if ceilings else ""
+        facts.append(("launches", f"{found['launches']:,.0f}{each}{share}"))
+    if found["GPU idle %"] is not None:
+        facts.append(("GPU idle", f"{found['GPU idle %']:.3g} % of a profiled step"))
+    return facts
+
+
+def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
+    """Time by part, longest operators and targets; it writes `stem`_operator_timing.csv and `stem`_optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
     ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
     result.text(f"{profile_summary.conditions(profile)}.", f"Command `{profile['run']['command']}`, profile {path.name}.")
@@ -78,12 +119,16 @@ def report(step: Step, path: Path, ranked: list[Target]) -> Report:
         result.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
     else:
         result.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
+    if not attention_only:
+        result.section("The step against its limits")
+        result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
     unit, factor = tables.time_unit(step.us / 1e3)
-    header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step"]
-    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), row[5]] for row in breakdown(step)]
-    result.table(header, rows)
+    header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
+    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in breakdown(step)]
+    result.table(*tables.filled(header, rows))
+    result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
     if step.on_gpu and not attention_only:
         delay = tables.format_time(profile["launch"]["mean_delay_us"] / 1e3)
         busy = 100 - 100 * step.outside_us / step.us
@@ -97,9 +142,9 @@ def report(step: Step, path: Path, ranked: list[Target]) -> Report:
          100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
         for row in step.rows[:TOP]
     ]  # fmt: skip
-    result.table(header, longest, least=["GFLOP/s", "GB/s", "phase"])
+    result.table(header, longest, least=["GFLOP/s", "GB/s", "bound by", "% of step", "calls", "shapes"])
     timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
-    result.csv("operator_timing", CSV_COLUMNS, timing)
+    result.csv(f"{stem}_operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimisation")
     result.text(ABOUT_TARGETS)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
@@ -111,30 +156,31 @@ def report(step: Step, path: Path, ranked: list[Target]) -> Report:
     ]  # fmt: skip
     result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], shown)
     result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
-    result.json("optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
+    result.json(f"{stem}_optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
     return result
 
 
-def analyze(profile_data: Path, output_report: Path, version: str) -> str:
-    """Writes report, operator_timing.csv and optimization_targets.json; returns the text for a terminal.
-
-    Args:
-        profile_data: a profile, or a folder whose newest profile is taken.
-        output_report: a bare name goes into ./bottleneck_analysis/.
-        version: the version whose parts the targets are.
-
-    Raises:
-        UsageError: there is no such profile, it is of another version, or a folder cannot be written to.
-    """
+def find(profile_data: Path, version: str) -> tuple[Path, Step]:
+    """A profile of the version whose parts the targets are, and its mean step; a folder's newest; errors as in `analyze`."""
     path = step_profile.find(profile_data)
     step = read_step(path)
     if (found := step.profile["run"]["version"]) != version:
         raise UsageError(f"{path} is of {found}: the targets are parts of {version}, which others fuse")
-    result = report(step, path, targets(step))
+    return path, step
+
+
+def analyze(profile_data: Path, output_report: Path, version: str) -> str:
+    """Writes the report on a profile, or on a folder's newest, and beside it the files of `report`; returns the text for a
+    terminal.
+
+    The targets are the parts of `version`, of which the profile has to be. A bare name of a report goes into
+    ./bottleneck_analysis/.
+    """
+    path, step = find(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
-    for folder in (output_report.parent, FOLDER):
-        writable_folder(folder, "--output-report")
+    writable_file(output_report, "--output-report")
+    result = report(step, path, targets(step), output_report.stem)
     write_text(output_report, result.markdown())
-    written = [output_report, *result.write(FOLDER, "", ("csv", "json"), "--output-report")]
+    written = [output_report, *result.write(output_report.parent, "", ("csv", "json"), "--output-report")]
     return f"{result.terminal()}\n\nwritten: {', '.join(map(str, written))}"

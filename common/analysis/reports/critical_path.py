@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.analysis.output.report import Report
-from common.analysis.profiles import chrome_trace, graph_replays, kernel_names
+from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
 from common.analysis.reports.triton_kernels import Cost, rate
@@ -42,36 +42,21 @@ HOW_TO_READ = (
 
 
 class Step(NamedTuple):
-    """The kernels, copies and fills of one step.
+    """The kernels, copies and fills of one step, in order of start, with start_us from the first start.
 
-    Attributes:
-        kernels: in order of start, with start_us from the first start. Columns of `Trace.kernels`, and: end_us, on_path, path_us
-            (its time on the path less what overlaps the kernel before; 0 beside the path), gap_us (before it on the path, else
-            0), overlaps (whether another kernel runs at the same time).
-        window_us: from the first start to the last end.
-        busy_us: time in which at least one kernel runs.
-        shared_us: time in which two or more run.
+    `kernels` has the columns of `Trace.kernels`, and: end_us, on_path, path_us (its time on the path less what overlaps the
+    kernel before; 0 beside the path), gap_us (before it on the path, else 0), overlaps (whether another kernel runs at the same
+    time).
     """
 
     kernels: pandas.DataFrame
-    window_us: float
-    busy_us: float
-    shared_us: float
+    window_us: float  # from the first start to the last end
+    busy_us: float  # at least one kernel runs
+    shared_us: float  # two or more run
 
     @property
     def path(self) -> pandas.DataFrame:
         return self.kernels[self.kernels.on_path]
-
-
-def load(path: Path, profile: Profile) -> Trace:
-    """The trace of a profile, which lies beside it, with spans also for the kernels of graphs.
-
-    Raises:
-        UsageError: the trace is missing or damaged.
-    """
-    trace, eager = path.parent / profile["trace"], path.parent / f"eager_{profile['trace']}"
-    captured = chrome_trace.load(trace)
-    return graph_replays.attribute(captured, chrome_trace.load(eager)) if eager.exists() else captured
 
 
 def step(trace: Trace) -> Step | None:
@@ -124,17 +109,13 @@ def summary(step: Step) -> dict[str, float]:
     path = step.path
     return {
         "from the first start to the last end, us": step.window_us,
-        "kernels, copies and fills": len(step.kernels),
-        "streams": step.kernels.stream.nunique(),
-        "on the critical path": len(path),
-        "their time, us": float(path.path_us.sum()),
-        "gaps between them, us": float(path.gap_us.sum()),
-        "no kernel runs, us": step.window_us - step.busy_us,
+        "kernels, copies and fills": len(step.kernels), "streams": step.kernels.stream.nunique(),
+        "on the critical path": len(path), "their time, us": float(path.path_us.sum()),
+        "gaps between them, us": float(path.gap_us.sum()), "no kernel runs, us": step.window_us - step.busy_us,
         "busy, %": 100 * step.busy_us / step.window_us if step.window_us else 100.0,
-        "kernels that overlap another": int(step.kernels.overlaps.sum()),
-        "two or more kernels run, us": step.shared_us,
+        "kernels that overlap another": int(step.kernels.overlaps.sum()), "two or more kernels run, us": step.shared_us,
         "sum of all kernels, us": float(step.kernels.duration_us.sum()),
-    }
+    }  # fmt: skip
 
 
 def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pandas.DataFrame:
@@ -143,9 +124,10 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
     Kernels of operators without a known cost have no row. FLOPs are 0 where products are not the work.
     """
     launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
+    numbers = launched.operators.map(lambda rows: rows[0]).drop_duplicates()
+    calls = trace.operators.loc[numbers, ["name", "input_shapes", "input_types"]].itertuples(index=False)
     found = {}
-    for row, number in launched.operators.map(lambda rows: rows[0]).drop_duplicates().items():
-        name, shapes, types = trace.operators.loc[number, ["name", "input_shapes", "input_types"]]
+    for row, (name, shapes, types) in zip(numbers.index, calls, strict=True):
         cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
         if cost and cost[1]:
             computes = kernel_names.kind(name) in ("matrix products", "attention")
@@ -156,10 +138,8 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
 def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
     """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it.
 
-    Args:
-        trace: of the step, for the operators that launched kernels of libraries.
-        run: the record of the run.
-        costs: of all launches in a step, by name and phase of a kernel.
+    The trace knows the operators that launched kernels of libraries; `costs` are those of all launches in a step, by name and
+    phase of a kernel.
     """
     ceilings = run["ceilings"]
     bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
@@ -197,17 +177,10 @@ def span_table(step: Step) -> tables.Table:
 def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
     """Conditions, summary, kernels and spans of a step; the summary of the profile instead where no kernel of a GPU ran.
 
-    Its files are critical_path.csv with the kernels by name, and timeline.csv with each launch in order of time.
-
-    Args:
-        path: of the profile, beside which its trace lies.
-        costs: see `kernel_table`.
-        sort_by: see `profile_summary.report`.
-
-    Raises:
-        UsageError: the trace is missing or damaged.
+    Its files are critical_path.csv with the kernels by name, and timeline.csv with each launch in order of time. The trace lies
+    beside the profile at `path`; `costs` is as in `kernel_table`, and `sort_by` as in `profile_summary.report`.
     """
-    result, trace = Report("Critical path of a training step"), load(path, profile)
+    result, trace = Report("Critical path of a training step"), graph_replays.load(path.parent / profile["trace"])
     measured = step(trace)
     if measured is None:
         result.text("No kernel of a GPU ran in this profile, so it has no critical path.")

@@ -1,18 +1,22 @@
-"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and a report."""
+"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and reports.
+
+Every run imports this module, so what needs pandas and matplotlib is imported where it is used.
+"""
 
 from pathlib import Path
 from typing import cast
 
 from common import files
-from common.analysis.formulas import flops
+from common.analysis.formulas import flops, footprint
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.records.flops_file import SCHEMA, FlopCounts
+from common.records import step_profile
+from common.records.flops_file import SCHEMA, FlopCounts, Work
 from common.records.run_record import TimedRun
 
-FOLDER = Path("flops_analysis")
+FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
 HOW_TO_READ = (
     "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
@@ -25,40 +29,44 @@ HOW_TO_READ = (
 
 
 def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> list[Path]:
-    """Writes both files into `folder`.
-
-    Args:
-        counted: from `common.training.flop_counters.count`: by counter, FLOPs of forward and backward.
-        run: the record of the run.
+    """Writes both files into `folder`; `counted` are FLOPs of forward and backward by counter
+    (`common.training.flop_counters.count`).
     """
     config, training = ModelConfig(**run["model"]), run["training"]
     shape = (config, training["batch_size"], training["sequence_length"])
     formulas = {REFERENCE: flops.training_step(*shape), EXECUTED: flops.training_step(*shape, causal=False)}
     counts = [
-        {
-            "counter": counter,
-            **{name: count[name] for name in ("forward", "backward")},
-            "step": count["forward"] + count["backward"],
-        }
-        for counter, count in (formulas | counted).items()
+        {"counter": counter, "forward": own["forward"], "backward": own["backward"], "step": own["forward"] + own["backward"]}
+        for counter, own in (formulas | counted).items()
     ]
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
     profile = cast(FlopCounts, {"schema": SCHEMA, "counts": counts, "parts": parts, "run": run})
     result = report(profile)
     result.json("flops_profile", profile)
-    return result.write(folder, "flops", ("json", "csv"))
+    return result.write(folder, "flops", ("json", "csv"), "--flops-dir")
 
 
-def read(path: Path) -> FlopCounts:
-    """flops_profile.json; a bare file name that is not here is looked for in ./flops_analysis.
+def add_work(path: Path, profile: Path) -> None:
+    """Adds FLOPs and bytes of a mean step to flops_profile.json, from a profile of the run, unless it kept attention only."""
+    from common.analysis.reports import roofline
 
-    Raises:
-        UsageError: there is no such file, or it is damaged or of another schema.
-    """
+    content = step_profile.read(profile)
+    if not content["attention_only"]:
+        work = [cast(Work, point._asdict()) for point in roofline.from_profile(content) if point.seconds > 0]
+        files.write_json(path, read(path) | {"work": work})
+
+
+def find(path: Path) -> Path:
+    """flops_profile.json; a bare file name that is not here is looked for in ./flops_analysis."""
     found = path if path.exists() or path.name != str(path) else FOLDER / path
     if not found.exists():
         raise UsageError(f"no {path} here or in {FOLDER}/: run without --analyze-results first to write it")
-    return files.read(found, FlopCounts)
+    return found
+
+
+def read(path: Path) -> FlopCounts:
+    """The counts in a file that `find` finds."""
+    return files.read(find(path), FlopCounts)
 
 
 def mfu_rows(profile: FlopCounts) -> tables.Table:
@@ -81,13 +89,38 @@ def report(profile: FlopCounts) -> Report:
     run, parts, peak = profile["run"], profile["parts"], run_facts.peak_flops(profile["run"])
     needed, executed = cast(dict[str, int], parts["causal"]), cast(dict[str, int], parts["full"])
     by_part = [[part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]] for part, count in needed.items()]
-    known = f"peak {peak / 1e12:.3g} TFLOP/s (data sheet)" if peak else "the device's peak is not listed"
+    by_part += [[f"({part})", None, count / 1e9, 100 * count / needed["total"]] for part, count in _elementwise(run).items()]
+    known = f"peak {tables.format_rate(peak)} (data sheet)" if peak else "the device's peak is not listed"
     median = tables.format_time(run["step_ms"]["median"])
     result = Report("FLOPs of a training step")
     result.text(f"{run['version']}, {run_facts.describe(run)}; median step {median}, {known}.")
     result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
-    result.table(["part", "causal GFLOP", "full GFLOP", "% (causal)"], by_part, title="Forward pass by part")
-    result.text(HOW_TO_READ)
+    result.table(["part", "causal GFLOP", "full GFLOP", "% of causal"], by_part, title="Forward pass by part")
+    result.text(f"Parts in brackets run no matrix product, so the formulas leave them out. {HOW_TO_READ}")
     if not any(row["counter"] == "DeepSpeed" for row in profile["counts"]):
         result.text("DeepSpeed is not installed here, so its row is missing.")
+    if work := [row for row in profile.get("work", ()) if row["group"] == "span" and row["bytes"]]:
+        from common.analysis.reports import bandwidth
+
+        counted, moved = sum(row["flops"] or 0 for row in work), sum(row["bytes"] or 0 for row in work)
+        result.section("Memory bandwidth")
+        result.facts(bandwidth.demand(counted, moved, run["step_ms"]["median"] / 1e3, run["ceilings"]))
     return result
+
+
+def _elementwise(run: TimedRun) -> dict[str, int]:
+    """FLOPs of the forward pass outside matrix products, by the eager operations of Version 1."""
+    shape = run["training"]["batch_size"], run["training"]["sequence_length"]
+    found = footprint.totals(footprint.operations(ModelConfig(**run["model"]), *shape), "group")
+    named = {"norms": "RMSNorm", "rotary embedding": "RoPE", "softmax": "scale, mask, softmax", "SwiGLU": "SwiGLU"}
+    return {name: found[group]["flops"] for name, group in named.items()}
+
+
+def intensity(profile: FlopCounts) -> Report:
+    """FLOPs per byte by span and by operator; it writes roofline.csv and roofline.png."""
+    from common.analysis.reports import roofline
+
+    if "work" not in profile:
+        raise UsageError("the file holds no bytes: count again, with 3 steps or more, without --profile-attention-only")
+    run, points = profile["run"], [roofline.Point(**work) for work in profile["work"]]
+    return roofline.report(points, run["ceilings"], f"{run['version']}, {run_facts.describe(run)}")

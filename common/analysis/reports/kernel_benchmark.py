@@ -35,11 +35,7 @@ def ratio(row: Timing, other: Timing) -> float:
 
 
 def analyze(path: Path) -> Report:
-    """The report on a metrics_kernels.json.
-
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
+    """The report on a metrics_kernels.json."""
     return report(kernel_benchmark_file.read(path))
 
 

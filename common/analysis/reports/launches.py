@@ -10,6 +10,7 @@ from typing import NamedTuple
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, load_kernels
+from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels
 from common.files import writable_file, write_text
 
@@ -48,7 +49,7 @@ class Gaps(NamedTuple):
 
     window_ns: float
     busy_ns: float  # at least one kernel runs
-    idle_ns: numpy.ndarray  # each interval in which no kernel runs, in order
+    idle_ns: numpy.ndarray  # each interval in which no kernel runs and which the clock can tell from none, in order
 
 
 def gaps(kernels: Kernels) -> Gaps | None:
@@ -63,7 +64,7 @@ def gaps(kernels: Kernels) -> Gaps | None:
     starts = table.start_ns.to_numpy()
     ends = numpy.maximum.accumulate(starts + table.duration_ns.to_numpy())
     between = starts[1:] - ends[:-1]
-    idle, window = between[between > 0], ends[-1] - starts[0]
+    idle, window = between[between > 1e3 * CLOCK_ERROR_US], ends[-1] - starts[0]
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
@@ -79,7 +80,7 @@ def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
         ("operator calls" if on_cpu else "launches", f"{calls:,}{per_step}" + (f"; {', '.join(kinds)}" if kinds[1:] else "")),
-        ("distinct", f"{len(rows)} {'operators' if on_cpu else 'kernels'}"),
+        ("distinct", tables.counted(len(rows), "operator" if on_cpu else "kernel")),
         ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(kernels)),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
@@ -92,7 +93,7 @@ def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
          *(ns and ns / 1e6 * per_single for ns in (row.mean_ns, row.min_ns, row.max_ns)), 100 * row.share]
         for row in rows[:top]
     ]  # fmt: skip
-    title = f"The {len(body)} of {len(rows)} {'operators' if on_cpu else 'kernels'} that take longest"
+    title = f"{'Operators' if on_cpu else 'Kernels'} that take longest, {len(body)} of {len(rows)}"
     result.table([*header, "share %"], body, title, code=header[:1])
     return result
 
@@ -124,15 +125,13 @@ def _short(kernels: Kernels) -> str:
 
 
 def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
-    """The text for a terminal; writes every kernel into `csv_out`, with its full name and times in ns.
-
-    Raises:
-        UsageError: there are no kernels in `trace_file`, or `csv_out` cannot be written.
-    """
+    """The text for a terminal; writes every kernel into `csv_out`, with its full name and times in ns."""
+    if csv_out:
+        writable_file(csv_out, "--csv-out")
     kernels = load_kernels.load(trace_file)
     rows = summary(kernels)
     text = report(kernels, rows, top).terminal()
     if csv_out is None:
         return text
-    write_text(writable_file(csv_out, "--csv-out"), tables.csv_text(KernelTotal._fields, rows))
+    write_text(csv_out, tables.csv_text(KernelTotal._fields, rows))
     return f"{text}\n\nwritten: {csv_out}"

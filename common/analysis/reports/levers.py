@@ -8,11 +8,7 @@ from common.records.kernel_files import Lever, Levers
 
 
 def analyze(path: Path) -> Report:
-    """The report on a levers.json.
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-    """
+    """The report on a levers.json."""
     return report(files.read(path, Levers)["rows"])
 
 

@@ -1,12 +1,12 @@
-"""Memory over the profiled steps, and the allocations that are alive at the peak, as one HTML page.
+"""Memory over the profiled steps, and the allocations that are alive at the peak.
 
-The page is drawn from the allocator's events in a trace. Memory that was allocated before the profile began (weights, and the
+They come from the allocator's events in a trace. Memory that was allocated before the profile began (weights, and the
 optimizer state after the first step) appears only in the total of a GPU's allocator; on a CPU the total starts at zero.
 """
 
 from collections import defaultdict
-from pathlib import Path
 
+from common.analysis.formulas import footprint
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.profiles.chrome_trace import Trace
@@ -21,17 +21,15 @@ EARLIER = "allocated before the profile"
 COLOURS = {EARLIER: "0.75"} | PHASE_COLOURS
 POINTS = 1500  # in the figure; of more events, the one with the largest total in each interval is drawn
 HOW_TO_READ = (
-    "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it "
-    "falls while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each "
-    "step."
+    "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it falls "
+    "while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each step."
 )
 
 
 def _alive(trace: Trace) -> tuple[pandas.DataFrame, list[dict[str, int]], dict[tuple[str, str], int]]:
     """Follows the allocations of the device: the GPU's where there are any, else the CPU's.
 
-    Returns:
-        The events, the bytes alive after each event by the phase that allocated them, and at the peak by (span, phase).
+    Returns the events, the bytes alive after each event by the phase that allocated them, and at the peak by (span, phase).
     """
     on_gpu = trace.memory[trace.memory.device == "gpu"]
     events = on_gpu if len(on_gpu) else trace.memory
@@ -85,20 +83,26 @@ def figure(trace: Trace) -> Figure:
     return result
 
 
+def add_peak(result: Report, trace: Trace) -> None:
+    """Adds memory over time, and the allocations alive at the peak."""
+    peak, rows = at_peak(trace)
+    result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
+    table = [[span, phase, round(size / 2**20, 4), round(100 * size / (peak or 1), 4)] for span, phase, size in rows]
+    title = f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB"
+    result.table(["allocated in", "phase", "MiB", "% of peak"], table, title)
+
+
 def report(trace: Trace, profile: Profile) -> Report:
     """Memory over time and the allocations alive at the peak. `profile` is made from `trace` and has memory events."""
-    run, (peak, rows) = profile["run"], at_peak(trace)
+    run = profile["run"]
     counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
     result = Report("Memory timeline")
     result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.")
     result.text(f"{HOW_TO_READ} {counted}")
-    result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
-    table = [[span, phase, size / 2**20, 100 * size / (peak or 1)] for span, phase, size in rows]
-    title = f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB"
-    result.table(["allocated in", "phase", "MiB", "% of peak"], table, title)
+    add_peak(result, trace)
+    training, kept = run["training"], footprint.activations_of(run)["total"]
+    gradients = 2 * footprint.FLOAT * training["batch_size"] * training["sequence_length"] * run["model"]["vocab_size"]
+    parts = [tables.format_number(size / 2**20) for size in (kept, gradients, kept + gradients)]
+    formula = "By formula the operations of Version 1 keep {} MiB, and two gradients of the loss take {}: {} MiB."
+    result.text(formula.format(*parts))
     return result
-
-
-def write(path: Path, trace: Trace, profile: Profile) -> Path:
-    """Writes the page."""
-    return report(trace, profile).write(path.parent, path.stem, ("html",))[0]

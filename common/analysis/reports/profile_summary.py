@@ -15,6 +15,7 @@ from common.analysis.profiles.kernel_names import short_name
 from common.records import step_profile
 from common.records.step_profile import Profile
 
+import pandas
 from matplotlib.figure import Figure
 
 ROWS = 20  # in the tables of kernels and operators
@@ -37,13 +38,8 @@ PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer":
 
 
 def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
-    """A report with a section for each profile.
-
-    Args:
-        sort_by: a key of SORT_KEYS for the operators; None is the self time on the device that ran the work.
-
-    Raises:
-        UsageError: a file is not a profile, or it is damaged.
+    """A report with a section for each profile; `sort_by` is a key of SORT_KEYS for the operators, or None for the self time on
+    the device that ran the work.
     """
     result = Report("Profiles")
     for path in paths:
@@ -52,11 +48,7 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
 
 
 def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
-    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder.
-
-    Raises:
-        UsageError: a file is not a profile, or its folder cannot be written to.
-    """
+    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
     folders: dict[Path, list[Path]] = defaultdict(list)
     for path in paths:
         folders[path.parent].append(path)
@@ -91,6 +83,7 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
 
 def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
+    rows = [[round(cell, 4) if isinstance(cell, float) else cell for cell in row] for row in rows]  # no 3.81e-06 MiB
     report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
@@ -102,10 +95,8 @@ def _title(what: str, profile: Profile, rows: list) -> str:
 
 
 def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
-    """The operators of a profile, added up over spans, phases and shapes.
-
-    Returns:
-        Header, rows (largest first, per step), and the key of an operator by which they are sorted.
+    """The operators of a profile, added up over spans, phases and shapes: header, rows (largest first, per step), and the key of
+    an operator by which they are sorted.
     """
     on_gpu, steps = bool(profile["kernels"]), profile["profiled_steps"]
     column = SORT_KEYS[sort_by or "self_device_time_total"]
@@ -166,16 +157,13 @@ def detail_rows(profile: Profile) -> tables.Table:
 
 def kernel_rows(profile: Profile) -> tables.Table:
     """Header and rows of the kernels of a GPU in a mean step, added up over spans and phases, the longest first."""
-    calls: dict[str, int] = defaultdict(int)
-    us: dict[str, float] = defaultdict(float)
-    for kernel in profile["kernels"]:
-        calls[kernel["name"]] += kernel["calls"]
-        us[kernel["name"]] += kernel["device_us"]
-    steps, whole = profile["profiled_steps"], sum(us.values()) or 1
-    unit, factor = tables.time_unit(max(us.values()) / steps / 1e3)
+    added = pandas.DataFrame(profile["kernels"]).groupby("name", sort=False)[["calls", "device_us"]].sum()
+    added = added.sort_values("device_us", ascending=False, kind="stable")
+    steps, whole = profile["profiled_steps"], added.device_us.sum() or 1
+    unit, factor = tables.time_unit(added.device_us.max() / steps / 1e3)
     body = [
-        [short_name(name), calls[name] / steps, us[name] / steps / 1e3 * factor, us[name] / calls[name], 100 * us[name] / whole]
-        for name in sorted(us, key=lambda name: -us[name])
+        [short_name(name), calls / steps, us / steps / 1e3 * factor, us / calls, 100 * us / whole]
+        for name, calls, us in added.itertuples()
     ]
     return ["kernel", "launches", unit, "us each", "share %"], body
 
@@ -183,7 +171,7 @@ def kernel_rows(profile: Profile) -> tables.Table:
 def conditions(profile: Profile) -> str:
     """Version and conditions of a profiled run, and the time of a step with and without the profiler."""
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
-    clean = f"unprofiled: median {tables.format_time(timed['median'])}, {timed['count']} steps"
+    clean = f"unprofiled: median {tables.format_time(timed['median'])}, {tables.counted(timed['count'], 'step')}"
     return (
         f"{run['version']}, {run_facts.describe(run)}; {steps} profiled steps of "
         f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
@@ -205,8 +193,8 @@ def _files(path: Path, profile: Profile) -> tables.Table:
     contents = {
         path.name: "this profile, for the analysis scripts",
         profile["trace"]: "Chrome trace, for https://ui.perfetto.dev",
-        f"run_{path.stem.removeprefix('profile_')}": "event files, for TensorBoard",
-        "memory_timeline.html": "memory over time, of the last run with --profile-memory",
+        step_profile.events(path, profile["run"]).name: "event files, for TensorBoard",
+        "run.html": "the page of the last profiled run, for a browser",
     }
     return ["file", "content"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
 

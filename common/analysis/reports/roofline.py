@@ -21,7 +21,6 @@ from typing import NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.records.fields import Ceilings
 from common.records.step_profile import Profile
@@ -35,11 +34,10 @@ HEADER = ["group", "name", "GFLOP", "MB", "FLOP/byte", "ridge", "side", "ms", "T
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.PURPLE, plots.SKY, plots.BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HOW_TO_READ = (
-    "FLOPs and bytes follow from the shapes of the operators, with every tensor moved once. `side` is the ceiling that "
-    "binds at this intensity, and `% of bound` is the rate relative to it. Above 100 % data came from a cache, or the work "
-    "ran in another precision than the measured matrix product. Far below 100 % the calls may be too small to fill the "
-    "device. Cells are empty where a trace does not record what ran: code of torch.compile, and operators on long lists of "
-    "tensors."
+    "FLOPs and bytes follow from the shapes of the operators, with every tensor moved once. `side` is the ceiling that binds at "
+    "this intensity, and `% of bound` is the rate relative to it. Above 100 % data came from a cache, or the work ran in another "
+    "precision than the measured matrix product. Far below 100 % the calls may be too small to fill the device. Cells are empty "
+    "where a trace does not record what ran: code of torch.compile, and operators on long lists of tensors."
 )
 
 
@@ -53,16 +51,11 @@ class Point(NamedTuple):
     group: str = ""  # points of a group share a marker
 
 
-def report(profile: Profile) -> Report:
-    """The intensity of a mean step by span and by operator; it writes roofline.csv and roofline.png.
-
-    Raises:
-        UsageError: the profiled run measured no ceilings.
-    """
-    points, ceilings = from_profile(profile), profile["run"]["ceilings"]
+def report(points: Sequence[Point], ceilings: Ceilings | None, conditions: str) -> Report:
+    """The intensity of a mean step by span and by operator (`from_profile`); it writes roofline.csv and roofline.png."""
     result = Report("Computational intensity of a mean step")
-    result.text(f"{profile_summary.conditions(profile)}.", f"{describe(ceilings)}.")
-    result.figure(lambda: figure(points, ceilings, profile_summary.conditions(profile)), "roofline", "Roofline of a mean step")
+    result.text(f"{conditions}.", f"{describe(ceilings)}.")
+    result.figure(lambda: figure(points, ceilings, conditions), "roofline", "Roofline of a mean step")
     result.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
     result.text(HOW_TO_READ)
     return result
@@ -94,11 +87,7 @@ def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[
 
 
 def measured(ceilings: Ceilings | None) -> Ceilings:
-    """The ceilings.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """The ceilings; UsageError if there are none."""
     if not ceilings:
         raise UsageError("there are no measured ceilings: profile again with --measure-peak")
     return ceilings
@@ -110,24 +99,18 @@ def ridge(ceilings: Ceilings) -> float:
 
 
 def describe(ceilings: Ceilings | None) -> str:
-    """The ceilings, their origin, and the ridge point.
-
-    Raises:
-        UsageError: there are no ceilings.
-    """
+    """The ceilings, their origin, and the ridge point."""
     ceilings = measured(ceilings)
-    numbers = ridge(ceilings), ceilings["flops_per_second"] / 1e12, ceilings["bytes_per_second"] / 1e9
-    meet, peak, bandwidth = map(tables.format_number, numbers)
-    return f"measured ceilings: {ceilings['precision']} GEMM {peak} TFLOP/s, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
+    meet, bandwidth = map(tables.format_number, (ridge(ceilings), ceilings["bytes_per_second"] / 1e9))
+    peak = tables.format_rate(ceilings["flops_per_second"])
+    work = f"{ceilings['precision']} {ceilings.get('work', 'GEMM')}"
+    return f"measured ceilings: {work} {peak}, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
 
 
 def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
     """Header and a row for each point; cells are None where FLOPs and bytes are not known, or 0.
 
     `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over the measured time.
-
-    Raises:
-        UsageError: there are no ceilings.
     """
     ceilings = measured(ceilings)
     meet, rows = ridge(ceilings), []
@@ -139,7 +122,7 @@ def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
             work = [point.flops / 1e9, point.bytes / 1e6, intensity, "memory" if intensity < meet else "compute"]
             least = operators.least_seconds(point.flops, point.bytes, ceilings)
             rates = [point.flops / point.seconds / 1e12, point.bytes / point.seconds / 1e9, 100 * least / point.seconds]
-        rows.append([point.group, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates])
+        rows.append([point.group or None, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates])
     return HEADER, rows
 
 
@@ -167,9 +150,6 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
 
     Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the time of their group are left
     out; the table has all points.
-
-    Raises:
-        UsageError: there are no ceilings.
     """
     ceilings = measured(ceilings)
     whole: dict[str, float] = defaultdict(float)
@@ -203,11 +183,8 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
 
 
 def _number(axes: Axes, point: float, bars: Sequence[tuple[float, float, float]]) -> None:
-    """Writes 1, 2, ... beside the points, each at the nearest position where it covers no point, no line and no other number.
-
-    Args:
-        point: the size of a typographic point in pixels.
-        bars: x, y and the y of the bound, of each point.
+    """Writes 1, 2, ... beside the points, each at the nearest position where it covers no point, no line and no other number;
+    `point` is a typographic point in pixels, and a bar is x, y and the y of the bound, of a point.
     """
 
     def box(x: float, y: float, width: float, height: float) -> Bbox:

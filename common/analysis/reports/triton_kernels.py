@@ -11,9 +11,8 @@ from common.analysis.reports import profile_summary
 from common.records.step_profile import Profile
 
 HOW_TO_READ = (
-    "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above "
-    "100 % of a copy's bandwidth, data came from a cache. `% of kernels` is the share of all time on the GPU, libraries "
-    "included."
+    "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above 100 "
+    "% of a copy's bandwidth, data came from a cache. `% of kernels` is the share of all time on the GPU, libraries included."
 )
 
 
@@ -36,11 +35,7 @@ def rate(amount: float | None, seconds: float, unit: float, ceiling: float | Non
 
 
 def table(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
-    """Header and a row per kernel and phase of a mean step, the longest first.
-
-    Args:
-        costs: by name and phase of a kernel; kernels without a cost are not shown.
-    """
+    """Header and a row per kernel and phase of a mean step that has a cost, by name and phase, the longest first."""
     ceilings = profile["run"]["ceilings"]
     bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
     calls: dict[tuple[str, str], int] = defaultdict(int)

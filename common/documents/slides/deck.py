@@ -13,7 +13,7 @@ from typing import NamedTuple
 from common import cli
 from common.documents.rewrite import MARKED, ROOT
 from common.errors import UsageError
-from common.files import writable_file, write_text
+from common.files import opened, writable_file, write_text
 
 import jinja2
 import markdown
@@ -22,7 +22,6 @@ SOURCE, PAGE = ROOT / "slides" / "slides.md", ROOT / "slides" / "slides.html"
 MOST_WORDS = 40  # on a slide, beside its title and what stands between markers
 TITLE = re.compile(r"(?:\A#|^##) (.+)\n", re.MULTILINE)
 NOTE = re.compile(r"^Note:", re.MULTILINE)
-PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
 
 class Slide(NamedTuple):
@@ -35,12 +34,9 @@ class Slide(NamedTuple):
 
 
 def slides(source: Path) -> list[Slide]:
-    """The slides of a source.
-
-    Raises:
-        UsageError: the source does not begin with a title, or a slide has more than MOST_WORDS words.
-    """
-    before, *parts = TITLE.split(source.read_text(encoding="utf-8"))
+    """The slides of a source. UsageError: the source does not begin with a title, or a slide has more than MOST_WORDS words."""
+    with opened(source) as file:
+        before, *parts = TITLE.split(file.read().decode("utf-8"))
     if before.strip() or not parts:
         raise UsageError(f"{source}: the first line must be `# Title`, and `## Title` begins each slide after it")
     found = [_slide(title, text, source.parent) for title, text in zip(parts[::2], parts[1::2], strict=True)]
@@ -52,28 +48,18 @@ def slides(source: Path) -> list[Slide]:
 
 def _slide(title: str, text: str, folder: Path) -> Slide:
     text, *notes = NOTE.split(text, maxsplit=1)
-    body, words, position = [], 0, 0
-    for marked in [*MARKED.finditer(text), None]:
-        prose = _html(text[position : marked.start() if marked else None])
-        words += len(re.sub(r"<[^>]+>", " ", prose).split())
-        body.append(prose)
-        if marked:
-            body.append(f"<figure>{_figure(marked[0], folder)}</figure>")
-            position = marked.end()
-    return Slide(_html(title).removeprefix("<p>").removesuffix("</p>"), "\n".join(body), _html("".join(notes)), words)
+    words = len(re.sub(r"<[^>]+>", " ", _html(MARKED.sub("", text), folder)).split())
+    body = _html(MARKED.sub(lambda marked: f"<figure>{_html(marked[0], folder)}</figure>", text), folder)
+    return Slide(_html(title, folder)[len("<p>") : -len("</p>")], body, _html("".join(notes), folder), words)
 
 
-def _html(text: str) -> str:
-    return markdown.markdown(text, extensions=["tables", "fenced_code"])
+def _html(text: str, folder: Path) -> str:
+    """The text as HTML; the file of a picture becomes a part of it."""
 
+    def embedded(match: re.Match) -> str:
+        return f'src="data:image/svg+xml;base64,{base64.b64encode((folder / match[1]).read_bytes()).decode()}"'
 
-def _figure(marked: str, folder: Path) -> str:
-    """What stands between two markers: a table, or a picture, whose file becomes part of the page."""
-    picture = PICTURE.search(marked)
-    if not picture:
-        return _html(marked)
-    content = base64.b64encode((folder / picture[2]).read_bytes()).decode()
-    return f'<img alt="{picture[1]}" src="data:image/svg+xml;base64,{content}">'
+    return re.sub(r'src="([^":]+\.svg)"', embedded, markdown.markdown(text, extensions=["tables", "fenced_code"]))
 
 
 def page(found: list[Slide]) -> str:

@@ -33,11 +33,7 @@ import torch
 
 
 def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[BenchmarkOptions]]:
-    """The models, and the resolved options of each shape, smallest first.
-
-    Raises:
-        UsageError: a name is unknown, a value is wrong or given twice, or a model cannot run here.
-    """
+    """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a model cannot run here."""
     for name, valid in {"models": known, "metrics": METRICS, "batch_sizes": (), "seq_lengths": ()}.items():
         cli.check_list("--" + name.replace("_", "-"), getattr(options, name), valid)
     models, device = [known[name] for name in options.models], devices.select(options.device)
@@ -51,11 +47,7 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list
 
 
 def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model, path: Path) -> int:
-    """Measures what `plan` returned; after each process it prints a line and writes benchmark.json (`path`).
-
-    Returns:
-        The exit code: 0, 1 if a cell failed other than by memory, 128 + n if stopped by signal n.
-    """
+    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `run_all`'s."""
     options, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
     measured = record.header(SCHEMA, None, SHORT[cli.amp_dtype(options) or torch.float32]) | {
         "status": "interrupted",  # until the end is reached

@@ -102,6 +102,8 @@ def speed(model: Model, options: BenchmarkOptions) -> Timed:
     devices.reset_peak_memory(precision.device)
     times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=options.num_steps)
     found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    if reason := getattr(prepared.model, "switches", {}).get("no-kernels"):
+        found["no_kernels"] = reason
     return cast(Timed, found)
 
 

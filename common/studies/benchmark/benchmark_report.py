@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
@@ -11,9 +10,6 @@ from common.records import benchmark_file
 from common.records.benchmark_file import place
 from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEMORY = {
     "GPU allocator": "Peak of PyTorch's allocator over the timed steps: weights, gradients, optimizer state, activations and "
@@ -24,12 +20,7 @@ MEMORY = {
 
 
 def analyze(path: Path) -> Report:
-    """The report on a benchmark.json; it writes benchmark.csv, .html, .json, .md and .png.
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-        RunError: nothing in it was measured.
-    """
+    """The report on a benchmark.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
     measured = benchmark_file.read(path)
     against = benchmark_results.reference(measured)
     entries: list[benchmark_file.Entry] = [*measured["cells"], *measured["accuracy"]]
@@ -43,21 +34,25 @@ def analyze(path: Path) -> Report:
     report = Report("Benchmark")
     report.json("benchmark", measured)
     report.text(
-        f"{conditions}. Numbers are medians. Processes of each cell: {measured['repeats']}; timed steps in each: "
-        f"{measured['steps']}.",
+        f"{conditions}. Numbers are medians, a speed-up is the median of those in each repeat. Processes of each cell: "
+        f"{measured['repeats']}; timed steps in each: {measured['steps']}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
+    runs = [(cell["model"], run) for cell in measured["cells"] for run in cell["runs"]]
+    if without := {model: run["no_kernels"] for model, run in runs if "no_kernels" in run}:
+        reason = next(iter(without.values()))
+        report.text(f"No Triton kernels in {', '.join(without)}: {reason}. PyTorch's operations were measured in their place.")
     if timed:
-        report.figure(lambda: figure(measured, conditions), "benchmark", "Throughput and peak memory over the batch size")
+        report.figure(lambda: figure(measured, conditions), "benchmark", "Throughput and peak memory")
         report.csv("benchmark", benchmark_results.COLUMNS, [[cell[name] for name in benchmark_results.COLUMNS] for cell in found])
     if "throughput" in measured["metrics"]:
         report.section(f"Tokens/s (and speed-up against {against})", "throughput")
         report.table(*benchmark_results.throughput_table(measured))
         report.section("Step time")
         report.table(*benchmark_results.step_table(measured))
-        report.text(*run_facts.noise(timed))
+        report.text(*benchmark_results.disagreements(measured), *run_facts.noise(timed))
     if "memory" in measured["metrics"]:
-        kind = next((run["kind"] for cell in measured["cells"] for run in cell["runs"]), "")
+        kind = next((run["kind"] for _, run in runs), "")
         report.section(f"Peak MiB, {kind} (and {against} / model)", "memory")
         report.table(*benchmark_results.memory_table(measured))
         report.text(MEMORY.get(kind, ""))
@@ -79,9 +74,10 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def figure(measured: benchmark_file.Benchmark, title: str) -> "Figure":
-    """Throughput above peak memory, over the batch size; a column for each sequence length."""
+def figure(measured: benchmark_file.Benchmark, title: str) -> "plots.Figure":
+    """Throughput above peak memory, over the batch size, or in bars if there is one; a column for each sequence length."""
     found, lengths, sizes = benchmark_results.results(measured), measured["sequence_lengths"], measured["batch_sizes"]
+    models, styles = measured["models"], [plots.style(i) for i in range(len(measured["models"]))]
     fields = {"throughput": ("tokens/s", "tokens_per_second"), "memory": ("peak MiB", "peak_mib")}
     wanted = [labels for metric, labels in fields.items() if metric in measured["metrics"]]
     result = plots.new(1.5 + 4 * len(lengths), 1.2 + 3.6 * len(wanted))
@@ -89,16 +85,23 @@ def figure(measured: benchmark_file.Benchmark, title: str) -> "Figure":
     grid = result.subplots(len(wanted), len(lengths), squeeze=False, sharex=True, sharey="row")
     for row, (unit, field) in zip(grid, wanted, strict=True):
         for axes, length in zip(row, lengths, strict=True):
-            for i, model in enumerate(measured["models"]):
-                values = [found[model, size, length][field] or math.nan for size in sizes]
-                axes.plot(sizes, values, label=model, **plots.style(i))
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(sizes, map(str, sizes))
-            axes.minorticks_off()
-            axes.set(title=f"sequence length {length}", xlabel="batch size", ylabel=unit)
+            curves = [[found[model, size, length][field] or math.nan for size in sizes] for model in models]
+            if len(sizes) == 1:
+                axes.bar(models, [value for [value] in curves], color=[style["color"] for style in styles])
+                axes.tick_params("x", rotation=90)
+            else:
+                for model, values, style in zip(models, curves, styles, strict=True):
+                    axes.plot(sizes, values, label=model, **style)
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(sizes, map(str, sizes))
+                axes.minorticks_off()
+            at = f"batch size {sizes[0]}" if len(sizes) == 1 else "batch size"
+            axes.set(title=f"sequence length {length}", xlabel=at, ylabel=unit)
             axes.yaxis.set_major_formatter("{x:,.0f}")
             axes.label_outer()
-            axes.grid(True, color="0.9")
+            axes.grid(True, color="0.9", axis="y" if len(sizes) == 1 else "both")
+            axes.set_axisbelow(True)
         row[0].set_ylim(0, 1.1 * max(cell[field] or 0 for cell in found.values()))  # of the whole row
-    result.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(measured["models"]), 4))
+    if len(sizes) > 1:
+        result.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(models), 4))
     return result

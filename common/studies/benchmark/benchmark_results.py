@@ -1,12 +1,14 @@
 """The numbers that follow from what a benchmark measured, and their tables.
 
 A time or a peak of a cell is the median over its repeats. Ratios are against the baseline, which is the first version by its
-folder, or against the first model where the baseline was not measured. Above 1 a model is faster, or needs less memory. The range
-of a speed-up is that of the repeats, each against the same repeat of the other model.
+folder, or against the first model where the baseline was not measured. Above 1 a model is faster, or needs less memory. A
+speed-up is the median of those in each repeat, against the same repeat of the other model: a load that comes and goes changes
+both. Its range is that of the repeats.
 """
 
 import math
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -26,11 +28,11 @@ def reference(measured: Benchmark) -> str:
     return baseline if baseline in measured["models"] else measured["models"][0]
 
 
-Row = dict[str, Any]  # by the names in COLUMNS, and `times`
+Row = dict[str, Any]  # by the names in COLUMNS, `times` and `speedups`
 
 
 def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
-    """COLUMNS (None if not measured) and the ms of each repeat (`times`) of each cell, by model, batch size, sequence length."""
+    """COLUMNS (None if not measured), and ms and speed-up of each repeat (`times`, `speedups`), by model, batch size, length."""
     found: dict[tuple[str, int, int], Row] = {}
     against = reference(measured)
     for cell in measured["cells"]:
@@ -44,7 +46,8 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     for (_, size, length), row in found.items():
         base = found.get((against, size, length))
         if base and base["ms"] and row["ms"]:
-            row |= {"speedup": base["ms"] / row["ms"], "memory_ratio": base["peak_mib"] / row["peak_mib"]}
+            row["speedups"] = [theirs / ours for theirs, ours in zip(base["times"], row["times"], strict=False)]
+            row |= {"speedup": median(row["speedups"]), "memory_ratio": base["peak_mib"] / row["peak_mib"]}
     return found
 
 
@@ -61,6 +64,19 @@ def ahead(measured: Benchmark, name: str) -> list[str]:
             theirs, own = tables.format_time(fastest["ms"]), tables.format_time(ours["ms"])
             phrases.append(f"{place(fastest)} takes {theirs}, {name} {own}")
     return phrases
+
+
+def disagreements(measured: Benchmark) -> list[str]:
+    """A sentence that names the neighbours in speed whose order is not the same in all repeats; nothing if there are none."""
+    by_shape: dict[str, list[Row]] = {}
+    for cell in sorted((cell for cell in results(measured).values() if cell["ms"]), key=itemgetter("ms")):
+        by_shape.setdefault(f"B {cell['batch_size']}, S {cell['sequence_length']}", []).append(cell)
+    found = []
+    for shape, cells in by_shape.items():
+        for faster, slower in pairwise(cells):
+            if any(ours > theirs for ours, theirs in zip(faster["times"], slower["times"], strict=False)):
+                found.append(f"{faster['model']} or {slower['model']} ({shape})")
+    return [f"The repeats disagree on which is faster: {'; '.join(found)}."] if found else []
 
 
 def _by_shape(measured: Benchmark, value: str, ratio: str) -> Table:
@@ -89,7 +105,7 @@ def step_table(measured: Benchmark) -> Table:
     for (model, size, length), cell in found.items():
         speedup = [None, ""]
         if cell["speedup"] and model != against:
-            ratios = [theirs / ours for theirs, ours in zip(found[against, size, length]["times"], cell["times"], strict=False)]
+            ratios = cell["speedups"]
             speedup = [cell["speedup"], f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else ""]
         rows.append([model, size, length, factor * cell["ms"], tables.spread(cell, factor), *speedup])
     return ["model", "B", "S", f"{unit}/step", "p20 to p80", "speed-up", "over the repeats"], rows

@@ -25,11 +25,7 @@ REPEATED = 10  # all-reduces that are timed together
 
 
 def find(options: ScalingOptions, needed: bool) -> tuple[Link | None, str | None]:
-    """The link of the model on paper: what was given, and for the rest times of all-reduces.
-
-    Returns:
-        None if nothing needs it, or if it could not be measured, and then why.
-    """
+    """The link of the model on paper, given or from all-reduces; None if nothing needs it, or if that failed, and then why."""
     flags = {"gb_per_second": options.link_gbs, "microseconds": options.link_us}
     given = {name: value for name, value in flags.items() if value is not None}
     if len(given) == 2:

@@ -34,17 +34,13 @@ def default_processes(device: torch.device) -> list[int]:
 
 
 def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], list[str]]:
-    """The cells, one process first, and a line for each form and number of processes that is left out.
-
-    Raises:
-        UsageError: a name or number is unknown or given twice, or there are too few GPUs.
-    """
+    """The cells, one process first, and a line for each left out. UsageError: a value is wrong, or there are too few GPUs."""
     cli.check_list("--models", options.models, [name for name, model in known.items() if model.path])
     cli.check_list("--parallel", options.forms, ranks.FORMS)
     cli.check_list("--processes", options.processes)
     most, device = max(options.processes), devices.select(options.device)
     if devices.is_gpu(device) and most > torch.cuda.device_count():
-        raise UsageError(f"--processes {most}: there are {torch.cuda.device_count()} GPUs")
+        raise UsageError(f"--processes {most}: GPUs here: {torch.cuda.device_count()}")
     several, total, left_out = sorted({*options.processes} - {1}), options.global_batch_size, []
     left_out += [f"strong scaling on {n}: {n} does not divide --global-batch-size {total}" for n in several if total % n]
     found: list[Cell] = []
@@ -74,11 +70,7 @@ def gpu_sets(processes: int, options: ScalingOptions) -> list[str | None]:
 
 
 def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, known: dict[str, Model], path: Path) -> int:
-    """Measures what `plan` returned; after each job it prints a line and writes scaling.json (`path`).
-
-    Returns:
-        The exit code: 0, 1 if a cell failed other than by memory, 128 + n if stopped by signal n.
-    """
+    """Measures what `plan` returned, and writes scaling.json (`path`) after each job; the exit code is `run_all`'s."""
     precision = SHORT[cli.amp_dtype(options) or torch.float32]
     measured: dict[str, Any] = record.header(SCHEMA, None, precision, model=options.model) | {
         "status": "interrupted",  # until the end is reached

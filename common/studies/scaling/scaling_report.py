@@ -1,7 +1,6 @@
 """The report on a scaling study: its conditions, its tables, the model on paper, a figure, and what could not be measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
@@ -12,37 +11,27 @@ from common.studies import job_runner
 from common.studies.scaling import prediction, scaling_results
 from common.studies.scaling.scaling_results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 LEAST = ("overlapped, ms", "of it waiting, ms", "peak MiB", "exposed communication, ms")
 
 
 def analyze(path: Path) -> Report:
-    """The report on a scaling.json; it writes scaling.csv, .html, .json, .md and .png.
-
-    Raises:
-        UsageError: the file is missing, damaged or of another schema.
-        RunError: nothing in it was measured.
-    """
+    """The report on a scaling.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
     measured = scaling_file.read(path)
     if all(cell["status"] != "ok" for cell in measured["cells"]):
         first = next(iter(measured["cells"]), None)
-        raise RunError(
-            f"nothing was measured; the first: {place(first)}, {job_runner.reason(first)}" if first else "nothing was measured"
-        )
+        raise RunError("nothing was measured" + (f"; the first: {place(first)}, {job_runner.reason(first)}" if first else ""))
     rows = scaling_results.results(measured)
     training = {"sequence_length": measured["sequence_length"]}
     conditions = run_facts.describe(measured | {"training": training}, "batch_size")
+    shared = ["Jobs ran at the same time where there were GPUs left for them, and shared the host."] * measured.get(
+        "filled", False
+    )
     report = Report("Scaling over processes")
     report.json("scaling", measured)
     report.text(
         f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
         f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
-        *(
-            ["Jobs ran at the same time where there were GPUs left for them, and shared the host."]
-            * measured.get("filled", False)
-        ),
+        *shared,
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
@@ -95,7 +84,7 @@ def _model(report: Report, measured: Scaling, rows: list[Row]) -> None:
             report.table(header, body, title=f"{scaling} scaling: efficiency by the model")
 
 
-def figure(measured: Scaling, rows: list[Row], title: str) -> "Figure":
+def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
     """Efficiency in weak and in strong scaling: points were measured, dashed lines are the model."""
     result = plots.new(10, 4.6)
     result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
@@ -111,11 +100,8 @@ def figure(measured: Scaling, rows: list[Row], title: str) -> "Figure":
                 axes.plot([*line], values, "--", color=style["color"], label=f"{model}, {form}: model")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(
-            title=f"{scaling} scaling",
-            xlabel="processes" if measured["device"] and measured["device"]["kind"] == "cpu" else "GPUs",
-            ylabel="efficiency, %",
-        )
+        on_cpu = measured["device"] and measured["device"]["kind"] == "cpu"
+        axes.set(title=f"{scaling} scaling", xlabel="processes" if on_cpu else "GPUs", ylabel="efficiency, %")
         axes.set_ylim(bottom=0)
         axes.label_outer()
         axes.grid(True, color="0.9")

@@ -34,9 +34,8 @@ def results(measured: Scaling) -> list[Row]:
             n = cell["processes"]
             if cell["batch_size"] * (1 if scaling == "weak" else n) != whole_batch(measured, scaling):
                 continue
-            row: Row = (
-                dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS} | {"scaling": scaling}
-            )
+            known = {name: value for name, value in cell.items() if name in COLUMNS}
+            row: Row = dict.fromkeys(COLUMNS) | known | {"scaling": scaling}
             paper = prediction.predict(measured, scaling, cell["model"], cell["parallel"], n) if cell["parallel"] else None
             row |= dict(zip(("model_ms", "model_efficiency"), paper or (None, None), strict=True))
             if cell["status"] == "ok":

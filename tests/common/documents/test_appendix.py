@@ -1,15 +1,17 @@
 """The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from common.analysis.formulas import footprint
+from common.analysis.formulas.forecast import FOREACH_ADAMW, Change, layer_changes
 from common.config import ModelConfig
 from common.documents import appendix
 from common.files import read_json, write_json
 from common.rope import rope_tables
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cells
 from tests.operators import OperatorMode, saved_bytes, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
@@ -49,10 +51,10 @@ def both_passes(function: Callable[..., Tensor | tuple[Tensor, ...]], *arguments
     return [(forward.count, forward.bytes), (backward.count, backward.bytes)]
 
 
-def changes(config: ModelConfig, batch: int, length: int) -> dict[str, list[appendix.Change]]:
+def changes(config: ModelConfig, batch: int, length: int) -> dict[str, list[Change]]:
     """Forward and backward of each fusion."""
-    found: dict[str, list[appendix.Change]] = {}
-    for change in appendix.layer_changes(config, batch, length):
+    found: dict[str, list[Change]] = {}
+    for change in layer_changes(config, batch, length):
         found.setdefault(change.fusion, []).append(change)
     assert all([change.phase for change in pair] == ["forward", "backward"] for pair in found.values())
     return found
@@ -126,7 +128,7 @@ def test_foreach_adamw_moves_what_the_table_says() -> None:
     with Operators() as seen:
         optimizer.step()
     elements, single_numbers = divmod(seen.bytes, weight.nbytes)
-    assert elements == sum(appendix.FOREACH_ADAMW.values())
+    assert elements == sum(FOREACH_ADAMW.values())
     assert single_numbers < 10 * footprint.FLOAT  # the step counter, and what is added to it
 
 
@@ -234,3 +236,27 @@ def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
     (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
     assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
+
+
+def test_every_recorded_step_takes_at_least_its_bound() -> None:
+    """All versions and presets on the H200, and three of each on the H100."""
+    _, *rows = cells(appendix.forecast_sheet(ROOT / "results"))
+    ratios = [[float(row[device].removesuffix("x")) for row in rows if row[device]] for device in (-2, -1)]
+    assert list(map(len, ratios)) == [9, 16] and min(map(min, ratios)) >= 1
+
+
+def test_a_measured_device_stands_beside_its_forecast_with_measured_over_bound(tmp_path: Path) -> None:
+    (tmp_path / "mi300x").mkdir()
+    shutil.copy(ROOT / "results/h200/peers_tiny_bf16.json", tmp_path / "mi300x")
+    header, *rows = cells(appendix.forecast_sheet(tmp_path))
+    measured = [row[header.index("measured")] for row in rows]
+    assert all(measured[:4]) and not any(measured[4:]) and not any(row[-1] for row in rows)
+    bound = max(float(ms.strip("*")) for ms in rows[0][header.index("MI300X")].split("/"))
+    name, ms, _, ratio = measured[0].split()
+    assert name == "MI300X" and float(ratio[:-1]) == pytest.approx(float(ms) / bound, rel=0.01)
+
+
+def test_a_step_that_does_not_fit_has_no_forecast() -> None:
+    """Version 1 keeps over 100 GiB at large; an MI210 has 64 GB."""
+    header, *rows = cells(appendix.forecast_sheet(ROOT / "results"))
+    assert [row[:2] for row in rows if row[header.index("MI210")] == "-"] == [["large", "1"]]

@@ -7,9 +7,8 @@ from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.documents import concepts
 from common.errors import UsageError
-from tests import branched_traces
+from tests import branched_traces, records
 from tests.conftest import texts
-from tests.records import peers
 from tests.small_traces import gpu_trace
 
 import pytest
@@ -27,29 +26,31 @@ def trace(path: Path, content: dict, **properties) -> Path:
     return path
 
 
-def test_intensities_follow_from_flops_and_bytes():
-    found = concepts.intensities(ModelConfig(hidden_size=256, intermediate_size=512), batch_size=8, sequence_length=128)
-    tokens, d, f = 1024, 256, 512
-    assert found["feed-forward projections"] == pytest.approx(2 * tokens * d * f / (2 * (tokens * d + d * f + tokens * f)))
-    assert found["residual addition"] == 1 / (4 + 2 + 4)
-    assert found["silu"] == 4 / (2 + 2)
-    assert found["scores q k^T"] < found["flash attention"]  # which moves no scores
+def profile_of_a_product(path: Path, device: str) -> Path:
+    """A step of 10 ms on a GPU: a product of 2 GFLOP and 12 MB in 1 ms, and an addition of 12 MB in 0.5 ms."""
+    inputs = {"input_shapes": json.dumps([[1000, 1000], [1000, 1000]]), "input_types": '["float", "float"]'}
+    rows = [inputs | {"name": f"aten::{name}", "self_device_us": us} for name, us in (("mm", 1000.0), ("add", 500.0))]
+    run = records.record(device__name=device, version="v1", training__preset="medium")
+    path.write_text(json.dumps(records.profile(run, rows, [{"name": "k"}])))
+    return path
 
 
-def test_the_roofline_has_the_rates_of_the_versions_and_no_others(tmp_path):
-    peers(tmp_path / "peers_tiny_bf16.json", "NVIDIA H200", v1=20.0, v4=0.5, captured=0.75)
-    picture = concepts.roofline(tmp_path)
+def test_the_roofline_has_measured_operators_and_the_mfu_of_the_versions_and_no_others(tmp_path):
+    records.peers(tmp_path / "peers_tiny_bf16.json", "NVIDIA H200", v1=20.0, v4=0.5, captured=0.75)
+    picture = concepts.roofline(tmp_path, profile_of_a_product(tmp_path / "v1_medium_profile.json", "NVIDIA H200"))
     work = flops.training_step(ModelConfig(), 8, 128)["total"]
-    assert picture.numbers[:2] == [989.0, 4.8]
-    assert picture.numbers[3] == {"tiny": {"v1": pytest.approx(work / 20e-3 / 1e12), "v4": pytest.approx(work / 0.5e-3 / 1e12)}}
-    assert "memory-bound: residual addition, AdamW, softmax" in picture.description
-    assert {"AdamW", "feed-forward projections", "206 FLOP/byte", "v4"} <= texts(picture.drawn())
+    peak, bandwidth, points, shares = picture.numbers
+    assert (peak, bandwidth) == (67.0, 4.8)
+    assert points["mm (attention)"] == pytest.approx((2e9 / 12e6, 2.0))
+    assert points["add (attention)"] == pytest.approx((1 / 12, 0.002))
+    assert shares == {"tiny": {name: pytest.approx(work / ms / 989e7) for name, ms in (("v1", 20.0), ("v4", 0.5))}}
+    assert "a step of v1 at medium, measured: mm (attention) 2 TFLOP/s at 167 FLOP/byte" in picture.description
+    assert {"mm", "14 FLOP/byte", "v4", "v1 at medium in fp32: measured operators"} <= texts(picture.drawn())
 
 
 def test_a_device_without_a_data_sheet_has_no_roofline(tmp_path):
-    peers(tmp_path / "peers_tiny_bf16.json", v1=20.0)
     with pytest.raises(UsageError, match="data sheet of A GPU"):
-        concepts.roofline(tmp_path)
+        concepts.roofline(tmp_path, profile_of_a_product(tmp_path / "v1_medium_profile.json", "A GPU"))
 
 
 def test_a_timeline_has_launches_and_the_intervals_of_the_kernels(tmp_path):

@@ -116,15 +116,10 @@ def test_a_problem_without_minutes_is_refused(small, tmp_path):
 # ----------------------------------------------------------------------------------------------------------------- answers
 
 
-def test_an_answer_sheet_has_the_run_of_each_preset_and_each_version():
-    text = reference.answers(ROOT / "results/h100")
-    runs, versions = ({row[0]: row[1:] for row in cells(part)} for part in text.split("\n\n")[1::2])
+def test_an_answer_sheet_has_the_run_of_each_preset_and_an_mfu_where_there_is_one():
+    runs = {row[0]: row[1:] for row in cells(reference.answers(ROOT / "results/h100").split("\n\n")[1])}
     assert runs["Version 1"] == ["tiny", "small", "medium"]
     known = dict(zip(*cells(result_tables.training(ROOT / "results/h100"))[:2], strict=True))
     assert runs["MFU %"][0] == known["MFU %"] and runs["tokens/s"][0] == known["tokens/s"]
-    assert [header.split(":")[0] for header in versions["preset"][2:]] == ["v1", "v2", "v2-compile", "v3"]
-    assert list(versions)[1:] == ["tiny", "small", "medium"]
 
-
-def test_a_device_without_an_mfu_has_no_such_row():
     assert "MFU %" not in reference.answers(ROOT / "results/cpu").split("\n\n")[1]

@@ -37,7 +37,7 @@ def test_curves_show_how_far_the_others_have_come(tmp_path):
     header, *rows = cells(result_tables.curves(tmp_path))
     assert header == ["largest difference to Version 1 up to step",
                       *(f"{name}, NVIDIA H100 80GB HBM3" for name in ("Version 2", "Version 3"))]  # fmt: skip
-    assert rows == [["20", "1.0e-03", "0.0e+00"], ["40", "1.0e-03", "2.5e-01"]]
+    assert rows == [[step, "1.0e-03", "0.0e+00" if step in ("8", "16") else "2.5e-01"] for step in ("8", "16", "24", "32", "40")]
 
 
 def test_curves_need_two_versions_of_one_length(tmp_path):
@@ -72,13 +72,10 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
         result_tables.compared(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "flags, label",
-    [
-        ("--num-steps 5", "Version 2"),
-        ("--enable-torch-compile --disable-swiglu-fusion", "Version 2, torch-compile, no swiglu-fusion"),
-    ],
-)
+@pytest.mark.parametrize("flags, label", [
+    ("--num-steps 5", "Version 2"),
+    ("--enable-torch-compile --disable-swiglu-fusion", "Version 2, torch-compile, no swiglu-fusion"),
+])  # fmt: skip
 def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label):
     assert result_tables.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
 
@@ -103,43 +100,52 @@ def suite(path: Path, **cells: dict[str, float | str]) -> None:
     path.write_text(json.dumps(benchmark(entries, command="benchmark_suite.py --repeats 3 --output-dir /tmp/x", **shared)))
 
 
-def test_captured_steps_stand_beside_the_same_steps_uncaptured(tmp_path):
-    suite(tmp_path / "captured_tiny_fp32.json", v1=8.0, v1_captured=2.0, v2=6.0, v2_compile=3.0, v2_compile_captured=2.4)
-    only = result_tables.captured_steps(tmp_path)
-    assert only.splitlines()[0].endswith("2026-11-21; `benchmark_suite.py --repeats 3`")
-    suite(tmp_path / "captured_small_bf16.json", v1=20.0, v1_captured="failed", v3=12.0, v3_captured=12.0)
-    assert cells(result_tables.captured_steps(tmp_path)) == [
-        ["model", "tiny, fp32, 8 x 128", "small, bf16, 8 x 128"],
-        ["v1", "8 ms -> 2 ms (4.00x)", "20 ms -> failed"],
-        ["v2-compile", "3 ms -> 2.4 ms (1.25x)", ""],
-        ["v3", "", "12 ms -> 12 ms (1.00x)"],
-    ]
-
-
 def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(tmp_path):
-    """The case that lacks the first model is left out, and so is the model that only it has."""
+    """Runs of all files count, and of captured variants only the first model's is shown; float32 is in the other table."""
     suite(tmp_path / "peers_tiny_fp32.json", v4=2.0, hf=9.0)
     suite(tmp_path / "peers_tiny_bf16.json", v1=8.0, v4=2.0, captured_bf16=3.0)
     suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
-    assert cells(result_tables.versions_and_peers(tmp_path)) == [
+    suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
+    suite(tmp_path / "captured_small_bf16.json", v1="failed")
+    text = result_tables.versions_and_peers(tmp_path)
+    assert cells(text) == [
         ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
-        ["v1", "8 ms, 1x", "6 ms, 1x"],
-        ["v4", "**2 ms, 4x**", "**4 ms, 1.5x**"],
-        ["captured-bf16", "3 ms, 2.67x", ""],
+        ["v1", "8.75 ms (7.5 to 10)", "6 ms (5.5 to 7)"],
+        ["v1-captured", "4 ms, 2.19x (1.5 to 2.86)", ""],
+        ["v4", "**2 ms, 4.38x (2.5 to 6.67)**", "**4 ms, 1.5x (1.1 to 2)**"],
+        ["captured-bf16", "3 ms, 2.92x (1.88 to 4)", ""],
         ["liger", "", "failed"],
     ]
+    assert text.endswith("Against v1-captured, which waits for no host: tiny, v4 2x.\n")
+
+
+def test_a_folder_without_the_first_model_in_bf16_has_no_headline(tmp_path):
+    suite(tmp_path / "peers_tiny_fp32.json", v1=4.0)
+    with pytest.raises(UsageError, match="no benchmark has v1 in bf16"):
+        result_tables.versions_and_peers(tmp_path)
 
 
 def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
     suite(tmp_path / "peers_tiny_fp32.json", v4=2.0)
+    suite(tmp_path / "captured_tiny_fp32.json", v1=8.0, v1_captured=2.0)
     suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
     assert cells(result_tables.versions_and_peers_spread(tmp_path)) == [
-        ["preset", "precision", "B x S", "model", "ms/step", "range", "GiB held"],
-        ["tiny", "fp32", "8 x 128", "v4", "2", "1.5 to 3", "0.01"],
-        ["small", "bf16", "8 x 128", "v1", "6", "5.5 to 7", "0.01"],
-        ["small", "bf16", "8 x 128", "v4", "4", "3.5 to 5", "0.01"],
-        ["small", "bf16", "8 x 128", "liger", "failed", "", ""],
+        ["model", "tiny, fp32, 8 x 128", "small, bf16, 8 x 128"],
+        ["v4", "2 (1.5 to 3), 0.01", "4 (3.5 to 5), 0.01"],
+        ["v1", "8 (7.5 to 9), 0.01", "6 (5.5 to 7), 0.01"],
+        ["v1-captured", "2 (1.5 to 3), 0.01", ""],
+        ["liger", "", "failed"],
     ]
+
+
+def test_number_formats_are_compared_by_preset_and_by_seed(tmp_path):
+    device = RECORD["device"] | {"name": "NVIDIA H200"}
+    for name, ms, last in (("bf16", 20.0, 4.0), ("fp8", 16.0, 5.0)):
+        settings = {"device": device, "flops_per_second": 400e12, "precision": {"compute": "bf16", "tf32": False}}
+        write(tmp_path / f"format_medium_{name}.json", ms=ms, **settings)
+        write(tmp_path / f"format_curve_3_{name}.json", loss=[last] * 20, **settings)
+    assert cells(result_tables.number_formats(tmp_path))[1] == ["medium", "20", "16", "1.25", "40.4", "40.4", "20.2"]
+    assert cells(result_tables.format_curves(tmp_path))[1] == ["0", "4.000", "5.000"]
 
 
 def test_a_run_is_a_row(tmp_path):
@@ -176,17 +182,14 @@ def test_a_step_is_held_against_three_limits(tmp_path):
     assert shares == ["10", "20", "6", "20"] and (found["launches"], found["GPU idle %"]) == ("100", "75")
 
 
-@pytest.mark.parametrize(
-    "table, message",
-    [
-        *((table, "measure with results/measure_v1.sh folder") for table in ("training", "phases", "spans", "efficiency")),
-        *((table, "measure with results/measure_versions.sh folder")
-          for table in ("captured_steps", "versions_and_peers", "versions_and_peers_spread")),
-        *((table, "measure with") for table in ("memory_saved", "launches", "amdahl", "optimizer", "profiler_cost")),
-        ("curves", r"needs curve_\*\.json of two versions"), ("clocks", "no .csv file"),
-        ("weak_scaling", "measure with results/measure_scaling.sh"), ("answers", "holds no run, benchmark or trace"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("table, message", [
+    *((table, "measure with results/measure_v1.sh folder") for table in ("training", "phases", "spans", "efficiency")),
+    *((table, "measure with results/measure_versions.sh folder")
+      for table in ("versions_and_peers", "versions_and_peers_spread")),
+    *((table, "measure with") for table in ("memory_saved", "launches", "amdahl", "optimizer", "profiler_cost")),
+    ("curves", r"needs curve_\*\.json of two versions"), ("clocks", "no .csv file"),
+    ("weak_scaling", "measure with results/measure_scaling.sh"), ("answers", "holds no run and no trace"),
+])  # fmt: skip
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, message):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match=message):

@@ -24,10 +24,9 @@ def test_what_is_stale_is_noticed(marker):
     assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
 
 
-@pytest.mark.parametrize(
-    "marker, message",
-    [("table: parametres", "parametres.*parameters"), ("picture: lader results", "no picture is called lader; .*ladder")],
-)
+@pytest.mark.parametrize("marker, message", [
+    ("table: parametres", "parametres.*parameters"), ("picture: lader results", "no picture is called lader; .*ladder"),
+])  # fmt: skip
 def test_what_is_unknown_is_refused_and_the_known_ones_are_named(marker, message):
     with pytest.raises(UsageError, match=message):
         rewrite.refreshed(f"<!-- {marker} -->\n<!-- /{marker.split(':')[0]} -->\n")

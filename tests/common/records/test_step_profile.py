@@ -27,25 +27,22 @@ def test_every_measured_profile_is_valid(path):
 OPERATOR = profile(record(), [{"name": "aten::mm"}])["operators"][0]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"run": 3}, "run: Input should be a valid dictionary"),
-        ({"run": record(version=1)}, "run.version: Input should be a valid string"),
-        ({"run": record(step_ms={"all": [], "profiled": 0})}, "run.step_ms.median: Field required"),
-        ({"operators": None}, "operators: Input should be a valid list"),
-        ({"operators": [OPERATOR | {"cpu_us": -1.0}]}, "operators.0.cpu_us: Input should be greater than or equal to 0"),
-        ({"operators": [OPERATOR, OPERATOR | {"calls": 0}]}, "operators.1.calls: Input should be greater than 0"),
-        ({"operators": [OPERATOR | {"input_shapes": "[[2, "}]}, "operators.0.input_shapes: Invalid JSON"),
-        ({"operators": [OPERATOR | {"input_shapes": '["x"]'}]}, "operators.0.input_shapes"),
-        ({"kernels": [{"name": "gemm"}]}, "kernels.0.span: Field required"),
-        ({"step_us": [math.nan]}, "step_us.0: Input should be a finite number"),
-        ({"step_us": [1000.0, 1000.0]}, "step_us: 2 times for 1 profiled steps"),
-        ({"profiled_steps": "1"}, "profiled_steps: Input should be a valid integer"),
-        ({"memory_peak_bytes": -1}, "memory_peak_bytes: Input should be greater than or equal to 0"),
-        ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"run": 3}, "run: Input should be a valid dictionary"),
+    ({"run": record(version=1)}, "run.version: Input should be a valid string"),
+    ({"run": record(step_ms={"all": [], "profiled": 0})}, "run.step_ms.median: Field required"),
+    ({"operators": None}, "operators: Input should be a valid list"),
+    ({"operators": [OPERATOR | {"cpu_us": -1.0}]}, "operators.0.cpu_us: Input should be greater than or equal to 0"),
+    ({"operators": [OPERATOR, OPERATOR | {"calls": 0}]}, "operators.1.calls: Input should be greater than 0"),
+    ({"operators": [OPERATOR | {"input_shapes": "[[2, "}]}, "operators.0.input_shapes: Invalid JSON"),
+    ({"operators": [OPERATOR | {"input_shapes": '["x"]'}]}, "operators.0.input_shapes"),
+    ({"kernels": [{"name": "gemm"}]}, "kernels.0.span: Field required"),
+    ({"step_us": [math.nan]}, "step_us.0: Input should be a finite number"),
+    ({"step_us": [1000.0, 1000.0]}, "step_us: 2 times for 1 profiled steps"),
+    ({"profiled_steps": "1"}, "profiled_steps: Input should be a valid integer"),
+    ({"memory_peak_bytes": -1}, "memory_peak_bytes: Input should be greater than or equal to 0"),
+    ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
+])  # fmt: skip
 def test_a_damaged_profile_is_named_with_its_field(tmp_path, change, message):
     path = write(tmp_path / "profile_1.json", **change)
     with pytest.raises(UsageError, match=message) as error:
@@ -58,18 +55,16 @@ def test_self_times_can_be_below_zero_by_the_resolution_of_a_timestamp(tmp_path)
     assert step_profile.read(path)["operators"][0]["self_cpu_us"] == -0.001
 
 
-def test_the_newest_profile_of_a_folder_is_the_one_whose_name_sorts_last(tmp_path):
-    for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
-        write(tmp_path / name)
-    assert step_profile.find(tmp_path).name == "profile_20260102T000000_1.json"
-    assert step_profile.find(tmp_path / "profile_20260101T000000_9.json").name == "profile_20260101T000000_9.json"
-
-
-def test_a_folder_without_profiles_says_how_to_make_one(tmp_path):
+def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_how_to_make_one(tmp_path):
     with pytest.raises(UsageError, match="--enable-pytorch-profiler --profile-dir"):
         step_profile.find(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):
         step_profile.find(tmp_path / "missing")
+
+    for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
+        write(tmp_path / name)
+    assert step_profile.find(tmp_path).name == "profile_20260102T000000_1.json"
+    assert step_profile.find(tmp_path / "profile_20260101T000000_9.json").name == "profile_20260101T000000_9.json"
 
 
 def test_time_of_spans_is_added_up_by_phase_the_largest_first():

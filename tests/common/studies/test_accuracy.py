@@ -38,7 +38,7 @@ def compare(config: Path, optimized: ModuleType, *flags: str) -> accuracy.Compar
     return accuracy.compare(tiny_llama_v1, optimized, study_options.resolved(config, *flags), [])
 
 
-def test_the_fused_version_passes_and_the_worst_is_named(execute, config):
+def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_own_flags_reach_the_version(execute, config):
     said = execute(*COMMAND, "--tolerance", "1e-4", "--config", config).out
     lines, verdict = said.splitlines(), " ".join(said[said.index("PASS: ") :].split())
     header = next(i for i, line in enumerate(lines) if line.startswith("tensor "))
@@ -46,8 +46,6 @@ def test_the_fused_version_passes_and_the_worst_is_named(execute, config):
     assert len([line for line in lines if line.startswith("gradient of ")]) == 2 * 9 + 2  # each weight of Version 1 once
     assert "precision" not in said
 
-
-def test_past_the_tolerance_is_exit_code_1_and_the_optimized_versions_own_flags_reach_it(execute, config):
     arguments = (*COMMAND, "--config", config, "--tolerance", "0")
     execute(*arguments, "--disable-all-fusion")  # bit for bit
     assert "FAIL: " in execute(*arguments, check=1).out
@@ -145,13 +143,10 @@ def has_other_names(model: nn.Module) -> None:
     del attention.o_proj
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (freezes, "layers.1.mlp.down_proj.weight gets no gradient"), (returns_others, "do not come back"),
-        (has_other_names, "do not load: missing .*out_proj"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, message", [
+    (freezes, "layers.1.mlp.down_proj.weight gets no gradient"), (returns_others, "do not come back"),
+    (has_other_names, "do not load: missing .*out_proj"),
+])  # fmt: skip
 def test_a_weight_without_gradient_or_that_does_not_come_back_is_an_error(config, change, message):
     with pytest.raises(RunError, match=message):
         compare(config, changed(change))

@@ -50,13 +50,10 @@ def test_hf_has_the_logits_loss_and_gradients_of_version_1():
     assert all(accuracy.error(expected[name], got[name]) < 1e-5 for name in expected)
 
 
-@pytest.mark.parametrize(
-    "name, dtype, rate, tolerance",
-    [
-        ("hf", None, 1e-2, 1e-6), ("hf", torch.bfloat16, 1e-2, 1e-2), ("captured", torch.bfloat16, 3e-3, 3e-3),
-        ("captured-bf16", torch.bfloat16, 3e-3, 3e-3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, dtype, rate, tolerance", [
+    ("hf", None, 1e-2, 1e-6), ("hf", torch.bfloat16, 1e-2, 1e-2), ("captured", torch.bfloat16, 3e-3, 3e-3),
+    ("captured-bf16", torch.bfloat16, 3e-3, 3e-3),
+])  # fmt: skip
 def test_a_peer_learns_as_version_1_does(name, dtype, rate, tolerance):
     peer, ours, theirs, batch = pair(name)
     runs = ((tiny_llama_v1, ours), (peer, theirs))
@@ -88,18 +85,15 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
     assert all(call["attn_mask"] is None and call["is_causal"] for call in calls)
 
 
-@pytest.mark.parametrize(
-    "name, absent, device, amp_dtype, message",
-    [
-        ("hf", "transformers", "cpu", None, "hf needs what is not installed here: pip install 'transformers>=4.51'"),
-        ("liger", "liger_kernel", "cpu", None, "pip install --no-deps liger-kernel"),
-        ("liger", None, "cpu", None, "liger needs an NVIDIA or AMD GPU"),
-        ("captured", None, "cpu", None, "captured needs an NVIDIA or AMD GPU"),
-        ("captured-bf16", None, "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
-        ("captured-bf16", None, "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
-        ("captured-bf16", None, "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
-    ],
-)
+@pytest.mark.parametrize("name, absent, device, amp_dtype, message", [
+    ("hf", "transformers", "cpu", None, "hf needs what is not installed here: pip install 'transformers>=4.51'"),
+    ("liger", "liger_kernel", "cpu", None, "pip install --no-deps liger-kernel"),
+    ("liger", None, "cpu", None, "liger needs an NVIDIA or AMD GPU"),
+    ("captured", None, "cpu", None, "captured needs an NVIDIA or AMD GPU"),
+    ("captured-bf16", None, "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
+    ("captured-bf16", None, "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
+    ("captured-bf16", None, "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
+])  # fmt: skip
 def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, device, amp_dtype, message, monkeypatch):
     monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
     with pytest.raises(UsageError) as raised:

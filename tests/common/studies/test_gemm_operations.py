@@ -11,7 +11,7 @@ from common.config import PRESETS, ModelConfig, resolve
 from common.errors import RunError
 from common.files import write_json
 from common.precision import Precision
-from common.records import gemms_file
+from common.records import flops_file
 from common.studies import gemm_operations
 from tests import records, study_options
 from tests.conftest import V1, cells
@@ -143,14 +143,13 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
     measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
     assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
     assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
-    files.check(tmp_path, measured, gemms_file.Measurement)
+    files.check(tmp_path, measured, flops_file.Measurement)
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
-    assert len(rows) == 30 and {row["gemm"] for row in rows} == {
-        name for kind in gemm_operations.KINDS.values() for name in kind[0]
-    }
+    assert len(rows) == 30
+    assert {row["gemm"] for row in rows} == {name for kind in gemm_operations.KINDS.values() for name in kind[0]}
     assert {row["share_percent"] != "" for row in rows} == {True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",

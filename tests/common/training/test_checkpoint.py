@@ -1,20 +1,25 @@
 """A saved model opens in transformers, and a run goes on from a checkpoint as if it had never stopped."""
 
+import errno
+import fcntl
+import io
 import json
 import os
+import pickle
+import random
+import shutil
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from common import data
 from common.config import ModelConfig
-from common.errors import RunError
+from common.errors import RunError, UsageError
 from common.training import checkpoint
-from tests.conftest import PATHS, ROOT, TINY, V1, run_options
+from tests.conftest import ROOT, TINY, V1, run_options
 from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1
-from version3_triton import kernels as third_kernels
 
 import pytest
 import torch
@@ -50,6 +55,11 @@ QUICK = (*TINY, "--data", "synthetic", "--device", "cpu")
 V4 = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
 
 
+def names(folder: Path) -> list[str]:
+    """The files and folders that a run leaves, beside the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 @pytest.fixture
 def trained(execute, tmp_path):
     """trained(steps, *flags, script=SCRIPT): the losses of a run up to this step."""
@@ -68,13 +78,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_goes_on_with_the_same_bits(trained, monkeypatch, tmp_path, case):
+def test_a_run_goes_on_with_the_same_bits(trained, no_kernels, tmp_path, case):
     """The losses depend on weights, moments, data and, in float16, on the loss scale. Version 4 has buffers of its own."""
-    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # Triton's interpreter computes bfloat16 wrong
     script, flags = CASES[case]
     whole = trained(9, *flags, script=script)
     first = trained(6, *flags, "--checkpoint-dir", "saved", "--checkpoint-every", 2, script=script)
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000004", "step-00000006"], "the newest two"
+    assert names(tmp_path / "saved") == ["step-00000004", "step-00000006"], "the newest two"
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path / "saved/step-00000006", check=True
+    )
     rest = trained(9, *flags, "--checkpoint-dir", "saved", "--resume", script=script)
     assert first + rest == whole and len(set(whole)) == 9
     record = json.loads((tmp_path / "metrics.json").read_text())
@@ -115,7 +127,7 @@ def test_a_run_that_is_stopped_saves_where_it_stopped(at_step, trained, monkeypa
     monkeypatch.chdir(tmp_path)
     flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved"]
     first = tiny_llama_v1.train(run_options(tiny_llama_v1, *flags)).record["loss"]["all"]
-    assert len(first) == 4 and [path.name for path in (tmp_path / "saved").iterdir()] == ["step-00000004"]
+    assert len(first) == 4 and names(tmp_path / "saved") == ["step-00000004"]
     assert first + trained(9, "--checkpoint-dir", "saved", "--resume") == trained(9)
 
 
@@ -135,16 +147,14 @@ tiny_llama_v1.main()
 """
 
 
-def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(trained, tmp_path):
+def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(trained, run_script, tmp_path):
     flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved", "--checkpoint-every", "2"]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *flags], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".step-00000004", "step-00000002"]
+    run_script("-c", KILLED, *flags, check=-signal.SIGKILL)
+    left_over, whole = names(tmp_path / "saved")
+    assert left_over.startswith(".step-00000004.") and whole == "step-00000002"
     rest = trained(9, "--checkpoint-dir", "saved", "--resume")
     assert rest == trained(9)[2:]
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000002", "step-00000009"]
+    assert names(tmp_path / "saved") == ["step-00000002", "step-00000009"]
 
 
 def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
@@ -158,7 +168,7 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
 
 def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    at_step(2, lambda: (tmp_path / "saved").rmdir())
+    at_step(2, lambda: shutil.rmtree(tmp_path / "saved"))
     flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved"]
     with pytest.raises(RunError, match="cannot write saved/step-00000003: "):
         tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
@@ -178,20 +188,182 @@ def test_a_run_on_a_gpu_goes_on_from_a_checkpoint_of_a_cpu(trained, monkeypatch,
     assert again.record["loss"]["all"] == whole[2:]
 
 
-UNREADABLE = "error: cannot read saved/step-00000002: "
-DAMAGES = [
-    (".metadata", b"", UNREADABLE, 1), (".metadata", b"\x80\x04garbage", UNREADABLE, 1), ("__0_0.distcp", b"", UNREADABLE, 1),
-    ("position.json", b"{}", "position.json is not a file of schema", 2),
-]  # fmt: skip
-
-
-def test_a_damaged_checkpoint_is_one_line(trained, execute, tmp_path):
+def test_only_folders_that_their_record_names_are_removed(trained, tmp_path):
+    saved = tmp_path / "saved"
     trained(2, "--checkpoint-dir", "saved")
-    again = (*QUICK, "--num-steps", 3, "--checkpoint-dir", "saved", "--resume")
-    for name, content, message, code in DAMAGES:
-        path = tmp_path / "saved/step-00000002" / name
-        whole = path.read_bytes()
-        path.write_bytes(content)
-        said = execute(SCRIPT, *again, check=code).err
-        assert message in said and said.count("\n") == 1, name
-        path.write_bytes(whole)
+    for copy in ("step-00000002.good", "step-00000001", ".step-00000002.mine"):
+        shutil.copytree(saved / "step-00000002", saved / copy)
+    for folder in (".step-mine", "step-", ".step-00000001.0123456789abcdef"):
+        (saved / folder).mkdir()
+    for file in ("step-00000000", ".step-00000001", "step-1"):
+        (saved / file).write_text("notes")
+    theirs = {path.name for path in saved.iterdir()} - {"step-00000002"}
+    trained(8, "--checkpoint-dir", "saved", "--checkpoint-every", 2, "--resume")
+    assert {path.name for path in saved.iterdir()} == theirs | {"step-00000006", "step-00000008"}
+
+
+def test_a_second_run_with_the_same_folder_is_refused(at_step, trained, monkeypatch, tmp_path):
+    """The lock ends with the run, or with its process: see the one that is killed."""
+    flags = [*QUICK, "--num-steps", "3", "--checkpoint-dir", "saved"]
+
+    def second() -> None:
+        with pytest.raises(
+            UsageError, match="^--checkpoint-dir: another run uses saved: wait for its end, or name another folder$"
+        ):
+            tiny_llama_v1.train(run_options(tiny_llama_v1, *flags, "--resume"))
+
+    at_step(2, second)
+    monkeypatch.chdir(tmp_path)
+    tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
+    assert len(trained(4, "--checkpoint-dir", "saved", "--resume")) == 1
+
+
+def test_a_file_system_without_locks_is_named(execute, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = execute(SCRIPT, *QUICK, "--num-steps", 2, "--checkpoint-dir", "saved").out
+    assert "saved cannot be locked (Function not implemented): start no other run with it\n" in said
+
+
+# ------------------------------------------------------------------------------------------------------------ damaged ones
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def zero(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(4096))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+CHANGED = "{name} is not as SHA256SUMS has it"
+DAMAGES = {
+    "zeros": ("__0_0.distcp", zero, CHANGED),
+    "cut off": ("__0_0.distcp", lambda path: os.truncate(path, 5), CHANGED),
+    "a bit": ("__0_0.distcp", lambda path: flip(path, 3_000_000), CHANGED),
+    "a bit of the record": ("position.json", lambda path: flip(path, 2000), CHANGED),
+    "another record": ("position.json", lambda path: path.write_text("{}"), CHANGED),
+    "empty metadata": (".metadata", lambda path: path.write_bytes(b""), CHANGED),
+    "a pipe": ("__0_0.distcp", pipe, "{name} is missing, or not a regular file"),
+    "a pipe as record": ("position.json", pipe, "{name} is missing, or not a regular file"),
+    "missing": (".metadata", Path.unlink, "{name} is missing, or not a regular file"),
+    "checksums cut off": ("SHA256SUMS", lambda path: os.truncate(path, 100), "{name} is damaged"),
+    "checksums missing": ("SHA256SUMS", Path.unlink, "it has no {name}, as those of version 1.0"),
+    "a pipe for checksums": ("SHA256SUMS", pipe, "it has no {name}, as those of version 1.0"),
+}  # fmt: skip
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(trained, execute, tmp_path):
+    saved, flags = tmp_path / "saved", ("--checkpoint-dir", "saved", "--resume")
+    losses = trained(4, "--checkpoint-dir", "saved", "--checkpoint-every", 2)
+    shutil.copytree(saved, tmp_path / "whole")
+    for case, (name, damage, reason) in DAMAGES.items():
+        shutil.rmtree(saved)
+        shutil.copytree(tmp_path / "whole", saved)
+        damage(saved / "step-00000004" / name)
+        said = execute(SCRIPT, *QUICK, "--num-steps", 4, "--metrics-out", "metrics.json", *flags).out
+        reason = reason.format(name=name)
+        assert f"going on from saved/step-00000002, as step-00000004 is damaged ({reason})\n" in said, case
+        assert json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"] == losses[2:], case
+        first, second, aside = names(saved)
+        assert (first, second) == ("step-00000002", "step-00000004") and f"it is saved/{aside} now" in said, case
+    damage(saved / "step-00000002" / name)
+    damage(saved / "step-00000004" / name)
+    said = execute(SCRIPT, *QUICK, "--num-steps", 6, *flags, check=1).err
+    assert said.startswith("error: no checkpoint in saved is whole: step-00000004 is damaged (it has no SHA256SUMS")
+    assert "; step-00000002 is damaged (" in said and said.count("\n") == 1
+
+
+def with_checksums(folder: Path) -> Path:
+    """A checkpoint whose checksums fit what it holds now: they are no signature."""
+    held = sorted({path.name for path in folder.iterdir()} - {"SHA256SUMS"})
+    (folder / "SHA256SUMS").write_text("".join(f"{checkpoint._checksum(folder / name)}  {name}\n" for name in held))
+    return folder
+
+
+def test_a_flipped_bit_of_the_metadata_is_one_line(trained, tmp_path):
+    """Its checksum shows it; and where the checksum was made from what is damaged, the file is read or refused."""
+    trained(2, "--checkpoint-dir", "saved")
+    folder, chance = tmp_path / "saved/step-00000002", random.Random(0)
+    whole, refused = (folder / ".metadata").read_bytes(), 0
+    for _ in range(100):
+        flip(folder / ".metadata", chance.randrange(8 * len(whole)))
+        assert checkpoint._damage(folder) == ".metadata is not as SHA256SUMS has it"
+        (folder / "SHA256SUMS").rename(folder / "kept")
+        with_checksums(folder)
+        try:
+            checkpoint._metadata(folder)
+        except RunError as error:
+            refused += str(error).startswith(f"cannot read {folder}/.metadata: ")
+        (folder / "kept").rename(folder / "SHA256SUMS")
+        (folder / ".metadata").write_bytes(whole)
+    assert refused > 10
+
+
+class Calls:
+    """Becomes a call of this function when it is unpickled."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+def described_as_bytes(folder: Path) -> object:
+    """PyTorch unpickles what is described so."""
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    name, place = next((key, value) for key, value in metadata.storage_data.items() if key.fqn == "weight.norm.weight")
+    torch.save(Calls(os.mkdir, "ran"), crafted := io.BytesIO())
+    with (folder / "__0_0.distcp").open("ab") as file:
+        place.offset, place.length = file.tell(), file.write(crafted.getvalue())
+    metadata.storage_data[type(name)(name.fqn)] = place
+    metadata.state_dict_metadata[name.fqn] = BytesStorageMetadata()
+    return metadata
+
+
+def beside_the_folder(folder: Path) -> object:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    next(iter(metadata.storage_data.values())).relative_path = "../pipe"
+    return metadata
+
+
+CRAFTED = {
+    "a call": (lambda _: Calls(os.mkdir, "ran"), "it names posix.mkdir, which no checkpoint needs"),
+    "an attribute": (lambda _: Calls(getattr, Calls(__import__, "os"), "mkdir"), "it names builtins.__import__, which"),
+    "bytes": (described_as_bytes, "metadata.BytesStorageMetadata, which no checkpoint needs"),
+    "a path": (beside_the_folder, "it names ../pipe, which SHA256SUMS does not have"),
+    "no metadata": (lambda _: {"storage_data": 1}, "AttributeError: 'dict' object has no attribute 'storage_data'"),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_checkpoint_that_was_made_up_runs_no_code(trained, execute, tmp_path, case):
+    trained(2, "--checkpoint-dir", "saved")
+    os.mkfifo(tmp_path / "saved/pipe")
+    folder, (craft, message) = tmp_path / "saved/step-00000002", CRAFTED[case]
+    (folder / ".metadata").write_bytes(pickle.dumps(craft(folder)))
+    with_checksums(folder)
+    said = execute(SCRIPT, *QUICK, "--num-steps", 3, "--checkpoint-dir", "saved", "--resume", check=1).err
+    assert not (tmp_path / "ran").exists()
+    assert said.startswith("error: cannot read saved/step-00000002/.metadata: ") and message in said and said.count("\n") == 1
+
+
+def test_a_member_of_an_enumeration_as_python_3_11_2_pickles_it_is_read(tmp_path):
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as encoding
+
+    pickled = pickle.dumps(Calls(getattr, encoding, "TORCH_CHANNELS_LAST"))
+    assert checkpoint._Unpickler(io.BytesIO(pickled)).load() is encoding.TORCH_CHANNELS_LAST

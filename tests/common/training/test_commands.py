@@ -14,8 +14,11 @@ pytestmark = pytest.mark.usefixtures("known_ceilings")
 
 def test_deepspeed_flops_and_its_analysis(execute, tmp_path):
     pytest.importorskip("deepspeed")
-    execute(COUNT, *QUICK)
-    shown = execute(COUNT, "--analyze-results", "flops_profile.json").out
+    counted = execute(COUNT, *QUICK)
+    assert "## Memory bandwidth" in counted.out and "Setting accelerator" not in counted.err
+    shown = execute(COUNT, "--analyze-results", "flops_profile.json", "--computational-intensity", "--generate-roofline").out
+    assert "span      attention" in shown and (tmp_path / "flops_analysis/roofline.png").stat().st_size > 1000
+    assert not (tmp_path / "pytorch_profiles").exists(), "whose newest profile others take"
     profile = json.loads((tmp_path / "flops_analysis/flops_profile.json").read_text())
     counts = {row["counter"]: row for row in profile["counts"]}
     assert counts["FlopCounterMode"]["step"] == counts["formula, full S x S"]["step"]
@@ -25,10 +28,13 @@ def test_deepspeed_flops_and_its_analysis(execute, tmp_path):
     assert len((tmp_path / "flops_analysis/mfu_analysis.csv").read_text().splitlines()) == 5
 
 
-@pytest.mark.parametrize(
-    "script, flag, named",
-    [(COUNT, "--analyze-results", "no missing.json here"), (PROFILE, "--analyze-existing", "cannot read missing.json")],
-)
+def test_intensity_is_of_the_whole_step(refused):
+    assert "leave --profile-attention-only out" in refused(COUNT, *QUICK, "--computational-intensity", "--profile-attention-only")
+
+
+@pytest.mark.parametrize("script, flag, named", [
+    (COUNT, "--analyze-results", "no missing.json here"), (PROFILE, "--analyze-existing", "cannot read missing.json"),
+])  # fmt: skip
 def test_analysis_of_what_is_not_there(refused, tmp_path, script, flag, named):
     assert named in refused(script, flag, "missing.json")
     (tmp_path / "other.json").write_text('{"schema": "x"}')

@@ -1,11 +1,11 @@
 """Training in several processes: torchrun starts two, on gloo, as a user would."""
 
+import functools
 import json
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +15,9 @@ from common import cli, progress, ranks
 from common.errors import RunError
 from common.precision import Precision
 from common.training import distributed
-from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
+from common.training.run import Run
+from tests.conftest import ROOT, TINY, V1, altered_version, run_options
 from version1_pytorch_baseline import tiny_llama_v1
-from version3_triton import kernels as third_kernels
 
 import pytest
 import torch
@@ -29,20 +29,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """torchrun(script, *arguments, check=0, **variables): two processes in tmp_path, on the CPU unless variables are given."""
-
-    def run(*arguments: object, check: int = 0, **variables: str) -> subprocess.CompletedProcess:
-        variables = variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run(
-            [*launcher, *map(str, arguments)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PATHS} | variables,
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == check, f"{done.stdout}\n{done.stderr}"
-        return done
-
-    return run
+def torchrun(run_script) -> Callable[..., subprocess.CompletedProcess]:
+    """torchrun(script, *arguments, check=0, **variables): two processes, started as run_script starts one."""
+    return functools.partial(run_script, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
 
 
 @pytest.fixture
@@ -167,13 +156,16 @@ DEATHS = {
 @pytest.mark.parametrize("death", ["killed", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DEATHS)[1:])])
 def test_a_process_that_dies_ends_the_job_and_the_record_is_kept(torchrun, tmp_path, death):
     what, flags = DEATHS[death]
-    said = torchrun(doing(tmp_path, what), *QUICK, *flags, "--metrics-out", "metrics_v1.json", check=1).stderr
+    done = torchrun(doing(tmp_path, what), *QUICK, *flags, "--metrics-out", "metrics_v1.json", check=1)
+    said = done.stderr
     if death == "silent":  # otherwise torchrun may stop the first process before it has said so
         assert "error: rank 0: another process has ended, or has not answered for 5 s" in said
     assert ("error: rank 1: out of memory" in said) == (death == "out of memory")
     assert "Traceback" not in said.split("torch/distributed/run.py")[0].replace("Traceback (most recent call last):\n", "", 1)
     measured = record(tmp_path)
-    assert measured["status"].startswith("failed: another process has ended") and len(measured["loss"]["all"]) < 5
+    assert measured["status"].startswith("failed: another process has ended")
+    assert len(measured["loss"]["all"]) == measured["loss"]["own"] == len(measured["step_ms"]["all"]) == 4
+    assert "(mean of the last 4, 4 of them rank 0's own; " in done.stdout
 
 
 @pytest.mark.parametrize("form", ["fsdp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zero1", "ddp"))])
@@ -199,9 +191,8 @@ def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_o
     assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == steps
 
 
-def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, execute, monkeypatch, tmp_path):
+def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, execute, no_kernels, tmp_path):
     """Two processes train four steps under zero1, and one the rest; one alone trains them all."""
-    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # as in the two processes: PyTorch's operations
     script = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
     flags = (*QUICK, "--metrics-out", "metrics_v1.json")
     torchrun(script, *flags, "--num-steps", 4, "--parallel", "zero1", "--checkpoint-dir", "saved")
@@ -210,6 +201,106 @@ def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, e
     losses += record(tmp_path)["loss"]["all"]
     execute(script, *flags, "--batch-size", 4, "--num-steps", 8)
     assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == 8
+
+
+ELSEWHERE = """
+import os
+
+if os.environ["RANK"] == "1":
+    os.mkdir(f"other{os.getpid()}")
+    os.chdir(f"other{os.getpid()}")
+
+from version1_pytorch_baseline import tiny_llama_v1
+
+tiny_llama_v1.main()
+"""
+
+
+@pytest.mark.slow
+def test_processes_with_different_working_folders_write_and_check_one_checkpoint(torchrun, tmp_path):
+    (script := tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    flags = (*QUICK, "--metrics-out", "metrics_v1.json", "--checkpoint-dir", "saved")
+    torchrun(script, *flags, "--num-steps", 4, "--checkpoint-every", 2)
+    losses = record(tmp_path)["loss"]["all"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".lock", "step-00000002", "step-00000004"]
+    assert not [*tmp_path.glob("other*/*")]
+    newest = tmp_path / "saved/step-00000004"
+    written = [".metadata", "SHA256SUMS", "__0_0.distcp", "__1_0.distcp", "position.json"]
+    assert sorted(path.name for path in newest.iterdir()) == written
+    os.truncate(newest / "__1_0.distcp", 100)
+    said = torchrun(script, *flags, "--num-steps", 4, "--resume").stdout
+    reason = "__1_0.distcp is not as SHA256SUMS has it"
+    assert f"going on from saved/step-00000002, as step-00000004 is damaged ({reason})\n" in said
+    assert record(tmp_path)["loss"]["all"] == losses[2:] and not [*tmp_path.glob("other*/*")]
+
+
+DIFFERENT = {  # flags of rank 1 alone, and what is said
+    "--learning-rate 0.1": "--learning-rate is 0.1 on rank 1, and 0.0015 on rank 0: give all processes the same",
+    "--seed 1": "--seed is 1 on rank 1, and 0 on rank 0",
+    "--batch-size 3": "--batch-size is 3 on rank 1, and 2 on rank 0",
+    "--seq-len 8": "--seq-len is 8 on rank 1, and 16 on rank 0",
+    "--use-amp": "--use-amp is True on rank 1, and False on rank 0",
+    "--num-heads 2": "--num-heads is 2 on rank 1, and 4 on rank 0",
+    "--log-every 3": "--log-every is 3 on rank 1, and 20 on rank 0",
+    "--data other.txt": "sha256 of --data's tokens is ",
+    "": "the shape of layers.0.mlp.gate_proj.weight is (3, 32) on rank 1, and (64, 32) on rank 0",
+    "--metrics-out other.json --save-model other": None,  # which rank 0 alone writes
+}
+JOB = """
+import json, os, sys
+from dataclasses import replace
+from pathlib import Path
+
+from common import ranks
+from common.errors import UsageError
+from common.training import distributed
+from tests.conftest import run_options
+from version1_pytorch_baseline import tiny_llama_v1
+
+import torch
+
+flags, different = json.loads(sys.argv[1])
+distributed.start("ddp", torch.device("cpu"), 60)
+distributed.start = distributed.end = lambda *_: None  # all runs are of one group
+said, rank = {}, ranks.here().rank
+for case in different:
+
+    def make_model(options):
+        model = tiny_llama_v1.make_model(options)
+        if rank and not case:
+            model.layers[0].mlp.gate_proj = torch.nn.Linear(32, 3, bias=False)
+        return model
+
+    options = run_options(tiny_llama_v1, *flags, "--save-model", "model", *(case.split() if rank else ()))
+    said[case] = None
+    try:
+        tiny_llama_v1.train(options, make_model)
+    except UsageError as error:
+        said[case] = (str(error), error.shared)
+Path(f"said{rank}.json").write_text(json.dumps(said))
+"""
+
+
+def test_processes_that_would_train_something_different_are_refused(torchrun, tmp_path):
+    for name in ("text", "other"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {i}" for i in range(200)))
+    (tmp_path / "job.py").write_text(JOB)
+    flags = (*QUICK, "--data", "text.txt", "--vocab-size", "300", "--num-steps", "2")
+    torchrun("job.py", json.dumps([flags, list(DIFFERENT)]))
+    first, second = (json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second and (tmp_path / "model/model.safetensors").exists()
+    for case, message in DIFFERENT.items():
+        assert first[case] is None if message is None else first[case][0].startswith(message) and first[case][1], case
+
+
+ONE_BOGUS = "import os, runpy, sys; sys.argv += ['--bogus'] * int(os.environ['RANK']); runpy.run_path({!r}, run_name='__main__')"
+
+
+def test_a_bad_option_of_one_process_ends_the_others_at_once(torchrun, tmp_path):
+    """The first waits in C++ for the second."""
+    (tmp_path / "script.py").write_text(ONE_BOGUS.format(str(SCRIPT)))
+    said = torchrun("script.py", *QUICK, check=1).stderr
+    assert said.count("error: rank 1: unrecognized arguments: --bogus") == 1 and "Signal 15 (SIGTERM) received" in said
 
 
 # --------------------------------------------------------------------------------------------------------- the environment
@@ -224,15 +315,12 @@ def test_a_process_of_its_own_starts_no_group():
     assert distributed.Meetings(CPU).agree(7, 15, 2.5) == (15, 2.5)
 
 
-@pytest.mark.parametrize(
-    "flags, forms, message",
-    [
-        (["--capture-step"], ranks.FORMS, "--capture-step does not work with --parallel fsdp"),
-        (["--enable-deepspeed-flops"], ranks.FORMS, "--enable-deepspeed-flops does not work with --parallel fsdp"),
-        ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
-        ([], (), "this script runs in one process"),
-    ],
-)
+@pytest.mark.parametrize("flags, forms, message", [
+    (["--capture-step"], ranks.FORMS, "--capture-step does not work with --parallel fsdp"),
+    (["--enable-deepspeed-flops"], ranks.FORMS, "--enable-deepspeed-flops does not work with --parallel fsdp"),
+    ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
+    ([], (), "this script runs in one process"),
+])  # fmt: skip
 def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
     as_rank(0)
     with pytest.raises(ValueError, match=message):
@@ -245,20 +333,34 @@ def test_several_processes_take_the_first_form_that_a_version_supports(as_rank):
     assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
-@pytest.mark.parametrize("flag", ["--bogus", "--batch-size=0", "--parallel=zero3"])
-def test_a_bad_option_is_one_line_of_one_process(as_rank, execute, flag):
+@pytest.mark.parametrize("flag", ["--bogus", "--batch-size=0", "--parallel=zero3", "--data=nowhere.txt"])
+def test_a_bad_option_is_one_line_with_the_rank(as_rank, monkeypatch, refused, flag):
+    """The first process of a node says it at once, and others only if they are not ended meanwhile."""
+    waited: list[float] = []
+    monkeypatch.setattr(cli.time, "sleep", waited.append)
+    monkeypatch.setattr(distributed, "start", lambda *_: None)
+    monkeypatch.setattr(Run, "_announce_form", lambda _: None)
+    for rank in (0, 1):
+        as_rank(rank)
+        assert refused(SCRIPT, *QUICK, flag).startswith(f"error: rank {rank}: ") and waited == [cli.GRACE] * rank
+
+
+@pytest.mark.parametrize(
+    "name, value", [("RANK", "abc"), ("RANK", "2"), ("LOCAL_RANK", ""), ("WORLD_SIZE", "0"), ("MASTER_PORT", "abc")]
+)
+def test_an_environment_that_names_no_process_is_refused(as_rank, monkeypatch, refused, name, value):
     as_rank(0)
-    assert execute(SCRIPT, *QUICK, flag, check=2).err.count("\n") == 1
-    as_rank(1)
-    printed = execute(SCRIPT, *QUICK, flag, check=2)
-    assert (printed.out, printed.err) == ("", "")
+    monkeypatch.setenv(name, value)
+    said = refused(SCRIPT, *QUICK)
+    assert f"{name}={value}" in said and said.endswith(": torchrun sets these variables; or unset them\n")
 
 
 @pytest.mark.parametrize("rank, shared, said", [(0, True, "error: lost\n"), (1, True, ""), (1, False, "error: rank 1: lost\n")])
-def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_rank, capsys, rank, shared, said):
+def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_rank, monkeypatch, capsys, rank, shared, said):
     def fail():
         raise RunError("lost", shared)
 
+    monkeypatch.setattr(cli, "GRACE", 0)
     as_rank(rank)
     with pytest.raises(SystemExit) as ended:
         cli.command(fail)
@@ -288,14 +390,12 @@ def test_a_captured_step_that_hangs_ends_its_process(monkeypatch, capsys):
     assert set(codes) == {1} and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
 
 
-def test_the_forward_passes_that_are_compared_have_the_precision_of_the_run():
+def test_forward_passes_are_compared_in_the_precision_of_the_run_and_a_slow_rank_is_above_the_median():
     computed = []
     model = SimpleNamespace(loss=lambda x, y: computed.append((x @ y).dtype))
     distributed.forward_ms(model, (torch.ones(2, 2), torch.ones(2, 2)), Precision(CPU, torch.bfloat16))
     assert computed == [torch.bfloat16] * distributed.FORWARD_PASSES
 
-
-def test_a_slow_rank_is_one_above_the_median_of_all():
     assert distributed.slow_ranks([10, 10.5, 9.8, 10.9]) == []
     (line,) = distributed.slow_ranks([10, 10.5, 14.3, 9.8])
     assert line.startswith("rank 2 took 1.4 times the median")

@@ -6,14 +6,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.training import profiler
 from common.training.run import Run
-from tests.conftest import PATHS, TINY, V1, room_for, run_options
+from tests.conftest import TINY, V1, room_for, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -48,23 +46,26 @@ def test_a_short_run_shortens_the_profile_and_still_writes_a_trace(execute, tmp_
 def test_memory_and_operators_are_shown_and_tensorboard_serves_them(execute, tmp_path):
     flags = ("--profile-memory", "--profile-operators", "--sort-by", "cpu_memory_usage", "--metrics-out", "metrics.json")
     printed = execute(SCRIPT, *QUICK, *flags)
-    page = (tmp_path / "pytorch_profiles/memory_timeline.html").read_text()
+    page = (tmp_path / "pytorch_profiles/run.html").read_text()
     for namespace in ("http://www.w3.org", "http://purl.org", "http://creativecommons.org"):
         page = page.replace(namespace, "")
     assert "<svg" in page and "http://" not in page, "the page needs nothing from elsewhere"
+    assert printed.out.splitlines()[-1] == "  page         pytorch_profiles/run.html"
     assert "MiB allocated" in printed.out and "count as 0" not in " ".join(printed.out.split())
     (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
     assert "operator_flops" not in json.loads(path.read_text()), "which nobody has asked for"
     assert "python_function" not in next(path.parent.glob("trace_*.json")).read_text()
 
     (folder,) = (path for path in (tmp_path / "pytorch_profiles").iterdir() if path.is_dir())
+    assert folder.name == f"run_v1_tiny_fp32_2x16_{path.stem.removeprefix('profile_')}", "TensorBoard's name of the run"
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     losses = [event.value for event in events.Scalars("train/loss")]
     assert losses == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["loss"]["all"], rel=1e-6)
     assert {"train/step_ms", "train/tokens_per_second", "result/peak_memory_mib"} <= set(events.Tags()["scalars"])
     assert {"profile/time by span", "profile/memory"} <= set(events.Tags()["images"])
-    assert "profile/top operators/text_summary" in events.Tags()["tensors"]
+    assert {"train/step_ms", "profile/operator_us"} <= set(events.Tags()["histograms"])
+    assert {f"profile/{name}/text_summary" for name in ("run", "top operators", "intensity")} <= set(events.Tags()["tensors"])
 
 
 def test_stacks_and_flops_are_added_where_asked(execute, tmp_path):
@@ -138,15 +139,6 @@ def test_a_profile_that_cannot_be_written_fails_the_run(execute, monkeypatch, tm
     assert not [path for path in (tmp_path / "profiles").iterdir() if path.is_dir() or path.suffix != ".json"]
 
 
-def test_the_report_of_a_run_is_of_its_own_profile(execute, tmp_path):
-    (tmp_path / "pytorch_profiles").mkdir()
-    (tmp_path / "pytorch_profiles/profile_20200101T000000_1.json").write_text("an earlier run's")
-    execute(V1 / "run_pytorch_profiler.py", *QUICK, "--generate-report")
-    report = (tmp_path / "pytorch_profiles/report.md").read_text()
-    (own,) = (tmp_path / "pytorch_profiles").glob(f"profile_*_{os.getpid()}.json")
-    assert own.name in report and "20200101" not in report
-
-
 def test_a_signal_during_the_export_leaves_the_record_of_a_complete_run(monkeypatch, tmp_path):
     """All steps are done by then."""
 
@@ -174,6 +166,5 @@ def test_the_record_is_there_before_the_trace_is_written(at_step, monkeypatch, t
     assert record["status"] == "interrupted" and len(record["step_ms"]["all"]) == 7
 
 
-def test_a_run_without_a_profile_imports_neither_pandas_nor_matplotlib():
-    code = "import sys, common.training.run; sys.exit(bool({'pandas', 'matplotlib'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": PATHS}).returncode == 0
+def test_a_run_without_a_profile_imports_neither_pandas_nor_matplotlib(run_script):
+    run_script("-c", "import sys, common.training.run; sys.exit(bool({'pandas', 'matplotlib'} & set(sys.modules)))")

@@ -30,7 +30,8 @@ def test_rates_are_of_the_steps_without_the_profiler():
     assert made["flops_per_second"] == pytest.approx(rate) and made["tokens_per_second"] == pytest.approx(8 * 128 / 10e-3)
     assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
     text = record.summary(made)
-    assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text and "MFU not given" in text and "7.000 -> 4.000" in text
+    assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text
+    assert "  MFU          not given" in text and "7.000 -> 4.000" in text
 
 
 def test_utilisation_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_gemm():
@@ -39,5 +40,17 @@ def test_utilisation_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_g
     run["training"] |= {"first_step": 1, "world_size": 1, "parallel": None}
     assert run_facts.mfu(run) == pytest.approx(10) and run_facts.of_measured_gemm(run) == pytest.approx(13.4)
     text = record.summary(run)
-    assert "MFU 10.0% of 67 TFLOP/s (data sheet); 13.4% of measured GEMM (50 TFLOP/s)" in text
+    assert "  MFU          10.0% of 67 TFLOP/s (data sheet); 13.4% of measured GEMM (50 TFLOP/s)" in text
     assert run_facts.mfu(records.record(device__name="NVIDIA H200", precision__tf32=True)) == pytest.approx(100 * 25e3 / 495e12)
+
+
+@pytest.mark.parametrize("spread", [1, 90])
+def test_a_summary_fits_a_terminal_and_noise_names_the_load(monkeypatch, spread):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(record.devices, "load", lambda: (10.24, 2))
+    run = records.record(device__name="AMD EPYC 9754 128-Core Processor, as a cloud names it", flops_per_second=12.3e9)
+    run["step_ms"] |= {"median": 100, "p20": 100 - spread, "p80": 100}
+    run["training"] |= {"first_step": 1, "world_size": 1, "parallel": None}
+    text = record.summary(run)
+    assert max(map(len, text.splitlines())) <= 100 and ", 12.3 GFLOP/s\n" in text
+    assert ("10.2 processes, this run's included, shared 2 cores" in text) == (spread == 90)

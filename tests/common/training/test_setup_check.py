@@ -3,7 +3,7 @@
 import json
 
 from common import cli, data
-from common.errors import RunError, UsageError
+from common.errors import UsageError
 from common.training import setup_check
 from tests.conftest import TINY, V1
 
@@ -14,18 +14,44 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.usefixtures("known_ceilings")
-def test_the_facts_and_a_check_that_reads_every_file(execute, tmp_path):
+def test_the_facts_and_a_check_that_reads_every_file(execute):
     flags = ("--data", "synthetic", "--num-steps", "4", "--enable-pytorch-profiler", "--validate-setup")
     printed = execute(V1 / "tiny_llama_v1.py", *TINY, *flags).out
     for fact in ("python", "torch", "triton", "deepspeed", "device", "data"):
         assert f"\n  {fact} " in printed, fact
     assert "setup ok: " in printed and "operators" in printed.splitlines()[-1]
 
-    path = tmp_path / "metrics_v1.json"
-    measured = json.loads(path.read_text())
-    measured["loss"]["all"][0] += 1
-    with pytest.raises(RunError, match="does not hold what was measured"):
-        setup_check.after(measured, path, [])
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same flags", "other flags"])
+def test_a_run_at_the_same_time_has_overwritten_the_record(execute, monkeypatch, tmp_path, same):
+    """A run with the same flags has the same losses, but times of its own."""
+
+    def another(record, path, profiles):
+        measured = json.loads(path.read_text())
+        (measured["step_ms"] if same else measured["loss"])["all"][0] += 1
+        path.write_text(json.dumps(measured))
+        after(record, path, profiles)
+
+    after = setup_check.after
+    monkeypatch.setattr(setup_check, "after", another)
+    said = execute(V1 / "tiny_llama_v1.py", *TINY, "--data", "synthetic", "--num-steps", "2", "--validate-setup", check=1).err
+    assert "error: metrics_v1.json is now another run's" in said and "--metrics-out" in said
+
+
+@pytest.mark.parametrize("owners, said", [
+    (["triton"], "3.7.1"),
+    (["pytorch-triton"], "3.7.1 (package pytorch-triton)"),
+    (
+        ["pytorch-triton-rocm", "triton"],
+        "pytorch-triton-rocm, triton; two packages own it, reinstall only the one of your torch",
+    ),
+    ([], "no package's"),
+])  # fmt: skip
+def test_triton_is_named_with_its_version_and_its_package(monkeypatch, owners, said):
+    monkeypatch.setattr(setup_check.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(setup_check.importlib.metadata, "packages_distributions", lambda: {"triton": owners * 2})
+    monkeypatch.setattr(setup_check.importlib.metadata, "version", lambda _: "3.7.1")
+    assert setup_check._triton() == said
 
 
 HUGE = {
@@ -47,7 +73,7 @@ def options(*flags: str):
 
 @pytest.fixture
 def small_machine(monkeypatch) -> None:
-    described = {"kind": "cpu", "name": "A small CPU", "memory_mib": 8 * 1024.0}
+    described = {"kind": "cpu", "name": "A small CPU", "memory_mib": 3.5 * 1024}
     monkeypatch.setattr(setup_check.devices, "describe", lambda _: described)
 
 
@@ -56,7 +82,7 @@ def small_machine(monkeypatch) -> None:
 def test_what_cannot_fit_names_the_size_that_takes_most(flags, culprit):
     with pytest.raises(UsageError) as error:
         setup_check.memory(options(*flags), CPU)
-    assert str(error.value).endswith(f"GiB of memory, and A small CPU has 8.0: {culprit}, which takes most of it")
+    assert str(error.value).endswith(f"GiB of memory, and A small CPU has 3.5: {culprit}, which takes most of it")
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -17,13 +17,10 @@ from version3_triton.kernels import reference
 
 B, S, D, H, K, V = 2, 5, 16, 4, 2, 31
 SHAPES: dict[str, list[tuple[int, ...]]] = {
-    "rms_norm": [(B, S, D), (D,)],
-    "add_rms_norm": [(B, S, D), (B, S, D), (D,)],
-    "apply_rope": [(B, H, S, D), (B, K, S, D)],
-    "attention": [(B, H, S, D), (B, K, S, D), (B, K, S, D)],
-    "swiglu": [(B, S, D), (B, S, D)],
+    "rms_norm": [(B, S, D), (D,)], "add_rms_norm": [(B, S, D), (B, S, D), (D,)], "apply_rope": [(B, H, S, D), (B, K, S, D)],
+    "attention": [(B, H, S, D), (B, K, S, D), (B, K, S, D)], "swiglu": [(B, S, D), (B, S, D)],
     "linear_cross_entropy": [(B, S, D), (V, D), (B, S)],
-}
+}  # fmt: skip
 TABLES = [torch.stack((table, table), -1).to(DEVICE)[..., 0] for table in rope_tables(D, S, 1e4)]
 
 

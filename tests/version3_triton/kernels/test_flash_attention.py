@@ -19,13 +19,10 @@ pytestmark = runs_kernels
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "batch, heads, kv_heads, length, head_dim",
-    [
-        (2, 2, 2, 2, 8), (1, 4, 2, 70, 16), (1, 2, 1, 129, 32), (2, 2, 1, 33, 80), (1, 2, 1, 100, 64), (1, 1, 1, 65, 96),
-        (1, 2, 2, 40, 128),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("batch, heads, kv_heads, length, head_dim", [
+    (2, 2, 2, 2, 8), (1, 4, 2, 70, 16), (1, 2, 1, 129, 32), (2, 2, 1, 33, 80), (1, 2, 1, 100, 64), (1, 1, 1, 65, 96),
+    (1, 2, 2, 40, 128),
+])  # fmt: skip
 def test_attention(batch, heads, kv_heads, length, head_dim, dtype):
     q, k, v = (torch.randn(batch, n, length, head_dim) for n in (heads, kv_heads, kv_heads))
     check(attention, tiny_llama_v1.attention, [q, k, v], dtype)

@@ -17,13 +17,7 @@ NAMES = {path.stem.split("_")[1]: path.stem for path in sorted(FOLDER.glob("v3_s
 
 
 def stage_of(name: str) -> stages.Stage:
-    return importlib.import_module(NAMES[name]).STAGE
-
-
-@pytest.fixture
-def no_kernels(monkeypatch) -> None:
-    """PyTorch's operations run in place of the kernels, which have tests of their own."""
-    monkeypatch.setattr(stages.kernels, "INTERPRETED", False)
+    return importlib.import_module(NAMES.get(name, name)).STAGE
 
 
 @pytest.fixture

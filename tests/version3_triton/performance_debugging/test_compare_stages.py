@@ -35,42 +35,44 @@ def change(path: Path, **sections: dict) -> None:
 
 
 def verdict(folder: Path, name: str = "2 slow performance") -> str:
-    """The last cell of a stage's row."""
-    found = compare_stages.read(folder)
-    rows = [compare_stages.row(stage, found[0], next(s for s in found if s.number == 5)) for stage in found]
-    return next(row[-1] for row in rows if row[0] == name)
+    """What the report says of a stage, below its table."""
+    items = compare_stages.report(compare_stages.read(folder)).sections[0].items
+    return next(dict(item.content) for item in items if item.kind == "facts")[name]
 
 
 def slow(median: float) -> dict[str, float]:
     return {"median": median, "p20": 0.9 * median, "p80": 1.1 * median}
 
 
-def test_a_stage_of_ones_own_is_compared_too(results):
+def test_repairs_in_their_order_stand_below_the_single_faults(results):
+    for number in (0, 1):
+        shutil.copy(results / "stage2_metrics.json", results / f"through{number}_metrics.json")
+    change(results / "through0_metrics.json", loss={"all": [200.0, 9.0, 6.0]})
+    names = [stage.name for stage in compare_stages.read(results)]
+    assert names[0] == "Version 1" and names[-3:] == ["5 optimized", "repaired through 0", "repaired through 1"]
+    assert verdict(results, "repaired through 0").startswith("the loss starts at 200.0")
+    assert verdict(results, "repaired through 1") == "nothing found"
+
+
+def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_compared_too(results):
+    for name in ("2 slow performance", "2 slow performance, fixed", "5 optimized"):
+        assert verdict(results, name) == "nothing found"
+
     shutil.copy(results / "stage2_metrics.json", results / "stage10_metrics.json")
     assert [stage.number for stage in compare_stages.read(results)] == [0, 2, 2, 5, 10]
 
 
-def test_nothing_is_found_where_nothing_is_wrong(results):
-    for name in ("2 slow performance", "2 slow performance, fixed", "5 optimized"):
-        assert verdict(results, name) == "nothing found"
-    assert verdict(results, "Version 1") == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"loss": {"all": [200.0, 9.0, 6.0]}}, "the loss starts at 200.0, a uniform guess costs 6.9"),
-        ({"loss": {"all": [6.9, 6.9, 8.0]}}, "it learns less: the loss ends at 7.27, Version 1's at"),
-        ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
-        ({"step_ms": slow(40.0)}, "4.0 times stage 5's step; of +30.0 ms: +23.0 aten::bmm, +7.0 aten::mm"),
-        ({"step_ms": slow(5.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
-        ({"step_ms": slow(11.5)}, "nothing found"),  # within the spread
-        ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}, "device": {"kind": "cuda"}},
-         "the phases add up to 40% of the step: their clock does not wait for the device"),
-        ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
-    ],
-    ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock", "clock-cpu"),
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "found"), [
+    ({"loss": {"all": [200.0, 9.0, 6.0]}}, "the loss starts at 200.0, a uniform guess costs 6.9"),
+    ({"loss": {"all": [6.9, 6.9, 8.0]}}, "it learns less: the loss ends at 7.27, Version 1's at"),
+    ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
+    ({"step_ms": slow(40.0)}, "4.0 times stage 5's step; of +30.0 ms: +23.0 aten::bmm, +7.0 aten::mm"),
+    ({"step_ms": slow(5.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
+    ({"step_ms": slow(11.5)}, "nothing found"),  # within the spread
+    ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}, "device": {"kind": "cuda"}},
+     "the phases add up to 40% of the step: their clock does not wait for the device"),
+    ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
+], ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock", "clock-cpu"))  # fmt: skip
 def test_each_rule(results, changes, found):
     for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
         rows = "".join(
@@ -85,11 +87,14 @@ def test_each_rule(results, changes, found):
 
 
 def test_the_comparison_is_printed_and_written(results, execute):
-    change(results / "stage2_metrics.json", step_ms=slow(40.0), stage={"caveat": "less to see here"})
+    slow_and_wrong = {"step_ms": slow(40.0), "loss": {"all": [200.0, 9.0, 6.0]}, "stage": {"caveat": "less to see here"}}
+    change(results / "stage2_metrics.json", **slow_and_wrong)
     shown = execute(FOLDER / "compare_stages.py", "--results-dir", results, "--output", "tables/comparison.md").out
     written = (results.parent / "tables/comparison.md").read_text()
-    for text in (shown, written):
-        assert "Version 1" in text and "4.0 times stage 5's step" in text and "Stage 2: less to see here." in text
+    answer = verdict(results)
+    assert answer.endswith("; 4.0 times stage 5's step")
+    for text in (" ".join(shown.split()), written):
+        assert "Version 1" in text and answer in text and "Stage 2: less to see here." in text
     [row] = [line for line in written.splitlines() if line.startswith("| 2 slow performance |")]
     assert "| 50 | 0.25 | 14 of 14 |" in row  # 2 samples in 40 ms, where Version 1 takes 10
 

@@ -62,11 +62,8 @@ def test_every_stage_runs_with_and_without_its_fix(run_all):
     runs, common = trained(calls), ["--preset", "medium", "--num-layers", "4"]
     for call in runs:
         assert call[call.index("--num-kv-heads") + 1 :][:5] == ["2", *common] and {"--use-amp", "--measure-peak"} < set(call)
-        assert "--time-phases" in call and [value(call, flag) for flag in ("--num-steps", "--seed", "--data")] == [
-            "60",
-            "7",
-            "synthetic",
-        ]
+        assert "--time-phases" in call
+        assert [value(call, flag) for flag in ("--num-steps", "--seed", "--data")] == ["60", "7", "synthetic"]
     written = [value(call, "--metrics-out") for call in runs]
     fixes = {f"./results/stage{number}_fixed_metrics.json" for number in (1, 2, 3, 4, 6)}
     assert set(written) == fixes | {f"./results/stage{number}_metrics.json" for number in range(7)} and len(written) == 13
@@ -75,7 +72,16 @@ def test_every_stage_runs_with_and_without_its_fix(run_all):
     assert value(runs[-2], "--profile-dir") == "./results/stage6_profile"
     assert Path(calls[-1][1]).name == "compare_stages.py"
     assert calls[-1][2:] == ["--results-dir", "./results", "--output", "./results/comparison.md"]
-    assert sum(Path(call[1]).name == "stage_profile.py" for call in calls) == 7
+    assert sum(Path(call[1]).name == "top_kernels.py" for call in calls) == 7
+
+
+def test_repairs_are_run_in_their_order(run_all):
+    _, calls = run_all("--stages", "5", "--through=2")
+    assert Path(calls[0][3]).stem == "repairs"  # its arguments are checked too
+    runs = trained(calls)[1:]
+    assert [(value(call, "--through"), value(call, "--metrics-out")) for call in runs] == [
+        (str(number), f"./results/through{number}_metrics.json") for number in range(3)
+    ]
 
 
 def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):
@@ -97,22 +103,19 @@ def test_a_cpu_gets_a_small_model(run_all, arguments, found):
         assert (value(call, "--num-kv-heads"), value(call, "--seq-len")) == ("2", "512") and "--preset" not in call
 
 
-def test_a_failing_stage_is_named_and_the_rest_runs(run_all):
+def test_a_failing_stage_is_named_and_the_rest_runs_and_stage_6_must_be_refused(run_all):
     done, calls = run_all(check=3, STAGE4="3")
     assert "stage4 failed with exit code 3: see ./results/stage4_output.log" in done.stderr
     assert any("v3_stage5" in call[1] for call in calls)
 
-
-def test_the_harness_must_refuse_stage_6(run_all):
     done, _ = run_all("--stages", "6", check=1, STAGE6="0")
     assert "stage6 was not refused" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [(("--stages", "1 x"), "there is no stage 'x'"), (("--stages",), "--stages needs a value")],
-    ids=("stage", "value"),
-)
+@pytest.mark.parametrize("arguments, message", [
+    (("--stages", "1 x"), "there is no stage 'x'"), (("--stages",), "--stages needs a value"),
+    (("--through", "5"), "--through takes a number, 0 to 4"),
+], ids=("stage", "value", "through"))  # fmt: skip
 def test_bad_input(run_all, arguments, message):
     done, calls = run_all(*arguments, check=2)
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1 and not calls
@@ -161,13 +164,13 @@ def test_a_real_run(tmp_path):
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" "$@"')
     environment = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    machine.run(RUN_ALL, *SMALL, "--num-steps", "6", seconds=600, **environment)
+    machine.run(RUN_ALL, "--through", "1", *SMALL, "--num-steps", "6", seconds=600, **environment)
     results = machine.folder / "results"
     for stage in range(7):
         assert (results / f"stage{stage}_profile.csv").read_text().startswith("name,category,calls,")
         assert json.loads((results / f"stage{stage}_metrics.json").read_text())["status"] == "completed"
     comparison = (results / "comparison.md").read_text()
     rows = [line.split("|")[1].strip() for line in comparison.splitlines() if line[:1] == "|"]
-    assert rows[2] == "Version 1" and "5 optimized" in rows and len(rows) == 2 + 12
+    assert rows[2] == "Version 1" and "5 optimized" in rows and rows[-1] == "repaired through 1" and len(rows) == 2 + 14
     assert "error: this model does not train" in (results / "stage6_output.log").read_text()
     assert "13 of 14 parameters never get a gradient" in comparison and "the loss starts at" in comparison

@@ -119,6 +119,7 @@ def test_on_a_cpu_the_stage_says_that_it_shows_nothing(train, capsys):
     assert set(record["phases_ms"]) == {"forward", "backward", "optimizer"}
     shown = capsys.readouterr()
     assert "note: a call returns when its work is done" in shown.err and "needs a GPU" in record["stage"]["caveat"]
+    assert "no Triton kernels" not in shown.err, "not once for each of six stages"
     assert "  phases       " in shown.out
 
 
@@ -172,7 +173,7 @@ def test_the_harness_refuses_a_model_that_does_not_train(execute, no_kernels):
     assert "error: this model does not train: 13 of 14 parameters" in printed.err and printed.out == ""
 
 
-def test_without_the_check_one_parameter_is_trained(train):
+def test_without_the_check_one_parameter_is_trained_and_the_model_learns_less(train):
     record, fixed = train("stage6", "--skip-check"), train("stage6", "--fixed")
     assert (record["stage"]["updated"], record["stage"]["parameters"]) == (1, 14) and record["status"] == "completed"
     assert record["stage"]["state_mib"] < fixed["stage"]["state_mib"]
@@ -180,8 +181,6 @@ def test_without_the_check_one_parameter_is_trained(train):
     assert record["loss"]["all"][0] == pytest.approx(fixed["loss"]["all"][0], abs=1e-5)  # the forward pass is right
     assert abs(record["loss"]["all"][2] - fixed["loss"]["all"][2]) > 1e-3
 
-
-def test_it_learns_less(train):
     flags = ("--num-steps", "60", "--vocab-size", "64", "--learning-rate", "0.01", "--batch-size", "8")
     ends = [sum(train("stage6", *flags, flag)["loss"]["all"][-5:]) / 5 for flag in ("--skip-check", "--fixed")]
     assert ends[0] > ends[1] + compare_stages.LEARNING
@@ -194,6 +193,23 @@ def test_the_norms_kernel():
     norm_kernel.normalize(x, weight, y, 1e-5)
     torch.testing.assert_close(y, stages.kernels.reference.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
     assert y.grad_fn is None  # which is the stage's defect
+
+
+# One after the other
+
+
+def test_repaired_through_n_a_program_has_the_other_faults_left(train, small_model):
+    real, broken = train("stage5")["loss"]["all"], train("stage1")["loss"]["all"]
+    for number in range(5):
+        flags = ("--through", str(number))
+        model, stage = small_model("repairs", *flags), stage_of("repairs")
+        assert (model.embed_tokens.weight.std() > 0.5) == (number < 1)
+        assert (model.operations["attention"].__name__ == "attention") == (number < 2)
+        assert (stage.replaced(stage.options([*SMALL, *flags])).phase_clock.__name__ == "PythonClock") == (number < 3)
+        assert ("forward" in vars(model.layers[0].mlp)) == (number < 4)
+        record = train("repairs", *flags)
+        assert record["version"] == f"repaired_through_{number}" and set(record["phases_ms"])
+        assert record["loss"]["all"] == pytest.approx(real if number else broken, abs=1e-4)
 
 
 # On a GPU

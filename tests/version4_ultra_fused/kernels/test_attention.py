@@ -63,15 +63,12 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
         torch.use_deterministic_algorithms(before)
 
 
-@pytest.mark.parametrize(
-    "length, head_dim, dtype, exact, on_hopper, elsewhere",
-    [
-        (128, 64, torch.bfloat16, False, "short", "own"), (128, 64, torch.float32, False, "own", "own"),
-        (128, 128, torch.bfloat16, False, "own", "own"), (256, 64, torch.bfloat16, False, "own", "own"),
-        (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "own", "own"),
-        (128, 136, torch.bfloat16, True, "library", "library"), (16, 16, torch.float64, True, "library", "library"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("length, head_dim, dtype, exact, on_hopper, elsewhere", [
+    (128, 64, torch.bfloat16, False, "short", "own"), (128, 64, torch.float32, False, "own", "own"),
+    (128, 128, torch.bfloat16, False, "own", "own"), (256, 64, torch.bfloat16, False, "own", "own"),
+    (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "own", "own"),
+    (128, 136, torch.bfloat16, True, "library", "library"), (16, 16, torch.float64, True, "library", "library"),
+])  # fmt: skip
 def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, dtype, exact, on_hopper, elsewhere):
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)

@@ -2,7 +2,6 @@
 
 from common import ranks
 from tests import models
-from version3_triton import kernels as third_kernels
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
@@ -101,8 +100,7 @@ def test_states_that_were_shared_out_are_taken_back(monkeypatch):
                 assert torch.equal(moment.flatten(), whole[parameter][name].flatten()[elements])
 
 
-def test_the_working_weights_are_the_masters_rounded(monkeypatch):
-    monkeypatch.setattr(third_kernels, "INTERPRETED", False)  # Triton's interpreter computes bfloat16 wrong
+def test_the_working_weights_are_the_masters_rounded(no_kernels):
     model = models.build(tiny_llama_v4)
     optimizer = MasterAdamW(model, lr=1e-2)
     optimizer.plan_memory(torch.bfloat16)

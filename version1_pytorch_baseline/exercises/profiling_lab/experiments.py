@@ -82,6 +82,34 @@ def transfer(device: torch.device, elements: int) -> Ways:
     }
 
 
+def prefetching(device: torch.device, elements: int) -> Ways:
+    """Using eight batches of the host: each is copied before it is used, or by a thread while the one before it is used."""
+    on_gpu = devices.is_gpu(device)
+    here = torch.ones(8, elements // 8, pin_memory=on_gpu)
+    there, stream = torch.empty(here.shape, device=device), torch.cuda.Stream(device) if on_gpu else None
+    thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def copy(i: int) -> Tensor:
+        return there[i].copy_(here[i], non_blocking=True)
+
+    def copy_ahead(i: int) -> Tensor:
+        with torch.cuda.stream(stream):  # a queue of its own; on a CPU there is none
+            row = copy(i)
+        if stream:
+            stream.synchronize()
+        return row
+
+    def use(row: Tensor) -> Tensor:
+        for _ in range(16 if on_gpu else 1):  # about as long as a copy
+            row.mul_(2)
+        return row.sum()
+
+    return {
+        "each batch copied, then used": lambda: float(sum(map(use, map(copy, range(8))))),
+        "the next batch copied meanwhile": lambda: float(sum(map(use, thread.map(copy_ahead, range(8))))),
+    }
+
+
 def synchronization(device: torch.device, elements: int) -> Ways:
     """Adding up the results of a hundred operations: `.item()` waits for the device each time, or once at the end."""
     x = torch.ones(elements, device=device)
@@ -100,7 +128,8 @@ def synchronization(device: torch.device, elements: int) -> Ways:
 
 # Elements on a CPU and on a GPU: more than the caches hold to measure bandwidth, few to measure overhead.
 BOTTLENECKS = {
-    memory_bandwidth: (2**24, 2**27), launch_overhead: (2**15, 2**15), transfer: (2**24, 2**26), synchronization: (2**10, 2**10),
+    memory_bandwidth: (2**24, 2**27), launch_overhead: (2**15, 2**15), transfer: (2**24, 2**26), prefetching: (2**24, 2**26),
+    synchronization: (2**10, 2**10),
 }  # fmt: skip
 
 
@@ -221,7 +250,7 @@ def add_flags(parser: cli.Parser) -> None:
     """The flags of `resolve`."""
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="of Version 1, for fixes and layer (default: tiny)")
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed steps of a fix (default: 20)")
-    cli.add_device(parser)
+    cli.add(parser, "--device")
 
 
 def resolve(arguments: Namespace) -> LabOptions:

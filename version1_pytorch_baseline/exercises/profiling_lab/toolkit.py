@@ -14,6 +14,9 @@ from typing import Any
 from common import device as devices
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
+from common.precision import Precision
+from common.records.fields import Ceilings
+from common.training import ceilings
 
 import torch
 from torch import Tensor
@@ -143,11 +146,16 @@ def to_jax(tensor: Tensor) -> Any:
 
 
 def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) -> float:
-    """MB of tensors that a PyTorch function adds at its peak to those that existed before; exact on a GPU and on a CPU.
+    """MB that a function adds at its peak to what existed before.
 
-    On a CPU the profiler's memory events give it, because the resident set also holds memory that the C library keeps.
+    Of a PyTorch function: tensors. On a CPU the profiler's memory events give them, because the resident set also holds memory
+    that the C library keeps. Of a jitted JAX function: what XLA plans, its results and buffers without scratch memory of the
+    library kernels that it calls.
     """
     where = select_device(device)
+    if hasattr(fn, "lower"):
+        planned = fn.lower(*args).compile().memory_analysis()
+        return float(planned.output_size_in_bytes + planned.temp_size_in_bytes) / MIB
     if not devices.is_gpu(where):
         recorded = trace(lambda: fn(*args), where, profile_memory=True)
         return float(recorded.memory.total_bytes.max()) / MIB  # counted from the beginning of the profile
@@ -159,10 +167,8 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) ->
     return devices.peak_memory(where)["peak_mib"] - before
 
 
-def trace(
-    call: Callable[[], object], device: torch.device, calls: int = 1, record_shapes: bool = False, profile_memory: bool = False
-) -> chrome_trace.Trace:
-    """The profiler's trace of `calls` calls, after one call that warms it up; the last two are of `torch.profiler.profile`."""
+def trace(call: Callable[[], object], device: torch.device, calls: int = 1, **options: Any) -> chrome_trace.Trace:
+    """The profiler's trace of `calls` calls, after one call that warms it up; with options of `torch.profiler.profile`."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.12 and later print two lines for each profile
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
@@ -170,8 +176,7 @@ def trace(
         path = Path(folder, "trace.json")
         with torch.profiler.profile(
             activities=activities, schedule=torch.profiler.schedule(wait=0, warmup=1, active=calls, repeat=1), acc_events=True,
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
-            record_shapes=record_shapes, profile_memory=profile_memory,
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)), **options,
         ) as profile:  # fmt: skip
             for _ in range(1 + calls):
                 call()
@@ -179,7 +184,13 @@ def trace(
         return chrome_trace.load(path)
 
 
-# --------------------------------------------------------------------------------------------------- what can run here
+# ------------------------------------------------------------------------------------------------ what this device can
+
+
+@functools.cache
+def peaks(device: torch.device) -> Ceilings:
+    """The measured ceilings of the device, such as `flops_per_second` and `bytes_per_second`, in the inputs' number format."""
+    return ceilings.measure(device, Precision(device, torch.float16 if devices.is_gpu(device) else None))
 
 
 def has_flash_kernel(Q: Tensor, K: Tensor, V: Tensor) -> bool:

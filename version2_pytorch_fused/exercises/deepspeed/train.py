@@ -3,7 +3,7 @@
 Model, optimizer, data and seed are those of tiny_llama_v2.py. A comment marks each line that is there for DeepSpeed.
 
     deepspeed --num_gpus 2 train.py --deepspeed ds_config_zero1.json             # one process a GPU; without GPUs, on the CPU
-    torchrun --nproc-per-node 2 train.py --deepspeed ds_config_zero1.json        # the same, started by PyTorch
+    torchrun --standalone --nproc-per-node 2 train.py --deepspeed ds_config_zero1.json        # the same, started by PyTorch
 """
 
 import argparse

@@ -4,9 +4,10 @@
     python compare_stages.py --results-dir results --output results/comparison.md
 
 It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version 1), stageN_metrics.json and
-stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have the same configuration. `loss` is the loss of
-the first step, and the mean of the last five; samples/s is the batch size over the median step; the optimizer has moments for the
-parameters that ever got a gradient. These rules decide "what is wrong":
+stageN_fixed_metrics.json, and the profiles stageN_profile.csv. A row `repaired through N`, from throughN_metrics.json, is of
+repairs.py: the faults of stages 1 to 4 in one program, less those of stages 1 to N. All runs must have the same configuration.
+`loss` is the loss of the first step, and the mean of the last five; samples/s is the batch size over the median step; the
+optimizer has moments for the parameters that ever got a gradient. These rules decide "what is wrong":
 
     start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
     gradient    the optimizer never had a gradient for a parameter
@@ -35,7 +36,7 @@ from common.records import run_record
 from pydantic import NonNegativeInt
 from typing_extensions import TypedDict
 
-RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
+RECORD = re.compile(r"(stage|through)(\d+)(_fixed)?_metrics\.json")
 V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
 START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # limits of the rules
 LAST_STEPS = 5
@@ -56,8 +57,9 @@ class StageRun(run_record.TimedRun):
 
 
 class Stage(NamedTuple):
-    """A run of a stage, and the share of each name in its profile; empty without a profile."""
+    """A run of a stage or of repairs.py, and the share of each name in its profile; empty without a profile."""
 
+    repaired: bool  # of repairs.py, through `number`
     number: int
     fixed: bool
     run: run_record.TimedRun
@@ -66,8 +68,10 @@ class Stage(NamedTuple):
 
     @property
     def name(self) -> str:
-        if self.number == V1:
+        if self.updates is None:
             return "Version 1"
+        if self.repaired:
+            return f"repaired through {self.number}"
         return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (", fixed" if self.fixed else "")
 
     @property
@@ -97,19 +101,20 @@ def read(folder: Path) -> list[Stage]:
             damaged.
     """
     found = []
-    for path in folder.glob("stage*_metrics.json"):
+    for path in folder.glob("*_metrics.json"):
         if match := RECORD.fullmatch(path.name):
-            number, fixed, run = int(match[1]), bool(match[2]), run_record.read(path)
-            problems = run_record.unusable(path, run)
-            if number != V1 and "stage" not in run:
+            repaired, number, fixed, run = match[1] == "through", int(match[2]), bool(match[3]), run_record.read(path)
+            problems, of_v1 = run_record.unusable(path, run), number == V1 and not repaired
+            if not of_v1 and "stage" not in run:
                 problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
             if problems or not run_record.finished(run):  # a run that finished no step has a problem
                 raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
-            updates = None if number == V1 else check(path, run, StageRun)["stage"]
-            found.append(Stage(number, fixed, run, updates, {} if fixed else shares(folder / f"stage{number}_profile.csv")))
-    found.sort(key=lambda stage: (stage.number, stage.fixed))
+            updates = None if of_v1 else check(path, run, StageRun)["stage"]
+            profile = {} if fixed or repaired else shares(folder / f"stage{number}_profile.csv")
+            found.append(Stage(repaired, number, fixed, run, updates, profile))
+    found.sort(key=lambda stage: stage[:3])
     for number in (V1, V3):
-        if not any(stage.number == number for stage in found):
+        if not any(stage.number == number and not stage.repaired for stage in found):
             raise UsageError(f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}")
     for stage in found:
         ours, theirs = ({**run_record.conditions(run), **run_record.training_inputs(run)} for run in (found[0].run, stage.run))
@@ -181,29 +186,28 @@ def grown(stage: Stage, v3: Stage) -> str:
     return f"; of {stage.step - v3.step:+.1f} ms: {', '.join(named)}"
 
 
-def row(stage: Stage, v1: Stage, v3: Stage) -> list[object]:
+def row(stage: Stage, v1: Stage) -> list[object]:
     first, last = stage.losses
     counted, phases = stage.updates, stage.phases
-    reference = stage.number == V1
     return [
         stage.name, f"{first:.2f} to {last:.2f}", stage.run["training"]["batch_size"] / stage.step * 1e3, v1.step / stage.step,
         f"{counted['updated']} of {counted['parameters']}" if counted else "all (checked)",
         f"{phases:.0%}" if phases is not None else "", stage.run["memory"]["peak_mib"], counted["state_mib"] if counted else None,
-        "" if reference else "; ".join(findings(stage, v1, v3)) or "nothing found",
     ]  # fmt: skip
 
 
 def report(stages: list[Stage]) -> Report:
-    """Conditions, one row for each run, and what this device cannot show."""
+    """Conditions, one row for each run, what is wrong with each, and what this device cannot show."""
     v1, v3 = stages[0], next(stage for stage in stages if stage.number == V3)
     header = ["stage", "loss", "samples/s", "x Version 1", "with gradient", "phases / step",
-              f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments", "what is wrong"]  # fmt: skip
+              f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments"]  # fmt: skip
     steps, tokens = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
     result = Report("Stages compared")
     result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
-    result.table(header, [row(stage, v1, v3) for stage in stages])
+    result.table(header, [row(stage, v1) for stage in stages])
+    result.facts([(stage.name, "; ".join(findings(stage, v1, v3)) or "nothing found") for stage in stages[1:]])
     result.text(*too_close(stages, v1, v3))
-    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not stage.fixed}
+    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not (stage.fixed or stage.repaired)}
     result.text(*(f"Stage {number}: {caveat}." for number, caveat in caveats.items() if caveat))
     return result
 
@@ -213,10 +217,12 @@ def main() -> None:
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = parser.parse_args()
+    if options.output:
+        writable_file(options.output, "--output")
     result = report(read(options.results_dir))
     print(result.terminal())
     if options.output:
-        write_text(writable_file(options.output, "--output"), result.markdown())
+        write_text(options.output, result.markdown())
 
 
 if __name__ == "__main__":

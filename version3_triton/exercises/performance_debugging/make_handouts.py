@@ -48,13 +48,11 @@ class Neutral(ast.NodeTransformer):
             return ast.Constant(not node.operand.value)
         return node
 
-    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+    def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
         return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
 
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+    visit_IfExp = visit_If
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if ast.unparse(node.func) == "Stage":

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs Version 1 and all stages, each without and with its fix, on the GPU if there is one, and compares them.
 #
-#     ./run_all_stages.sh [--results-dir DIR] [--stages "0 1 2"] [--] [ARGUMENTS OF EVERY RUN]
-#     ./run_all_stages.sh --num-steps 100 --seed 1
+#     ./run_all_stages.sh [--results-dir DIR] [--stages "0 1 2"] [--through N] [--] [ARGUMENTS OF EVERY RUN]
+#     ./run_all_stages.sh --through 4 --num-steps 100 --seed 1
 #
 #     --results-dir DIR   where results go (default: ./results)
 #     --stages LIST       the stages to run; the others keep their results (default: "0 1 2 3 4 5 6"; 0 is Version 1)
+#     --through N         also repairs.py: the faults of stages 1 to 4 in one program, then repaired one after the other, 1 to N
 #
 # Every other argument goes to every run, after the arguments for the device. On a GPU these are the preset medium with fewer and
 # wider layers and a larger batch, so that launches do not limit it, in bfloat16; on a CPU a small model and a long sequence. Only
@@ -18,6 +19,7 @@
 #
 #     DIR/stageN_output.log, stageN_fixed_output.log        output of the runs
 #     DIR/stageN_metrics.json, stageN_fixed_metrics.json    their records
+#     DIR/throughN_output.log, throughN_metrics.json        the same of repairs.py
 #     DIR/stageN_profile.csv                                times of kernels by rocprofv3 if it is installed, otherwise of kernels
 #                                                           (on a CPU: operators) by torch.profiler
 #     DIR/stageN_profile/                                   the profiler's own files, such as the trace
@@ -27,15 +29,20 @@
 set -euo pipefail
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 root=$here/../../..
-. "$root/version2_pytorch_fused/profilers.sh"
+. "$here/common/profilers.sh"
 folder=./results
 stages="0 1 2 3 4 5 6"
+through=
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) head_of_script; exit ;;
-        --results-dir=* | --stages=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+        --results-dir=* | --stages=* | --through=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
         --results-dir) folder=${2-}; shift 2 || fail "$1 needs a value" ;;
         --stages) stages=${2-}; shift 2 || fail "$1 needs a value" ;;
+        --through)
+            through=${2-}
+            case $through in [0-4]) shift 2 ;; *) fail "--through takes a number, 0 to 4" ;; esac
+            ;;
         --) arguments+=("${@:2}"); break ;;
         *) arguments+=("$1"); shift ;;
     esac
@@ -51,6 +58,7 @@ for stage in $stages; do
     files+=("$(file_of "$stage")")
 done
 [ -n "${files-}" ] || fail "--stages names no stage: it takes numbers, 0 to 6"
+[ -z "$through" ] || files+=("$here/repairs.py")
 mkdir -p "$folder" || exit 2
 
 device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
@@ -116,7 +124,7 @@ measure() { # NAME SCRIPT ARGUMENTS...: run and profile
         run "$@" && profile "$@"
     else
         run "$@" --profile-dir "$folder/$1_profile"
-    fi && python "$here/stage_profile.py" "$folder/$1_profile" --csv "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
+    fi && python "$here/top_kernels.py" "$folder/$1_profile" --csv-out "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
 }
 
 unchecked() { # NAME SCRIPT: the harness refuses stage 6 with exit code 1; then a run without this check
@@ -136,6 +144,9 @@ for stage in $stages; do
         *) replace "stage$stage" measure "stage$stage" "$file" ;;
     esac
     case $stage in 0 | 5) ;; *) replace "stage${stage}_fixed" run "stage${stage}_fixed" "$file" --fixed ;; esac
+done
+for ((number = 0; number <= ${through:--1}; number++)); do
+    replace "through$number" run "through$number" "$here/repairs.py" --through "$number"
 done
 echo >&2
 python "$here/compare_stages.py" --results-dir "$folder" --output "$folder/comparison.md" || keep_first $?

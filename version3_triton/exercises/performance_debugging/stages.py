@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from common import cli
 from common import device as devices
@@ -34,6 +35,7 @@ class StageOptions(RunOptions):
     diagnose: bool
     fixed: bool = False
     skip_check: bool = False
+    through: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,27 @@ class Stage:
     Attributes:
         description: for --help.
         file: of the stage; it names the record.
-        make_model: in place of Version 3's.
+        change: replaces parts of Version 3's model.
         replaced: the options of the run, with parts replaced.
         caveat: a sentence about what a device cannot show, or None.
         defaults: of flags, where they are not Version 3's.
-        flags: of the stage alone, with their help.
+        flags: of the stage alone, with what argparse takes for each.
         fixable: whether it takes --fixed.
     """
 
     description: str | None
     file: str
-    make_model: Callable[[StageOptions], nn.Module] = v3.make_model
+    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
     replaced: Callable[[StageOptions], StageOptions] = lambda options: options
     caveat: Callable[[torch.device], str | None] = lambda device: None
     defaults: Mapping[str, object] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixable: bool = True
+
+    def make_model(self, options: StageOptions) -> nn.Module:
+        model = v3.make_model(options)
+        self.change(model, options)
+        return model
 
     def options(self, arguments: Sequence[str] | None = None) -> StageOptions:
         """The options from these arguments, or from those of the command line."""
@@ -68,8 +75,8 @@ class Stage:
         if self.fixable:
             group.add_argument("--fixed", action="store_true", help="with the fix")
         group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
-        for flag, shown in self.flags.items():
-            group.add_argument(flag, action="store_true", help=shown)
+        for flag, taken in self.flags.items():
+            group.add_argument(flag, **taken)
         return cli.parse_as(StageOptions, parser.parse_args(arguments), v3.SWITCHES)
 
     def train(self, options: StageOptions) -> int:

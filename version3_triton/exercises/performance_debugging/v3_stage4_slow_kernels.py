@@ -12,17 +12,14 @@ from common.spans import span
 from stages import Stage, StageOptions, kernels, v3
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def make_model(options: StageOptions) -> nn.Module:
-    model = v3.make_model(options)
+def change(model: v3.TinyLlama, options: StageOptions) -> None:
     if not options.fixed:
         for layer in model.layers:
             layer.mlp.forward = partial(feed_forward, layer.mlp)
-    return model
 
 
 def caveat(device: torch.device) -> str | None:
@@ -58,7 +55,7 @@ class FusedSwiGLU(torch.autograd.Function):
         return torch.autograd.grad(y, (x, weight), dy)
 
 
-STAGE = Stage(__doc__, __file__, make_model, caveat=caveat)
+STAGE = Stage(__doc__, __file__, change, caveat=caveat)
 
 if __name__ == "__main__":
     STAGE.main()

@@ -13,15 +13,12 @@ from dataclasses import replace
 from stages import Stage, StageOptions, kernels, v3
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 
-def make_model(options: StageOptions) -> nn.Module:
-    model = v3.make_model(options)
+def change(model: v3.TinyLlama, options: StageOptions) -> None:
     if not options.fixed:
         model.operations = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
-    return model
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,8 +51,8 @@ def without_check(options: StageOptions) -> StageOptions:
     return replace(options, check_gradients=not options.skip_check)
 
 
-FLAGS = {"--skip-check": "train without asking whether every parameter gets a gradient"}
-STAGE = Stage(__doc__, __file__, make_model, without_check, caveat=caveat, flags=FLAGS)
+SKIP = dict(action="store_true", help="train without asking whether every parameter gets a gradient")
+STAGE = Stage(__doc__, __file__, change, without_check, caveat=caveat, flags={"--skip-check": SKIP})
 
 if __name__ == "__main__":
     STAGE.main()

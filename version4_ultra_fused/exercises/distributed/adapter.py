@@ -47,6 +47,7 @@ def is_written(problem: str) -> bool:
 def _on_one_rank(rank: int, store: str, job: Callable, arguments: tuple) -> Any:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=LIMIT)
+    dist.barrier()  # a job that fails at once would leave while the other rank still connects, which then waits for LIMIT
     try:
         return job(*arguments)
     finally:

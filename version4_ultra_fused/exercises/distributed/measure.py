@@ -1,6 +1,6 @@
 """Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a CPU. torchrun starts it.
 
-    torchrun --nproc-per-node 2 measure.py bandwidth steps layer
+    torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer
 
     bandwidth    problem 1: an all-reduce of 4 bytes to --max-mib, algorithm and bus bandwidth, and the fitted line
     steps        problems 2 to 5: the step time of the small model, without communication and with each form of it
@@ -15,6 +15,7 @@ import functools
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 from common import cli, ranks
 from common import device as devices
@@ -32,12 +33,9 @@ VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
 # What is measured, and the problem that must be solved for it.
 BANDWIDTH = {"bandwidth": "problem1_bandwidth"}
 STEPS = {
-    "no communication": None,
-    "flat": "problem2_flat",
-    "overlap": "problem3_overlap",
-    "zero1": "problem4_zero1",
+    "no communication": None, "flat": "problem2_flat", "overlap": "problem3_overlap", "zero1": "problem4_zero1",
     "fully_shard": "problem5_fully_shard",
-}
+}  # fmt: skip
 LAYERS = {"whole": None, "split": "problem6_tensor_parallel"}
 
 
@@ -66,22 +64,16 @@ def bandwidth(options: Namespace, device: torch.device) -> None:
         print(f"fit: latency {latency * 1e6:.3g} us, algorithm bandwidth {rate / 1e9:.3g} GB/s")
 
 
-def after_backward(form: str, problem: ModuleType | None, model: SmallModel) -> list[Callable[[], object]]:
+def after_backward(form: str, problem: Any, model: SmallModel) -> list[Callable[[], object]]:
     """What a step of this form calls after its backward pass."""
-    if problem is None:
-        return [adamw(model)]
-    if form == "overlap":
-        return [problem.OverlappedGradients(model, BUCKET_BYTES).finish, adamw(model)]
-    if form == "flat":
-        return [lambda: problem.average_gradients(model), adamw(model)]
     if form == "zero1":
         return [problem.ShardedAdamW(model, lr=1e-3).step]
-    problem.shard(model)
-    return [adamw(model)]
-
-
-def adamw(model: SmallModel) -> Callable[[], object]:
-    return torch.optim.AdamW(model.parameters(), lr=1e-3).step
+    if form == "fully_shard":
+        problem.shard(model)
+    update = torch.optim.AdamW(model.parameters(), lr=1e-3).step
+    if form == "overlap":
+        return [problem.OverlappedGradients(model, BUCKET_BYTES).finish, update]
+    return [functools.partial(problem.average_gradients, model), update] if form == "flat" else [update]
 
 
 def train(model: SmallModel, batch: list[Tensor], calls: list[Callable[[], object]]) -> None:
@@ -91,6 +83,13 @@ def train(model: SmallModel, batch: list[Tensor], calls: list[Callable[[], objec
         call()
 
 
+def milliseconds(step: Callable[[], object], options: Namespace, device: torch.device) -> list[str]:
+    """Median, 20th and 80th percentile of a step that all ranks begin together."""
+    dist.barrier()
+    times = summarize(benchmark(step, device, iterations=options.num_steps))
+    return [f"{times[key]:.3g}" for key in ("median", "p20", "p80")]
+
+
 def steps(options: Namespace, device: torch.device) -> None:
     rows = []
     for form, problem in written(STEPS).items():
@@ -98,9 +97,7 @@ def steps(options: Namespace, device: torch.device) -> None:
         model = SmallModel(VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers).to(device)
         batch = random_batch(dist.get_rank(), VOCABULARY, options.batch_size, options.seq_len)
         step = functools.partial(train, model, [part.to(device) for part in batch], after_backward(form, problem, model))
-        dist.barrier()
-        times = summarize(benchmark(step, device, iterations=options.num_steps))
-        rows.append([form, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
+        rows.append([form, *milliseconds(step, options, device)])
     if dist.get_rank() == 0:
         print(tables.text(["step", "ms", "p20", "p80"], rows))
 
@@ -116,10 +113,7 @@ def layer(options: Namespace, device: torch.device) -> None:
     rows = []
     for name, problem in written(LAYERS).items():
         feed_forward = problem.ParallelFeedForward(whole).to(device) if problem else whole
-        dist.barrier()
-        step = functools.partial(forward_and_backward, feed_forward, x)
-        times = summarize(benchmark(step, device, iterations=options.num_steps))
-        rows.append([name, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
+        rows.append([name, *milliseconds(functools.partial(forward_and_backward, feed_forward, x), options, device)])
     if dist.get_rank() == 0:
         print(f"each of the two all-reduces: {x.nbytes:,} bytes")
         print(tables.text(["layer", "ms", "p20", "p80"], rows))
@@ -131,7 +125,7 @@ MEASUREMENTS = {"bandwidth": bandwidth, "steps": steps, "layer": layer}
 def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("measurements", nargs="+", choices=MEASUREMENTS, help="what to measure")
-    cli.add_device(parser)
+    cli.add(parser, "--device")
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
     parser.add_argument("--max-mib", type=cli.positive, default=256, metavar="MIB", help="largest message (default: 256)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="sequences of a rank (default: 8)")
@@ -141,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
-        raise UsageError("start it with torchrun: torchrun --nproc-per-node 2 measure.py bandwidth steps layer")
+        raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer")
     gpu = torch.device("cuda", here.local_rank) if devices.is_gpu(device) else None
     if gpu:
         devices.take_gpu(here.local_rank, "--nproc-per-node")

@@ -36,9 +36,6 @@ def one_process(step: int = 0) -> adapter.Arrays:
     return adapter.gradients(model)
 
 
-# ---------------------------------------------------------------------------------------------------- problem 1: bandwidth
-
-
 @pytest.mark.parametrize(
     "collective, factor", [("all_reduce", 1.5), ("reduce_scatter", 0.75), ("all_gather", 0.75), ("broadcast", 1)]
 )
@@ -64,9 +61,6 @@ def test_problem1_seconds(processes):
     assert calls["allreduce"] >= 2 * 7
 
 
-# --------------------------------------------------------------------------------------------------------- problem 2: flat
-
-
 def test_problem2_broadcast(processes):
     expected = adapter.arrays(adapter.model(seed=0).named_parameters())
     for weights in processes.run(adapter.broadcast):
@@ -77,9 +71,6 @@ def test_problem2_gradients(processes):
     for gradients, calls in processes.run(adapter.average):
         check(gradients, one_process())
         assert calls == {"allreduce": 1}
-
-
-# ------------------------------------------------------------------------------------------------------ problem 3: overlap
 
 
 def test_problem3_buckets():
@@ -100,9 +91,6 @@ def test_problem3_gradients(processes, bucket_bytes):
         assert early == buckets - 1
 
 
-# -------------------------------------------------------------------------------------------------------- problem 4: zero1
-
-
 def test_problem4_weights(processes):
     model = adapter.model()
     optimizer = torch.optim.AdamW(model.parameters(), **adapter.ADAMW)
@@ -116,9 +104,6 @@ def test_problem4_weights(processes):
         assert calls == {"reduce_scatter": 1, "allgather": 1}
     padded = MODEL_BYTES // 4 + 1
     assert [elements for *_, elements in results] == [padded, padded]  # two moments of half the weights
-
-
-# ------------------------------------------------------------------------------------------------- problem 5: fully_shard
 
 
 def test_problem5_gradients_and_memory(processes):
@@ -136,9 +121,6 @@ def test_problem5_collectives(processes):
         assert backward == {"allgather": 2, "reduce_scatter": 3}
 
 
-# --------------------------------------------------------------------------------------------- problem 6: tensor parallel
-
-
 def test_problem6_layer(processes):
     whole, x, dy = adapter.layer_inputs()
     y = whole(x)
@@ -151,9 +133,6 @@ def test_problem6_layer(processes):
     for name, dimension in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
         joined = np.concatenate([part[f"mlp.{name}.weight gradient"] for part in parts], axis=dimension)
         check({name: joined}, {name: whole.get_submodule(name).weight.grad.numpy()})
-
-
-# -------------------------------------------------------------------------------------------------- problem 7: accounting
 
 
 @pytest.mark.parametrize("stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])

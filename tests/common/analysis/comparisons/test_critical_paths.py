@@ -31,13 +31,11 @@ def test_two_profiles_of_one_version_have_their_files_names(tmp_path):
     assert cells(critical_paths.compare([first, second]).markdown())[0] == ["quantity", "v1, profile_1", "v1, profile_2"]
 
 
-def test_other_conditions_are_refused(tmp_path):
+def test_other_conditions_and_a_profile_without_kernels_are_refused(tmp_path):
     paths = [branched_traces.write(tmp_path / str(size), training__batch_size=size) for size in (8, 16)]
     with pytest.raises(UsageError, match=r"differ in more than the version: batch size \(8 and 16\)"):
         critical_paths.compare(paths)
 
-
-def test_a_profile_without_kernels_is_refused(tmp_path):
     first, second = branched_traces.write(tmp_path / "first"), branched_traces.write(tmp_path / "second")
     trace = read_json(second.parent / "trace_1.json")
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event["cat"] != "kernel"]

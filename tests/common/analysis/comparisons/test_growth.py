@@ -76,7 +76,7 @@ def test_a_known_line_is_found_again_and_the_files_hold_it(execute, tmp_path):
     )  # fmt: skip
 
 
-def test_two_points_leave_no_residual_and_three_do(tmp_path):
+def test_two_points_leave_no_residual_and_three_do_and_a_gpus_reserve_is_derived(tmp_path):
     folders = save_sizes(tmp_path, 4, 8)
     two = words(growth.batch_scaling(folders))
     assert "A line fits any two points" in two and "Largest distance" not in two
@@ -85,32 +85,26 @@ def test_two_points_leave_no_residual_and_three_do(tmp_path):
     # 24, 36, 60 ms at 4, 8, 12: the line is 4 + 4.5 B, and the middle point lies 4 ms below it
     assert "t(B) = 4 ms + 4.5 ms x B" in three and "Largest distance of a median from its line: 4 ms" in three
 
-
-def test_the_reserve_of_a_gpus_memory_is_derived(tmp_path):
     device = {"kind": "cuda", "name": "a GPU", "memory_mib": 2800.0, "multiprocessors": 8}
     folders = [save_profile(tmp_path / str(size), run(size, device=device)) for size in (4, 8, 16)]
     assert "2,800 MiB are full at B = 100" in words(growth.batch_scaling(folders))  # (2800 - 300) / 25
 
 
-@pytest.mark.parametrize(
-    ("times", "message"),
-    [((50.0, 50.0, 50.0), "Step time does not grow with the batch"), ((10.0, 30.0, 70.0), "there is no fixed cost")],
-)
+@pytest.mark.parametrize(("times", "message"), [
+    ((50.0, 50.0, 50.0), "Step time does not grow with the batch"), ((10.0, 30.0, 70.0), "there is no fixed cost"),
+])  # fmt: skip
 def test_a_line_without_fixed_cost_or_slope_is_not_read_as_one(tmp_path, times, message):
     folders = [save_profile(tmp_path / str(size), run(size, ms)) for size, ms in zip((4, 8, 16), times, strict=True)]
     summary = words(growth.batch_scaling(folders))
     assert message in summary and "9 a / b" not in summary
 
 
-@pytest.mark.parametrize(
-    ("change", "message", "others"),
-    [
-        ({"step_ms__profiled": 23}, "All steps of B = 8 ran under the profiler", ("timed steps: raise", "Noisy")),
-        ({"step_ms__count": 2}, "A median is of only 2 timed steps", ("Noisy",)),
-        ({"step_ms__p80": 36 * 1.3}, "30 % of the median for B = 8 (40 %)", ()),
-        ({"ceilings": None}, "MFU is not given", ("Noisy",)),
-    ],
-)
+@pytest.mark.parametrize(("change", "message", "others"), [
+    ({"step_ms__profiled": 23}, "All steps of B = 8 ran under the profiler", ("timed steps: raise", "Noisy")),
+    ({"step_ms__count": 2}, "A median is of only 2 timed steps", ("Noisy",)),
+    ({"step_ms__p80": 36 * 1.3}, "30 % of the median for B = 8 (40 %)", ()),
+    ({"ceilings": None}, "MFU is not given", ("Noisy",)),
+])  # fmt: skip
 def test_doubtful_medians_are_named(tmp_path, change, message, others):
     report = growth.batch_scaling([*save_sizes(tmp_path, 4), save_profile(tmp_path / "b", run(8, **change))])
     assert message in words(report) and not any(other in words(report) for other in others)
@@ -119,14 +113,11 @@ def test_doubtful_medians_are_named(tmp_path, change, message, others):
     assert second["mfu_percent"] == "" and (second["gemm_percent"] == "") == ("ceilings" in change)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"training__sequence_length": 64}, "sequence length (128 and 64)"),
-        ({"device__threads": 8}, "device threads (2 and 8)"),
-        ({"version": "v2"}, "version (v1 and v2)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"training__sequence_length": 64}, "sequence length (128 and 64)"),
+    ({"device__threads": 8}, "device threads (2 and 8)"),
+    ({"version": "v2"}, "version (v1 and v2)"),
+])  # fmt: skip
 def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, change, message):
     folders = [*save_sizes(tmp_path, 4), save_profile(tmp_path / "other", run(8, **change))]
     with pytest.raises(UsageError) as refused:
@@ -134,17 +125,14 @@ def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, chan
     assert f"differ in more than the batch size: {message};" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("folders", "message"),
-    [
-        (["scaling_bs4"], "at least two batch sizes"),
-        (["scaling_bs4", "scaling_bs*"], "scaling_bs* does not exist"),
-        (["scaling_bs4", "empty"], "empty holds no profile_*.json"),
-        (["scaling_bs4", "again"], "both have batch size 4: leave one out"),
-        (["scaling_bs4", "unfinished"], "step_ms"),
-        (["scaling_bs4", "scaling_bs8", "--output-dir", "file"], "--output-dir: cannot write in file"),
-    ],
-)
+@pytest.mark.parametrize(("folders", "message"), [
+    (["scaling_bs4"], "at least two batch sizes"),
+    (["scaling_bs4", "scaling_bs*"], "scaling_bs* does not exist"),
+    (["scaling_bs4", "empty"], "empty holds no profile_*.json"),
+    (["scaling_bs4", "again"], "both have batch size 4: leave one out"),
+    (["scaling_bs4", "unfinished"], "step_ms"),
+    (["scaling_bs4", "scaling_bs8", "--output-dir", "file"], "--output-dir: cannot write in file"),
+])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, folders, message):
     save_sizes(tmp_path, 4, 8)
     save_profile(tmp_path / "again", run(4))
@@ -233,10 +221,9 @@ def test_another_version_is_a_group_of_its_own(tmp_path):
     assert {row[4] for row in growth.fit_table(runs)[1]} == {None}  # no residual
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"training__batch_size": 8}, "batch size (4 and 8)"), ({"settings__swiglu": False}, "swiglu (True and False)")],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"training__batch_size": 8}, "batch size (4 and 8)"), ({"settings__swiglu": False}, "swiglu (True and False)"),
+])  # fmt: skip
 def test_runs_that_differ_in_more_than_the_length_are_refused(tmp_path, change, message):
     folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", 512, MIB, **change)]
     with pytest.raises(UsageError) as refused:
@@ -244,14 +231,11 @@ def test_runs_that_differ_in_more_than_the_length_are_refused(tmp_path, change, 
     assert f"differ in more than sequence length and attention: {message};" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("length", "peak", "change", "message"),
-    [
-        (512, None, {}, "recorded without memory: profile again with --enable-memory-profiling"),
-        (512, MIB, {"step_ms__all": [1.0]}, "has only profiled steps.*take --num-steps 3 or more"),
-        (128, MIB, {}, "are both v2, flash attention, sequence length 128: leave one out"),
-    ],
-)
+@pytest.mark.parametrize(("length", "peak", "change", "message"), [
+    (512, None, {}, "recorded without memory: profile again with --enable-memory-profiling"),
+    (512, MIB, {"step_ms__all": [1.0]}, "has only profiled steps.*take --num-steps 3 or more"),
+    (128, MIB, {}, "are both v2, flash attention, sequence length 128: leave one out"),
+])  # fmt: skip
 def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, length, peak, change, message):
     folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", length, peak, **change)]
     with pytest.raises(UsageError, match=message):

@@ -71,7 +71,7 @@ def cpu_profiles(folder, trace, change=lambda profile: None):
 # ------------------------------------------------------------------------------------------------------------ what is found
 
 
-def test_what_was_taken_out_is_gone_and_what_was_put_in_is_new(fused):
+def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(fused):
     found = compare(H100, fused)
     assert (found.counted, found.what) == ("kernels", "kernels per step")
     names = found.by("name", "kind")
@@ -89,8 +89,6 @@ def test_what_was_taken_out_is_gone_and_what_was_put_in_is_new(fused):
     assert named(found, "fmha").us_after == pytest.approx(40)
     assert (found.total.calls_before, found.total.calls_after) == (569, 557)
 
-
-def test_kinds_and_spans_tell_where(fused):
     found = compare(H100, fused)
     before = calls(found.by("kind"))
     assert before["attention"] == (0, 4)
@@ -165,14 +163,15 @@ def test_compiled_operators_are_explained(tmp_path, cpu_trace):
 # ---------------------------------------------------------------------------------------------------------- other sources
 
 
-def test_traces_without_profiles_are_compared_by_name(tmp_path):
+def test_traces_without_profiles_are_compared_by_span_and_name(tmp_path):
     before, after = gpu_trace(), gpu_trace("hipLaunchKernel")
     after["traceEvents"] = [each for each in after["traceEvents"] if each["name"] != "add"]
     for name, trace in (("before", before), ("after", after)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trace_1.json").write_text(json.dumps(trace))
     found = compare(tmp_path / "before", tmp_path / "after")
-    assert found.spans == [] and found.what == "kernels per step" and noted(found, launch_changes.UNKNOWN)
+    assert ("residual", "forward", 0.5, 0) in [row[:4] for row in found.spans]
+    assert found.what == "kernels per step" and noted(found, launch_changes.UNKNOWN)
     assert calls(found.by("name")) == {"gemm": (1.5, 1.5), "add": (0.5, 0), "Memset (Device)": (0.5, 0.5), "foreach": (0.5, 0.5)}
     assert all("pytorch-trace" in line for line in found.conditions)
 

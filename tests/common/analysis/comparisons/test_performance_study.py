@@ -24,12 +24,16 @@ def study(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_row_for_each_number_format(study):
+def test_a_row_for_each_number_format_with_a_finished_step(study):
     header, plain, mixed = cells(performance_study.analyze(study).markdown())
     plain, mixed = (dict(zip(header, row, strict=True)) for row in (plain, mixed))
     assert (plain["precision"], plain["ms/step"], plain["TFLOP/s"], plain["MFU %"]) == ("fp32", "12", "3", "")
     assert (mixed["precision"], mixed["ms/step"], mixed["MFU %"], mixed["% of measured GEMM"]) == ("bf16", "6", "50", "61.8")
     assert (plain["first loss"], plain["last loss"], plain["steps"]) == ("7", "5", "3")
+
+    failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
+    write_json(study / "metrics_fp32.json", failed)
+    assert list(performance_study.read(study)) == ["bf16"]
 
 
 def test_profile_flops_and_the_vendors_folders_are_shown_where_they_are(study):
@@ -43,12 +47,6 @@ def test_profile_flops_and_the_vendors_folders_are_shown_where_they_are(study):
     found = performance_study.analyze(study).markdown()
     assert [line[3:] for line in found.splitlines() if line.startswith("## ")] == sections
     assert "ncu: `profiles/ncu`" in found.replace("\\", "") and "rocprofv3" not in found
-
-
-def test_a_run_without_a_finished_step_is_left_out(study):
-    failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
-    write_json(study / "metrics_fp32.json", failed)
-    assert list(performance_study.read(study)) == ["bf16"]
 
 
 def test_a_folder_without_records_is_refused(tmp_path):

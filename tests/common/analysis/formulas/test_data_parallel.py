@@ -65,7 +65,8 @@ def test_all_but_the_last_piece_overlap_with_the_pass_as_far_as_they_fit():
     assert data_parallel.exposed_ms([], 2, LINK, 1.0) == 0
 
 
-def test_the_bytes_of_each_form():
+def test_the_bytes_of_each_form_and_the_link_behind_all_reduces():
+    """64 MB between 4 processes: 2 x 3/4 of them over each link in 0.48 ms; a small one takes 30 us for 6 messages."""
     sums = {form: {} for form in FORMS}
     for form in FORMS:
         for moved in data_parallel.transfers(form, 10**9, 22):
@@ -76,8 +77,5 @@ def test_the_bytes_of_each_form():
     }  # fmt: skip
     assert data_parallel.transfers("ddp", 10**9, 22)[0].count == 153  # buckets of 25 MiB
 
-
-def test_the_link_behind_all_reduces():
-    """64 MB between 4 processes: 2 x 3/4 of them over each link in 0.48 ms; a small one takes 30 us for 6 messages."""
     link = data_parallel.link_of([(64_000_000, 0.48), (4096, 0.03)], 4)
     assert link == pytest.approx((200.0, 5.0))

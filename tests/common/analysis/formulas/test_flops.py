@@ -24,9 +24,7 @@ def test_parameters_by_part(large_or_small_config: ModelConfig) -> None:
     assert flops.parameters(large_or_small_config) == counted | {"total": counted.total()}
 
 
-def test_flop_counter_agrees_with_the_full_count_forward_and_backward(
-    config: ModelConfig, shape: tuple[int, int], model_and_batch
-) -> None:
+def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape, model_and_batch) -> None:
     model, *batch = model_and_batch(config, shape)
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(*batch)

@@ -7,20 +7,20 @@ import pytest
 T = 1e12
 
 
-@pytest.mark.parametrize(
-    "name, bf16, bandwidth, gigabytes",
-    [
-        ("NVIDIA H100 80GB HBM3", 989, 3.35, 80), ("NVIDIA H100 PCIe", 756, 2.0, 80),
-        ("NVIDIA H200", 989, 4.8, 141), ("NVIDIA B200", 2250, 7.7, 180),
-        ("NVIDIA A100-SXM4-80GB", 312, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, 1.935, 80),
-        ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, 1.555, 40),
-        ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24), ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32),
-        ("AMD Instinct MI210", 181.0, 1.6, 64), ("AMD Instinct MI250", 181.05, 1.6, 64),
-        ("AMD Instinct MI250X", 191.5, 1.6, 64), ("AMD Instinct MI300X", 1307.4, 5.3, 192),
-        ("AMD Instinct MI300A", 980.6, 5.3, 128), ("AMD Instinct MI325X", 1307.4, 6.0, 256),
-        ("AMD Instinct MI350X", 2300, 8.0, 288), ("AMD Instinct MI355X", 2500, 8.0, 288),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, bf16, bandwidth, gigabytes", [
+    ("NVIDIA H100 80GB HBM3", 989, 3.35, 80), ("NVIDIA H100 PCIe", 756, 2.0, 80),
+    ("NVIDIA H200", 989, 4.8, 141), ("NVIDIA B200", 2250, 7.7, 180),
+    ("NVIDIA A100-SXM4-80GB", 312, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, 1.935, 80),
+    ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, 1.555, 40),
+    ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24), ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32),
+    ("AMD Instinct MI210", 181.0, 1.6, 64), ("AMD Instinct MI250", 181.05, 1.6, 64),
+    ("AMD Instinct MI250X", 191.5, 1.6, 64), ("AMD Instinct MI300X", 1307.4, 5.3, 192),
+    ("AMD Instinct MI300A", 980.6, 5.3, 128), ("AMD Instinct MI325X", 1307.4, 6.0, 256),
+    ("NVIDIA H100 NVL", 835.5, 3.9, 94), ("NVIDIA L40S", 362.05, 0.864, 48),
+    ("NVIDIA L4", 121, 0.3, 24), ("NVIDIA A10", 125, 0.6, 24), ("NVIDIA GeForce RTX 3090", 71, 0.936, 24),
+    ("NVIDIA RTX A6000", 154.8, 0.768, 48), ("AMD Radeon RX 7900 XTX", 122.8, 0.96, 24),
+    ("AMD Instinct MI350X", 2300, 8.0, 288), ("AMD Instinct MI355X", 2500, 8.0, 288),
+])  # fmt: skip
 def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, bandwidth, gigabytes):
     """Of an MI250 or MI250X, one die of two."""
     found = datasheet(name)
@@ -28,14 +28,11 @@ def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, bandwidth, gigaby
     assert flops_per_second(name, "bf16", tf32=True) == found["fp16"] == found["bf16"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-80GB",
-        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D", "NVIDIA GB200",
-        "AMD Instinct MI250X / MI250", "AMD EPYC 9654",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-80GB",
+    "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D", "NVIDIA GB200",
+    "AMD Instinct MI250X / MI250", "AMD EPYC 9654", "NVIDIA A10G", "NVIDIA L40", "NVIDIA GeForce RTX 3090 Ti",
+])  # fmt: skip
 def test_a_slice_or_a_device_of_another_name_has_none(name):
     assert datasheet(name) is None and flops_per_second(name, "bf16", tf32=False) is None
 
@@ -44,7 +41,34 @@ def test_each_device_has_one_entry_and_faster_formats_are_not_slower():
     for pattern, peaks in PEAKS.items():
         rates = [peaks[key] for key in ("fp32", "tf32", "bf16", "fp8") if key in peaks]
         assert rates == sorted(rates), pattern
-        assert 1e12 < peaks["bandwidth"] < 1e13 and 2e10 < peaks["memory"] < 3e11, pattern
+        assert 2e11 < peaks["bandwidth"] < 1e13 and 1e10 < peaks["memory"] < 3e11, pattern
+
+
+@pytest.mark.parametrize("name, units, bf16", [
+    ("AMD Instinct MI250X / MI250", 104, 181.05), ("AMD Instinct MI250X / MI250", 110, 191.5),
+    ("AMD Instinct MI250X / MI250", 60, None), ("AMD Instinct MI300X", 304, 1307.4), ("AMD Instinct MI300X VF", 304, 1307.4),
+    ("AMD Instinct MI300X", 38, None), ("AMD Instinct MI300X", 152, None), ("AMD Instinct MI300A", 228, 980.6),
+    ("AMD Instinct MI325X", 38, None), ("AMD Instinct MI355X", 256, 2500), ("AMD Instinct MI355X", 32, None),
+    ("NVIDIA H200", 132, 989),
+])  # fmt: skip
+def test_compute_units_tell_devices_and_their_partitions_apart(name, units, bf16):
+    assert flops_per_second(name, "bf16", False, units) == (bf16 and pytest.approx(bf16 * T))
+
+
+def test_a_t4_has_no_bf16():
+    assert flops_per_second("Tesla T4", "fp16", False, 40) == 65 * T and flops_per_second("Tesla T4", "bf16", False, 40) is None
+    assert datasheet("Tesla T4")["bandwidth"] == 0.32 * T  # 256 bits at 10 Gbit/s
+
+
+@pytest.mark.parametrize("name, fp8", [
+    ("NVIDIA H100 80GB HBM3", 1979), ("NVIDIA H100 PCIe", 1513), ("NVIDIA H100 NVL", 1670.5), ("NVIDIA H200", 1979),
+    ("NVIDIA B200", 4500), ("NVIDIA L4", 242.5), ("NVIDIA L40S", 733), ("NVIDIA GeForce RTX 4090", 330.3),
+    ("NVIDIA GeForce RTX 5090", 419), ("AMD Instinct MI300X", 2614.9), ("AMD Instinct MI300A", 1961.2),
+    ("AMD Instinct MI325X", 2614.9), ("AMD Instinct MI350X", 4600), ("AMD Instinct MI355X", 5000),
+    ("NVIDIA A100-SXM4-80GB", None), ("AMD Instinct MI250X", None), ("AMD Radeon RX 7900 XTX", None),
+])  # fmt: skip
+def test_fp8_has_a_peak_where_the_hardware_has_fp8(name, fp8):
+    assert flops_per_second(name, "fp8", tf32=False) == (fp8 and pytest.approx(fp8 * T))
 
 
 def test_tf32_counts_only_where_the_device_has_it():

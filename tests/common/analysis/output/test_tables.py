@@ -3,15 +3,14 @@
 import csv
 import io
 
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 
 import pytest
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [(None, ""), ("a", "a"), (1234567, "1,234,567"), (1234.5, "1,234"), (123.4, "123"), (1.2345, "1.23"), (0.0012345, "0.00123")],
-)  # fmt: skip
+@pytest.mark.parametrize("value, text", [
+    (None, ""), ("a", "a"), (1234567, "1,234,567"), (1234.5, "1,234"), (123.4, "123"), (1.2345, "1.23"), (0.0012345, "0.00123"),
+])  # fmt: skip
 def test_a_number_has_three_significant_digits(value, text):
     assert tables.format_number(value) == text
 
@@ -21,6 +20,16 @@ def test_a_number_has_three_significant_digits(value, text):
 )
 def test_a_time_is_shown_in_the_unit_of_its_size(ms, text):
     assert tables.format_time(ms) == text
+
+
+@pytest.mark.parametrize("rate, text", [(77.91e9, "77.9 GFLOP/s"), (12e6, "0.012 GFLOP/s"), (67e12, "67 TFLOP/s")])
+def test_a_rate_is_shown_in_the_unit_of_its_size(rate, text):
+    assert tables.format_rate(rate) == text
+
+
+@pytest.mark.parametrize("threads, text", [(None, "X"), (1, "X, 1 thread"), (2, "X, 2 threads")])
+def test_a_device_has_its_threads(threads, text):
+    assert run_facts.device({"device": {"name": "X", "threads": threads}}) == text
 
 
 def test_a_wide_table_loses_the_least_columns_and_names_them():
@@ -34,32 +43,26 @@ def test_a_wide_table_loses_the_least_columns_and_names_them():
     assert note.startswith("columns left out: number of things 3, number of things ") and note.endswith("(all.csv has all)")
 
 
-def test_a_long_name_is_shortened_before_a_column_is_left_out():
+def test_a_long_name_is_shortened_before_a_column_is_left_out_and_control_characters_are_dropped():
     text = tables.text(["name", "kind", "calls"], [["begin" + "x" * 200 + "end", "y" * 40, 5]])
     assert "begin" in text and "end" in text and "y" * 40 in text and "columns left out" not in text
     assert max(map(len, text.splitlines())) == 120
 
-
-def test_a_narrow_table_keeps_everything():
     assert tables.text(["a", "b"], [["x", 1], ["yy", 1000.0]]) == "a       b\nx       1\nyy  1,000"
     assert tables.text(["a"], []) == "a"
 
-
-def test_control_characters_do_not_reach_a_terminal():
     assert tables.text(["a"], [["\x1b[31mred\nline"]]).splitlines()[1] == "[31mred line"
 
 
-def test_markdown_cells_are_no_markup():
+def test_markup_is_escaped_in_cells_and_where_markdown_sees_no_code():
     lines = tables.markdown(["a|b", "n", "kernel"], [["<b>|", 1.5, "f<int>|"]], code=["kernel"]).splitlines()
     assert lines == ["| a\\|b | n | kernel |", "| --- | ---: | --- |", "| &lt;b>\\| | 1.5 | `f<int>\\|` |"]
+
+    assert not any("<b>" in tables.markdown_text(text) for text in ("`a\n\n<b>`", "\\`<b>`", "`a`<b>", "<b>"))
+    assert tables.markdown_text("`f<int>` and `g<b>`") == "`f<int>` and `g<b>`"
 
 
 def test_csv_holds_numbers_in_full_and_no_formulas():
     text = tables.csv_text(["=a", "b"], [["=1+1", -0.1234567], ["@x", None], ["-y", 3], ["plain", 1e9]])
     rows = list(csv.reader(io.StringIO(text)))
     assert rows == [["'=a", "b"], ["'=1+1", "-0.1234567"], ["'@x", ""], ["'-y", "3"], ["plain", "1000000000.0"]]
-
-
-def test_markup_is_escaped_where_markdown_sees_no_code():
-    assert not any("<b>" in tables.markdown_text(text) for text in ("`a\n\n<b>`", "\\`<b>`", "`a`<b>", "<b>"))
-    assert tables.markdown_text("`f<int>` and `g<b>`") == "`f<int>` and `g<b>`"

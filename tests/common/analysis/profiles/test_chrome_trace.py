@@ -82,18 +82,14 @@ def test_inner_spans_are_details_of_the_spans_around_them(cpu):
     assert set(zip(inner.detail, inner.span, strict=True)) == set(INNER_SPANS.items())
 
 
-def test_residual_additions_and_nothing_else_are_residual(cpu):
+def test_residual_additions_steps_and_memory_of_a_cpu(cpu):
     residual = cpu.operators[(cpu.operators.span == "residual") & (cpu.operators.phase == "forward")]
     assert list(residual.name) == ["aten::add"] * 2 * CONFIG.num_layers * STEPS
 
-
-def test_steps_of_a_cpu_are_the_profilers(cpu):
     assert len(cpu.steps) == STEPS and list(cpu.operators.step.unique()) == list(range(STEPS))
     assert cpu.step_us() == pytest.approx(list(cpu.steps.duration_us), rel=1e-3)
     assert cpu.device_busy_us() == 0 and cpu.kernels.empty
 
-
-def test_memory_events_keep_the_running_sum(cpu):
     assert list(cpu.memory.total_bytes) == list(cpu.memory.bytes.cumsum())
     assert set(cpu.memory.device) == {"cpu"}
     scores = BATCH * CONFIG.num_attention_heads * LENGTH * LENGTH * 4
@@ -112,15 +108,13 @@ def test_kernels_get_operator_span_phase_and_step_from_their_launch(gpu):
     assert list(gpu.kernels.stream) == [7, 7, 7, 7, 8, 7, 7]
 
 
-def test_device_time_of_an_operator_is_its_own_and_of_those_below(gpu):
+def test_an_operator_has_its_own_time_and_that_of_those_below_and_the_engine_its_nodes_span(gpu):
     matmul, mm, *_ = gpu.operators.itertuples()
     assert (matmul.name, matmul.device_us, matmul.self_device_us) == ("aten::matmul", 30, 0)
     assert (mm.name, mm.device_us, mm.self_device_us) == ("aten::mm", 30, 30)
     assert matmul.self_cpu_us == 2 and mm.self_cpu_us == 16, "launching belongs to the operator that launches"
     assert gpu.operators.self_device_us.sum() == 164, "all but the kernel from before"
 
-
-def test_the_engines_own_time_stays_in_the_nodes_span(gpu):
     engine = gpu.operators[gpu.operators.name == "autograd engine"]
     assert list(engine.span) == ["residual", "attention", "other"] and set(engine.phase) == {"backward"}
     assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
@@ -141,13 +135,11 @@ def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path
     ]  # fmt: skip
 
 
-def test_busy_time_is_a_union_and_step_time_includes_late_kernels(gpu):
+def test_busy_time_is_a_union_step_time_includes_late_kernels_and_tables_are_plain_sums(gpu, cpu):
     assert len(gpu.steps) == 2, "the step that was cut off does not count"
     assert gpu.device_busy_us() == 30 + 5 + 35 + 30 + 59
     assert gpu.step_us() == [130 - 5, 190 - 130]
 
-
-def test_profile_tables_are_plain_sums(gpu, cpu):
     tables = json.loads(json.dumps(chrome_trace.profile_tables(gpu)))
     assert tables["launch"] == {"count": 6, "mean_delay_us": 15} and tables["memory_peak_bytes"] is None
     assert (tables["profiled_steps"], tables["device_busy_us"], tables["step_us"]) == (2, 159, [125, 60])
@@ -196,24 +188,21 @@ def with_event(path, number: int, change: dict, drop: tuple[str, ...] = ()):
     return path
 
 
-@pytest.mark.parametrize(
-    ("number", "change", "drop", "message"),
-    [
-        (3, {}, ("ts",), "event 3 of traceEvents (aten::mm): ts: Field required"),
-        (3, {}, ("dur",), "event 3 of traceEvents (aten::mm): dur: Field required"),
-        (3, {}, ("name",), "event 3 of traceEvents (without a name): name: Field required"),
-        (3, {"dur": -1.0}, (), "(aten::mm): dur: Input should be greater than or equal to 0"),
-        (3, {"ts": "12"}, (), "(aten::mm): ts: Input should be a valid number"),
-        (3, {"args": {"Input Dims": "[[4, 8]]"}}, (), "(aten::mm): args.Input Dims: Input should be a valid list"),
-        (3, {"args": {"Sequence number": [5]}}, (), "(aten::mm): args.Sequence number: Input should be a valid integer"),
-        (3, {"tid": None}, (), "(aten::mm): tid.int: Input should be a valid integer"),
-        (26, {"ts": None}, (), "event 26 of traceEvents (before): ts: Input should be a valid number"),
-        (27, {"args": {"correlation": {}}}, (), "(gemm): args.correlation"),
-        (-1, {"args": COUNTS | {"Bytes": "8"}}, (), "([memory]): args.Bytes: Input should be a valid integer"),
-        (-1, {"args": {"Bytes": 8}}, (), "([memory]): args.Addr: Field required"),
-        (-1, {}, ("args",), "([memory]): args: Field required"),
-    ],
-)
+@pytest.mark.parametrize(("number", "change", "drop", "message"), [
+    (3, {}, ("ts",), "event 3 of traceEvents (aten::mm): ts: Field required"),
+    (3, {}, ("dur",), "event 3 of traceEvents (aten::mm): dur: Field required"),
+    (3, {}, ("name",), "event 3 of traceEvents (without a name): name: Field required"),
+    (3, {"dur": -1.0}, (), "(aten::mm): dur: Input should be greater than or equal to 0"),
+    (3, {"ts": "12"}, (), "(aten::mm): ts: Input should be a valid number"),
+    (3, {"args": {"Input Dims": "[[4, 8]]"}}, (), "(aten::mm): args.Input Dims: Input should be a valid list"),
+    (3, {"args": {"Sequence number": [5]}}, (), "(aten::mm): args.Sequence number: Input should be a valid integer"),
+    (3, {"tid": None}, (), "(aten::mm): tid.int: Input should be a valid integer"),
+    (26, {"ts": None}, (), "event 26 of traceEvents (before): ts: Input should be a valid number"),
+    (27, {"args": {"correlation": {}}}, (), "(gemm): args.correlation"),
+    (-1, {"args": COUNTS | {"Bytes": "8"}}, (), "([memory]): args.Bytes: Input should be a valid integer"),
+    (-1, {"args": {"Bytes": 8}}, (), "([memory]): args.Addr: Field required"),
+    (-1, {}, ("args",), "([memory]): args: Field required"),
+])  # fmt: skip
 def test_a_malformed_event_is_named_with_its_field(tmp_path, number, change, drop, message):
     path = with_event(tmp_path / "trace.json", number, change, drop)
     with pytest.raises(UsageError) as error:

@@ -22,8 +22,6 @@ def test_overlap_and_waiting_of_two_ranks(tmp_path):
     assert first == pytest.approx(both | {"communication_ms": 0.080, "overlapped_ms": 0.050, "waiting_ms": 0.020})
     assert second == pytest.approx(both | {"communication_ms": 0.060, "overlapped_ms": 0.030, "waiting_ms": 0.0})
 
-
-def test_waiting_without_a_kernel_beside_it_is_exposed(tmp_path):
     early = rank_trace(0)
     early["traceEvents"] = [event for event in early["traceEvents"] if event["name"] != "gemm"]
     first, second = communication.split(loaded(tmp_path, early, rank_trace(1)))
@@ -84,16 +82,13 @@ def test_traces_in_the_order_of_the_ranks(tmp_path):
     assert [path.name for path in communication.find(tmp_path)] == ["trace_1.json", "trace_rank2_1.json", "trace_rank10_1.json"]
 
 
-def test_traces_that_do_not_belong_together_are_refused(tmp_path):
+def test_traces_that_do_not_belong_together_are_refused_and_one_without_collectives_is_not(tmp_path):
+    (split,) = communication.split(loaded(tmp_path, gpu_trace()))
+    assert set(split.values()) == {0.0}
     short = rank_trace(1)
     del short["traceEvents"][-1]
     with pytest.raises(UsageError, match="not of one job, or one is cut off: all_gather number 1 of step 1"):
         communication.split(loaded(tmp_path, rank_trace(0), short))
-
-
-def test_a_trace_without_collectives(tmp_path):
-    (split,) = communication.split(loaded(tmp_path, gpu_trace()))
-    assert set(split.values()) == {0.0}
 
 
 def test_intervals():

@@ -73,6 +73,14 @@ def test_kernels_that_differ_from_the_eager_steps(tmp_path, eager, names, spans)
     assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", *spans], "the copy of the batch, then these"
 
 
+@pytest.mark.parametrize(
+    "names, lost", [(["mul", "gemm", "mul"], None), (["mul"], "recorded 1 kernels"), ([], "recorded 0 kernels")]
+)
+def test_kernels_that_the_profiler_lost_are_told(tmp_path, eager, names, lost):
+    found = graph_replays.lost_kernels(replay(tmp_path, *names), eager)
+    assert found is None if lost is None else lost in found and "the eager step has 3" in found
+
+
 def test_the_profile_of_captured_steps_adds_up(tmp_path, eager):
     profile = chrome_trace.profile_tables(graph_replays.attribute(replay(tmp_path, "mul", "gemm", "mul"), eager))
     assert profile["profiled_steps"] == 2 and profile["launch"]["count"] == 4

@@ -36,23 +36,19 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path, monkeypatch, size)
             read(tmp_path / "file.json", TEXTS[0][:end])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty"),
-        ("[1, 2]", "has no rows$"),
-        ('{"a": [1]}', "has no rows$"),
-        ('{"rows": {}}', "has no rows$"),
-        ('{"rows": [1]} x', "is not JSON or is cut off: parse error: trailing garbage$"),
-        ('{\n"rows": [1,\n\n tru]}' + " " * 100, "is not JSON or is cut off: lexical error: invalid string in json text.$"),
-        ('{\n"rows": [1\n 2]}', "after array element, I expect ',' or ']'$"),
-        ('{1: [1], "rows": []}', "invalid object key .must be a string.$"),
-        ('{"rows": [' + "[" * 100_000, "nested too deep"),
-        (gzip.compress(b'{"rows": [1, 2]}')[:-9], "is a damaged gzip file"),
-        (b"\x1f\x8bno gzip", "cannot read|damaged gzip"),
-    ],
-    ids=range(11),
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "is empty"),
+    ("[1, 2]", "has no rows$"),
+    ('{"a": [1]}', "has no rows$"),
+    ('{"rows": {}}', "has no rows$"),
+    ('{"rows": [1]} x', "is not JSON or is cut off: parse error: trailing garbage$"),
+    ('{\n"rows": [1,\n\n tru]}' + " " * 100, "is not JSON or is cut off: lexical error: invalid string in json text.$"),
+    ('{\n"rows": [1\n 2]}', "after array element, I expect ',' or ']'$"),
+    ('{1: [1], "rows": []}', "invalid object key .must be a string.$"),
+    ('{"rows": [' + "[" * 100_000, "nested too deep"),
+    (gzip.compress(b'{"rows": [1, 2]}')[:-9], "is a damaged gzip file"),
+    (b"\x1f\x8bno gzip", "cannot read|damaged gzip"),
+], ids=range(11))  # fmt: skip
 def test_what_is_no_such_file_is_refused(tmp_path, content, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path / "file.json", content)

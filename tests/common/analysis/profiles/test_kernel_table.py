@@ -3,15 +3,13 @@
 from common.analysis.profiles import kernel_table
 
 
-def test_what_a_source_leaves_out_is_filled_in(tmp_path):
+def test_what_a_source_leaves_out_is_filled_in_and_starts_count_from_the_first(tmp_path):
     columns = {"name": ["gemm", "Memcpy HtoD"], "duration_ns": [40, 10], "calls": [4, 1]}
     table = kernel_table.build("x", tmp_path, columns).table
     assert list(table.columns) == list(kernel_table.COLUMNS) and list(table.category) == ["kernel", "memcpy"]
     assert table.start_ns.isna().all() and table.min_ns.isna().tolist() == [True, False]
     assert table.max_ns[1] == 10, "a single call is its own maximum"
 
-
-def test_starts_count_from_the_first_without_loss_of_precision(tmp_path):
     clock = 1_900_000_000_000_000_007
     columns = {"name": ["a", "b"], "start_ns": [clock + 1, clock], "duration_ns": [1, 1]}
     assert list(kernel_table.build("x", tmp_path, columns).table.start_ns) == [1, 0]

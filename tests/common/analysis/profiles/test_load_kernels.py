@@ -35,65 +35,61 @@ def test_the_name_of_a_file_does_not_decide(tmp_path):
     assert load_kernels.load(tmp_path / "kernel_trace.csv").source == "rocprofv3-kernel-stats"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty"),
-        ("\n \n", "is empty"),
-        (HEADER, "has no rows"),
-        (STATS_HEADER, "has no rows"),
-        (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
-        (TRACE + '\n"KERNEL_DISPATCH","Agent', "cut off or damaged: row 5"),
-        (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
-        (TRACE.replace("1900000000000016007", ""), "End_Timestamp in row 3 is not a number: ''"),
-        (STATS.replace(",13000,13000.0", ",many,13000.0"), "TotalDurationNs in row 3 is not a number: 'many'"),
-        (STATS.replace(",2,5000,", ",0,5000,"), "is damaged: row 2 has no calls"),
-        (STATS.replace(",2,5000,", ",2,-5000,"), "is damaged: TotalDurationNs in row 2 is negative"),
-        (STATS.replace(",2,5000,", ",2,inf,"), "TotalDurationNs in row 2 is not a number: 'inf'"),
-        (STATS.replace(",2,5000,", f",{'9' * 6000},5000,"), "Calls in row 2 is not a number: '999"),
-        (TRACE.replace("1900000000000000007,", "-5,", 1), "Start_Timestamp in row 2 is negative"),
-        (PMC.replace(",16,3.0,", ",16,-3.0,"), r"TCC_HIT\[0\] in row 2 is negative"),
-        (PMC.replace(",16,4.0,", ",16,inf,"), r"TCC_HIT\[0\] in row 3 is not a number: 'inf'"),
-        (RAW.replace('"2.24"', '"-2.24"'), "gpu__time_duration.sum of launch 0 is negative"),
-        (RAW.replace('"1,500.00"', '"inf"'), "gpu__time_duration.sum of launch 1 is not a number below"),
-        ("step,loss\n1,6.9\n", "none of the files that hold kernels"),
-        ("loss 6.9 at step 1\n", "none of the files that hold kernels"),
-        ("x" * 200_000 + "\n", "none of the files that hold kernels"),
-        ('"unclosed,' + "x" * 200_000, "none of the files that hold kernels"),
-        (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "API calls"),
-        (STATS_HEADER + '"MEMORY_COPY_HOST_TO_DEVICE",3,9,3.0,100.0,1,5,1.0\n', "or copies, not of kernels"),
-        ('"Index","KernelName","gpu-id","BeginNs","EndNs"\n0,"k",1,2,3\n', "before rocprofv3"),
-        ('"Domain","Function","Process_Id","Start_Timestamp","End_Timestamp"\n"HIP_RUNTIME_API","hipFree",15,1,2\n',
-         r"not kernels: give the \*_kernel_trace.csv"),
-        ('"Kind","Direction","Stream_Id","Start_Timestamp","End_Timestamp"\n"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",0,1,2\n',
-         r"not kernels: give the \*_kernel_trace.csv"),
-        ('"Dispatch_Id","Kernel_Name","Counter_Name","Counter_Value","Start_Timestamp","End_Timestamp"\n1,"k","SQ_WAVES",1,2,3\n',
-         r"row per counter.*give the \*_kernel_trace.csv"),
-        ("device,HBMBw,L2Bw,FP32Flops\n0,1300,5000,20000\n", "ceilings, not kernels"),
-        (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
-        (b"NVR\0\x01\x02", "ncu --import"),
-        (b"\x7fELF\0\0", "is binary"),
-        (gzip.compress(STATS.encode(), mtime=0)[:-9], "damaged gzip"),
-        (gzip.compress(b"loss 6.9", mtime=0), "none of the files that hold kernels"),
-        (gzip.compress(json.dumps(gpu_trace()).encode(), mtime=0)[:-60], "damaged gzip"),
-        (b"\x1f\x8b\x08\x00" + b"\xff" * 50, "damaged gzip"),
-        ('{"rocprofiler-sdk-tool": []}', "--output-format csv"),
-        ('{"schema": "tiny-llama-run/1"}', "neither a trace"),
-        ('{"traceEvents": []}', "no PyTorch operators"),
-        ('{"traceEvents": [{"ph"', "cut off"),
-        (DETAILS.split('"ID"')[0], "without a table: profile with --csv"),
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "look for ==ERROR=="),
-        (DETAILS.splitlines()[6] + "\n", "has no rows"),
-        ("\n".join(RAW.splitlines()[2:4]) + "\n", "has no rows"),
-        (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
-        (DETAILS.replace('"Duration","ms","1.50"', '"Duration","","n/a"'), "without a duration"),
-        ("\n".join(line for line in RAW.splitlines() if not line.startswith('"",')), "no row of units"),
-        (RAW[:-40], "cut off or damaged"),
-        ('"Process ID","Kernel Name","Invocations","Metric Name","Metric Unit","Average"\n"1","k","3","Duration","us","2"\n',
-         "leave --print-summary out"),
-    ],
-    ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None,
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "is empty"),
+    ("\n \n", "is empty"),
+    (HEADER, "has no rows"),
+    (STATS_HEADER, "has no rows"),
+    (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
+    (TRACE + '\n"KERNEL_DISPATCH","Agent', "cut off or damaged: row 5"),
+    (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
+    (TRACE.replace("1900000000000016007", ""), "End_Timestamp in row 3 is not a number: ''"),
+    (STATS.replace(",13000,13000.0", ",many,13000.0"), "TotalDurationNs in row 3 is not a number: 'many'"),
+    (STATS.replace(",2,5000,", ",0,5000,"), "is damaged: row 2 has no calls"),
+    (STATS.replace(",2,5000,", ",2,-5000,"), "is damaged: TotalDurationNs in row 2 is negative"),
+    (STATS.replace(",2,5000,", ",2,inf,"), "TotalDurationNs in row 2 is not a number: 'inf'"),
+    (STATS.replace(",2,5000,", f",{'9' * 6000},5000,"), "Calls in row 2 is not a number: '999"),
+    (TRACE.replace("1900000000000000007,", "-5,", 1), "Start_Timestamp in row 2 is negative"),
+    (PMC.replace(",16,3.0,", ",16,-3.0,"), r"TCC_HIT\[0\] in row 2 is negative"),
+    (PMC.replace(",16,4.0,", ",16,inf,"), r"TCC_HIT\[0\] in row 3 is not a number: 'inf'"),
+    (RAW.replace('"2.24"', '"-2.24"'), "gpu__time_duration.sum of launch 0 is negative"),
+    (RAW.replace('"1,500.00"', '"inf"'), "gpu__time_duration.sum of launch 1 is not a number below"),
+    ("step,loss\n1,6.9\n", "none of the files that hold kernels"),
+    ("loss 6.9 at step 1\n", "none of the files that hold kernels"),
+    ("x" * 200_000 + "\n", "none of the files that hold kernels"),
+    ('"unclosed,' + "x" * 200_000, "none of the files that hold kernels"),
+    (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "API calls"),
+    (STATS_HEADER + '"MEMORY_COPY_HOST_TO_DEVICE",3,9,3.0,100.0,1,5,1.0\n', "or copies, not of kernels"),
+    ('"Index","KernelName","gpu-id","BeginNs","EndNs"\n0,"k",1,2,3\n', "before rocprofv3"),
+    ('"Domain","Function","Process_Id","Start_Timestamp","End_Timestamp"\n"HIP_RUNTIME_API","hipFree",15,1,2\n',
+     r"not kernels: give the \*_kernel_trace.csv"),
+    ('"Kind","Direction","Stream_Id","Start_Timestamp","End_Timestamp"\n"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",0,1,2\n',
+     r"not kernels: give the \*_kernel_trace.csv"),
+    ('"Dispatch_Id","Kernel_Name","Counter_Name","Counter_Value","Start_Timestamp","End_Timestamp"\n1,"k","SQ_WAVES",1,2,3\n',
+     r"row per counter.*give the \*_kernel_trace.csv"),
+    ("device,HBMBw,L2Bw,FP32Flops\n0,1300,5000,20000\n", "ceilings, not kernels"),
+    (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
+    (b"NVR\0\x01\x02", "ncu --import"),
+    (b"\x7fELF\0\0", "is binary"),
+    (gzip.compress(STATS.encode(), mtime=0)[:-9], "damaged gzip"),
+    (gzip.compress(b"loss 6.9", mtime=0), "none of the files that hold kernels"),
+    (gzip.compress(json.dumps(gpu_trace()).encode(), mtime=0)[:-60], "damaged gzip"),
+    (b"\x1f\x8b\x08\x00" + b"\xff" * 50, "damaged gzip"),
+    ('{"rocprofiler-sdk-tool": []}', "--output-format csv"),
+    ('{"schema": "tiny-llama-run/1"}', "neither a trace"),
+    ('{"traceEvents": []}', "no PyTorch operators"),
+    ('{"traceEvents": [{"ph"', "cut off"),
+    (DETAILS.split('"ID"')[0], "without a table: profile with --csv"),
+    ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "look for ==ERROR=="),
+    (DETAILS.splitlines()[6] + "\n", "has no rows"),
+    ("\n".join(RAW.splitlines()[2:4]) + "\n", "has no rows"),
+    (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
+    (DETAILS.replace('"Duration","ms","1.50"', '"Duration","","n/a"'), "without a duration"),
+    ("\n".join(line for line in RAW.splitlines() if not line.startswith('"",')), "no row of units"),
+    (RAW[:-40], "cut off or damaged"),
+    ('"Process ID","Kernel Name","Invocations","Metric Name","Metric Unit","Average"\n"1","k","3","Duration","us","2"\n',
+     "leave --print-summary out"),
+], ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None)  # fmt: skip
 def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "given.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -131,7 +127,11 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     assert load_kernels.load(tmp_path).path == old
 
 
-def test_the_newest_profile_is_the_one_whose_name_sorts_last(tmp_path):
+def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_what_it_looks_for(tmp_path):
+    put(tmp_path / "sub/loss.csv", "step,loss\n1,6.9\n")
+    with pytest.raises(UsageError, match=r"holds no kernels: looked in it and below for .*_kernel_trace.csv.*ncu --csv"):
+        load_kernels.load(tmp_path)
+
     trace = write_gpu_trace(tmp_path / "trace.json")
     for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
         write_profile(tmp_path / name, trace)
@@ -139,19 +139,10 @@ def test_the_newest_profile_is_the_one_whose_name_sorts_last(tmp_path):
     assert load_kernels.load(tmp_path).path.name == "profile_20260102T000000_1.json"
 
 
-def test_a_folder_without_kernels_says_what_it_looks_for(tmp_path):
-    put(tmp_path / "sub/loss.csv", "step,loss\n1,6.9\n")
-    with pytest.raises(UsageError, match=r"holds no kernels: looked in it and below for .*_kernel_trace.csv.*ncu --csv"):
-        load_kernels.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "results.csv_kernel_trace.csv", "results.csv_kernel_stats.csv", "results.csv_results.db", "results_kernel_trace.csv",
-        "gpu01/results.csv_kernel_trace.csv", "gpu01/results.csv_kernel_stats.csv",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "results.csv_kernel_trace.csv", "results.csv_kernel_stats.csv", "results.csv_results.db", "results_kernel_trace.csv",
+    "gpu01/results.csv_kernel_trace.csv", "gpu01/results.csv_kernel_stats.csv",
+])  # fmt: skip
 def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
     path = put(tmp_path / name, STATS if "stats" in name else TRACE)
     if path.suffix == ".db":
@@ -164,25 +155,22 @@ def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
 
 
 @needs_samples
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("rocprofv3-docs/hip_api_stats.csv", r"API calls.*give the \*_kernel_stats.csv"),
-        ("rocprofv3-docs/hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
-        ("rocprofv3-stats-excerpts/jacobi_hip_api_stats.csv", r"give the \*_kernel_stats.csv"),
-        ("rocprofv3-stats-excerpts/jacobi_hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
-        *((f"rocprofv3-docs/{name}.csv", r"not kernels: give the \*_kernel_trace.csv") for name in (
-            "hip_trace", "hip_runtime_trace", "hsa_api_trace", "marker_api_trace", "rccl_trace", "memory_copy_trace",
-            "memory_allocation_trace", "scratch_memory_trace", "python_bindings", "rocpd-to-csv")),
-        ("rocprofv3-docs/counter_collection.csv", r"row per counter.*give the \*_kernel_trace.csv"),
-        ("rocprofv3-docs/kernel_names.csv", r"row per counter.*give the \*_kernel_trace.csv"),
-        ("rocprofv3-docs/summary.txt", "none of the files that hold kernels"),
-        ("rocprof-compute/kernel_names/MI200/roofline.csv", "ceilings, not kernels: give the pmc_perf.csv"),
-        ("rocprof-compute/kernel_names/MI200/sysinfo.csv", "none of the files that hold kernels"),
-        ("rocprof-compute/kernel_names/MI200/kernelName_legend.pdf", "is binary"),
-        ("rocprof-compute/no_roof/MI300A_A1/pmc_dispatch_info.csv", "none of the files that hold kernels"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "message"), [
+    ("rocprofv3-docs/hip_api_stats.csv", r"API calls.*give the \*_kernel_stats.csv"),
+    ("rocprofv3-docs/hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
+    ("rocprofv3-stats-excerpts/jacobi_hip_api_stats.csv", r"give the \*_kernel_stats.csv"),
+    ("rocprofv3-stats-excerpts/jacobi_hip_domain_stats.csv", r"give the \*_kernel_stats.csv"),
+    *((f"rocprofv3-docs/{name}.csv", r"not kernels: give the \*_kernel_trace.csv") for name in (
+        "hip_trace", "hip_runtime_trace", "hsa_api_trace", "marker_api_trace", "rccl_trace", "memory_copy_trace",
+        "memory_allocation_trace", "scratch_memory_trace", "python_bindings", "rocpd-to-csv")),
+    ("rocprofv3-docs/counter_collection.csv", r"row per counter.*give the \*_kernel_trace.csv"),
+    ("rocprofv3-docs/kernel_names.csv", r"row per counter.*give the \*_kernel_trace.csv"),
+    ("rocprofv3-docs/summary.txt", "none of the files that hold kernels"),
+    ("rocprof-compute/kernel_names/MI200/roofline.csv", "ceilings, not kernels: give the pmc_perf.csv"),
+    ("rocprof-compute/kernel_names/MI200/sysinfo.csv", "none of the files that hold kernels"),
+    ("rocprof-compute/kernel_names/MI200/kernelName_legend.pdf", "is binary"),
+    ("rocprof-compute/no_roof/MI300A_A1/pmc_dispatch_info.csv", "none of the files that hold kernels"),
+])  # fmt: skip
 def test_samples_without_kernels_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
         load_kernels.load(SAMPLES / name)

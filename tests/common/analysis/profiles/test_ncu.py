@@ -9,15 +9,13 @@ import pytest
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char *, 1>>(int, T2, T3)"
 
 
-def test_both_pages_of_ncu_give_the_same_launches():
+def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
     details, raw = load_kernels.load(FIXTURES / "ncu_details.csv"), load_kernels.load(FIXTURES / "ncu_raw.csv")
     for found in (details, raw):
         assert found.source == "ncu" and list(found.table.name) == [FILL, "gemm_kernel", "gemm_kernel"]
         assert list(found.table.duration_ns) == pytest.approx([2240, 1_500_000, 1_234_560])
         assert found.table.start_ns.isna().all() and launches.gaps(found) is None
 
-
-def test_counters_of_ncu_are_in_base_units():
     details, raw = (load_kernels.load(FIXTURES / f"ncu_{page}.csv").counters for page in ("details", "raw"))
     assert list(raw) == ["dram__bytes.sum", "gpu__time_duration.sum", "launch__registers_per_thread", "lts__t_sectors.sum"]
     assert list(raw["dram__bytes.sum"][:2]) == pytest.approx([2.1e6, 1.0245e9]) and raw["dram__bytes.sum"].isna()[2]

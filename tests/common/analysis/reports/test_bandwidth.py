@@ -1,6 +1,7 @@
 """Memory traffic: bytes from counters or from shapes, against the measured bandwidth; what cannot say it is refused."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_a_missing_counter_is_named(tmp_path, device):
             bandwidth.read(write_pmc(tmp_path, left))
 
 
-def test_ncu_counts_memory_and_l2(tmp_path):
+def test_ncu_counts_memory_and_l2_and_launches_without_a_count_are_named(tmp_path):
     read, written, l2 = ("Mbyte", [3, 1]), ("byte", [5e5, 0]), ("Kbyte", [9000, 4000])
     metrics = {"dram__bytes_read.sum": read, "dram__bytes_write.sum": written, "lts__t_bytes.sum": l2}
     write_ncu(tmp_path / "kernels.csv", **metrics)
@@ -87,12 +88,32 @@ def test_ncu_counts_memory_and_l2(tmp_path):
     assert (first.bytes, first.l2_bytes, first.seconds) == (3.5e6, 9e6, pytest.approx(1e-6))
     assert (second.bytes, second.l2_bytes) == (1e6, 4e6)
 
-
-def test_launches_without_a_count_are_left_out_and_named():
     traffic = bandwidth.read(FIXTURES / "ncu_raw.csv")  # its third launch has n/a
     assert [(row.calls, row.bytes) for row in traffic.rows if row.name == "gemm_kernel"] == [(1, 1024.5e6)]
     assert "left out, 1 of 3 launches: their bytes were not counted" in traffic.notes
     assert table(traffic)[0]["GB/s"] == pytest.approx(1024.5 / 1.5)
+
+
+def test_counted_flops_and_bytes_stand_under_the_measured_roof(execute, tmp_path):
+    """mixbench on an MI200: each work-item reads 8 float64 numbers, and does 16 n + 8 FLOPs."""
+    shown = execute(SCRIPT, "--profile-data", FIXTURES / "amd", "--generate-roofline-plot", "--output-dir", "out").out
+    assert "FLOPs were not counted" not in shown
+    with (tmp_path / "out/points.csv").open() as file:
+        points = {re.search(r"\d+(?=u>)|fill", row["name"])[0]: row for row in csv.DictReader(file)}
+    assert float(points.pop("fill")["GFLOP"]) == 0 and len(points) == 7
+    for n, row in points.items():
+        assert float(row["GFLOP"]) == pytest.approx(4194304 * (16 * int(n) + 8) / 1e9)
+        assert float(row["MB"]) == pytest.approx(4194304 * 64 / 1e6, rel=1e-3)
+        assert row["side"] == ("compute" if int(n) >= 64 else "memory") and 85 < float(row["% of bound"]) < 108
+    sides = {row["name"]: row["bound by"] for row in table(bandwidth.read(FIXTURES / "amd"))}
+    assert sides["void benchmark_func<double, 256, 8u, 512u>(double, double*) [clone .kd]"] == "compute"
+
+
+def test_without_all_flop_counters_no_flops_are_told(tmp_path):
+    rows = (FIXTURES / "amd/mixbench_mi200/pmc_perf.csv").read_text().replace("MFMA_MOPS_BF16", "OTHER")
+    (tmp_path / "pmc_perf.csv").write_text(rows)
+    traffic = bandwidth.read(tmp_path)
+    assert {row.flops for row in traffic.rows} == {None} and bandwidth.NO_FLOPS_NOTE in traffic.notes
 
 
 @needs_samples
@@ -161,14 +182,12 @@ def folder(tmp_path):
     return path
 
 
-def test_counters_come_before_shapes_and_the_profile_gives_the_ceilings(folder, tmp_path):
+def test_counters_come_before_shapes_unless_one_is_missing_and_the_profile_gives_the_ceilings(folder, tmp_path):
     said = bandwidth.analyze(folder, tmp_path / "out", draw_roofline=True)
     assert "measured by counters" in said and "kernel_0" in said and "aten::" not in said
     assert "3,009 GB/s: a large copy in the profiled run" in said and "by its operators' shapes" in said
     assert (tmp_path / "out/roofline.png").stat().st_size > 1000
 
-
-def test_counters_that_do_not_suffice_are_named_and_the_shapes_taken(folder):
     write_ncu(folder / "ncu/kernels.csv", **{"dram__bytes_read.sum": ("byte", [1e6])})
     traffic = bandwidth.read(folder)
     assert traffic.bytes_are == bandwidth.MINIMUM and traffic.path == folder / "profile_1.json"
@@ -197,16 +216,13 @@ def test_a_profile_of_attention_says_so(tmp_path, cpu_trace):
     assert "only attention was kept" in traffic.notes and all("(attention)" in row.name for row in traffic.rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("missing", "missing does not exist"),
-        ("empty", "empty says how many bytes were moved"),
-        ("ncu_details.csv", "lacks dram__bytes_read.sum, dram__bytes_write.sum"),
-        ("pmc_perf.csv", "lacks TCC_EA0_RDREQ_sum"),
-        ("new_kernel_trace.csv", "new_kernel_trace.csv says how many bytes were moved"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("missing", "missing does not exist"),
+    ("empty", "empty says how many bytes were moved"),
+    ("ncu_details.csv", "lacks dram__bytes_read.sum, dram__bytes_write.sum"),
+    ("pmc_perf.csv", "lacks TCC_EA0_RDREQ_sum"),
+    ("new_kernel_trace.csv", "new_kernel_trace.csv says how many bytes were moved"),
+])  # fmt: skip
 def test_what_cannot_say_it_is_refused_and_nothing_is_written(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     if (FIXTURES / name).is_file():

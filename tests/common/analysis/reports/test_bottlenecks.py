@@ -3,16 +3,17 @@
 import contextlib
 import csv
 import json
+import re
 from pathlib import Path
 
 from common.analysis.reports import bottlenecks
 from common.errors import UsageError
-from tests.conftest import V1
+from tests.conftest import ROOT, V1
 from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, write_profile
 
 import pytest
 
-SCRIPT = V1 / "analyze_bottlenecks.py"
+SCRIPT, RESULTS = V1 / "analyze_bottlenecks.py", ROOT / "results/cpu"
 FLOAT = "float"
 TOKENS = BATCH * LENGTH
 
@@ -43,26 +44,34 @@ def test_the_script_writes_report_timing_and_targets_and_prints_them(execute, cp
     (tmp_path / "profile_0.json").write_text("older, and not even JSON")
     shown = execute(SCRIPT, "--profile-data", ".", "--output-report", "bottlenecks_v1.md").out
     folder = tmp_path / "bottleneck_analysis"
-    assert {path.name for path in folder.iterdir()} == {"bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"}
+    written = [f"bottlenecks_v1{end}" for end in (".md", "_operator_timing.csv", "_optimization_targets.json")]
+    assert {path.name for path in folder.iterdir()} == {*written}
     report = (folder / "bottlenecks_v1.md").read_text()
     for part in ("attention", "feed-forward", "norms", "residuals", "embedding", "loss", "optimizer", "outside operators"):
         assert f"| {part}" in report or f" {part} |" in report, part
     assert "some CPU" in report and "profile_1.json" in report and "a bound, not a forecast" in report
     assert "mixed precision" in report and "Not bounded: the bf16 ceiling of this device is not known" in report
-    for name in ("bottlenecks_v1.md", "operator_timing.csv", "optimization_targets.json"):
+    for name in written:
         assert f"bottleneck_analysis/{name}" in shown
     assert "QKV fusion" in shown and "outside operators" in shown
 
 
-def test_a_report_with_a_folder_goes_there(analyze, cpu_profile, tmp_path):
-    analyze(cpu_profile, "reports/one/b.md")
+def test_two_reports_with_a_folder_go_there_each_with_data_of_its_own(analyze, cpu_profile, tmp_path):
+    for name in ("a", "b"):
+        analyze(cpu_profile, f"reports/one/{name}.md")
     assert (tmp_path / "reports/one/b.md").read_text().startswith("# Bottlenecks")
-    assert not (tmp_path / "bottleneck_analysis/b.md").exists()
+    assert len(list((tmp_path / "reports/one").iterdir())) == 6 and not (tmp_path / "bottleneck_analysis").exists()
 
 
-def test_operator_timing_adds_up_to_the_step(analyze, cpu_profile, tmp_path):
+def test_a_narrow_terminal_keeps_the_phase_that_tells_two_rows_apart(analyze, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    (header,) = re.findall("^operator .*", analyze(RESULTS / "v1_tiny_profile.json.gz"), re.MULTILINE)
+    assert header.split()[:4] == ["operator", "span", "phase", "shapes"]
+
+
+def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(analyze, cpu_profile, tmp_path):
     analyze(cpu_profile)
-    with (tmp_path / "bottleneck_analysis/operator_timing.csv").open() as file:
+    with (tmp_path / "bottleneck_analysis/bottlenecks_v1_operator_timing.csv").open() as file:
         rows = list(csv.DictReader(file))
     step = bottlenecks.read_step(cpu_profile)
     assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(step.us)
@@ -73,6 +82,20 @@ def test_operator_timing_adds_up_to_the_step(analyze, cpu_profile, tmp_path):
     assert float(product["flops_per_second"]) == pytest.approx(rate)
     if product["bound_by"] == "compute":
         assert float(product["percent_of_ceiling"]) == pytest.approx(100 * rate / CEILINGS["flops_per_second"])
+
+    analyze(cpu_profile)
+    content = json.loads((tmp_path / "bottleneck_analysis/bottlenecks_v1_optimization_targets.json").read_text())
+    assert content["schema"] == "tiny-llama-targets/1"
+    *bounded, last = content["targets"]
+    assert [target["name"] for target in content["targets"] if target["bound"] is None] == [last["name"]] == ["mixed precision"]
+    assert {target["name"] for target in bounded} == {
+        "QKV fusion", "SwiGLU fusion", "flash attention", "elementwise fusion", "fused optimizer",
+    }  # fmt: skip
+    for target in bounded:
+        assert 0 <= target["floor_us"] <= target["time_us"] < content["step_us"]
+        assert target["share"] == pytest.approx((target["time_us"] - target["floor_us"]) / content["step_us"])
+        assert target["bound"] == pytest.approx(1 / (1 - target["share"]))
+    assert [target["bound"] for target in bounded] == sorted((target["bound"] for target in bounded), reverse=True)
 
 
 def test_the_parts_of_a_step_and_the_rest_are_the_whole(cpu_profile):
@@ -86,22 +109,6 @@ def test_the_parts_of_a_step_and_the_rest_are_the_whole(cpu_profile):
     spans = {row.span for row in working}
     elsewhere = sum(row.us for row in step.rows if row.span not in spans)
     assert sum(row.us + row.calls * step.overhead(row.span) for row in working) + elsewhere == pytest.approx(step.us)
-
-
-def test_targets_are_ranked_and_bounded_by_amdahls_law(analyze, cpu_profile, tmp_path):
-    analyze(cpu_profile)
-    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
-    assert content["schema"] == "tiny-llama-targets/1"
-    *bounded, last = content["targets"]
-    assert [target["name"] for target in content["targets"] if target["bound"] is None] == [last["name"]] == ["mixed precision"]
-    assert {target["name"] for target in bounded} == {
-        "QKV fusion", "SwiGLU fusion", "flash attention", "elementwise fusion", "fused optimizer",
-    }  # fmt: skip
-    for target in bounded:
-        assert 0 <= target["floor_us"] <= target["time_us"] < content["step_us"]
-        assert target["share"] == pytest.approx((target["time_us"] - target["floor_us"]) / content["step_us"])
-        assert target["bound"] == pytest.approx(1 / (1 - target["share"]))
-    assert [target["bound"] for target in bounded] == sorted((target["bound"] for target in bounded), reverse=True)
 
 
 def test_targets_concern_the_calls_that_the_model_makes(cpu_profile):
@@ -184,7 +191,7 @@ def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu
     analyze(".")
     (report,) = (tmp_path / "bottleneck_analysis").glob("bottlenecks_*.md")  # a terminal may be too narrow for all columns
     assert "not classed" in report.read_text() and "--measure-peak" in report.read_text()
-    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
+    content = json.loads((tmp_path / "bottleneck_analysis/bottlenecks_v1_optimization_targets.json").read_text())
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
 
 
@@ -197,7 +204,7 @@ def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_tra
     assert set(by_name(step)) == {"QKV fusion", "flash attention", "elementwise fusion", "mixed precision"}
 
 
-def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
+def test_on_a_gpu_time_is_the_kernels_the_rest_is_idle_and_the_report_speaks_of_launches(gpu_profile, analyze, tmp_path):
     step = bottlenecks.read_step(gpu_profile)
     assert step.us == (125 + 60) / 2 and step.outside_us == step.us - 159 / 2
     parts = {row[0]: row[4] for row in bottlenecks.breakdown(step)}
@@ -206,12 +213,26 @@ def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
     assert launch["bound"] == pytest.approx(185 / 159) and launch["floor_us"] == 0
     assert all(row.us > 0 for row in step.rows), "an operator without kernels takes no time on a GPU"
 
-
-def test_a_gpu_report_speaks_of_launches_and_knows_the_listed_bf16_peak(analyze, gpu_profile, tmp_path):
     analyze(gpu_profile)
     report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
     assert "3 launches a step" in report and "15 us after its call" in report and "busy for 86 % of the step" in report
     assert "data sheet's bf16 peak, 989 TFLOP/s" in report
+
+
+def test_the_step_is_held_against_its_limits(analyze, gpu_profile, cpu_profile, tmp_path):
+    analyze(gpu_profile)
+    report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
+    for fact in (
+        "% of 67 TFLOP/s (data sheet)",
+        "% of the measured copy",
+        "FLOP/byte; ridge point 5",
+        "launches: 3 at 1 us each: ",
+    ):
+        assert fact in report, fact
+    assert "| launches |" in report, "those of each part"
+    analyze(cpu_profile)
+    report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
+    assert " GFLOP/s, no MFU (peak not listed)" in report and "launches" not in report.partition("## The operators")[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from common.analysis.profiles import graph_replays
 from common.analysis.reports import critical_path
 from common.errors import UsageError
 from common.records import step_profile
@@ -32,7 +33,7 @@ def profile(request, tmp_path):
 
 def loaded(profile):
     content = step_profile.read(profile)
-    return content, critical_path.load(profile, content)
+    return content, graph_replays.load(profile.with_name(content["trace"]))
 
 
 def test_a_step_with_two_branches(profile):
@@ -51,20 +52,15 @@ def test_a_step_with_two_branches(profile):
     })  # fmt: skip
 
 
-def test_a_gap_on_the_path_can_be_beside_a_kernel_that_ends_too_late():
-    """The second kernel starts 2 us after the first, while a long one still runs."""
+def test_kernels_that_overlap_on_one_stream_and_on_two():
+    """A second kernel 2 us after the first, while a long one runs; of 0.5 us of overlap in a stream, the first has the time."""
     step = measured((7, 0, 10), (8, 1, 13), (7, 12, 40))
     assert path(step) == [(0, 10, 0), (12, 28, 2)]
     assert step.busy_us == step.window_us == 40 and step.shared_us == pytest.approx(10)
 
-
-def test_kernels_of_one_stream_may_overlap_a_little():
-    """The time that both run belongs to the first; on another stream such a kernel is no predecessor."""
     assert path(measured((7, 0, 10), (7, 9.5, 20))) == [(0, 10, 0), (9.5, 10, 0)]
     assert path(measured((7, 0, 10), (8, 9.5, 20))) == [(9.5, 10.5, 0)]
 
-
-def test_a_kernel_that_starts_where_another_ends_is_not_beside_it():
     step = measured((7, 0, 10), (8, 9.999, 20))
     assert not step.kernels.overlaps.any() and len(step.path) == 2
 

@@ -8,7 +8,7 @@ from common.analysis.formulas import flops
 from common.analysis.reports import flop_counts
 from common.config import ModelConfig
 from common.errors import UsageError
-from tests.records import record
+from tests.records import profile, record
 
 import pytest
 
@@ -22,7 +22,7 @@ def written(tmp_path):
     return flop_counts.write(tmp_path, COUNTED, record(device=H200, ceilings=CEILINGS))
 
 
-def test_the_first_row_is_the_causal_formula_and_all_are_held_against_it(written):
+def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(written):
     profile = flop_counts.read(written[0])
     needed = flops.training_step(ModelConfig(), 8, 128)["total"]
     header, rows = flop_counts.mfu_rows(profile)
@@ -34,8 +34,6 @@ def test_the_first_row_is_the_causal_formula_and_all_are_held_against_it(written
     assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter["% of measured GEMM"] == pytest.approx(7.5e-6)
     assert counter["% of peak"] == pytest.approx(7.5e-6 / 67)
 
-
-def test_both_files_hold_the_counts(written):
     assert [path.name for path in written] == ["flops_profile.json", "mfu_analysis.csv"]
     with written[1].open() as file:
         assert [row["counter"] for row in csv.DictReader(file)][-1] == "FlopCounterMode"
@@ -50,6 +48,37 @@ def test_a_device_that_is_not_listed_has_no_percentage(tmp_path):
     assert all(row[-2:] == [None, None] for row in flop_counts.mfu_rows(profile)[1])
 
 
+def test_norms_have_a_row_that_no_count_includes(written):
+    """Square, mean, division and weight for each of B S D elements, and two FLOPs for each token, in 9 norms."""
+    counts, tokens = flop_counts.read(written[0]), 8 * 128
+    [table] = [
+        item.content
+        for part in flop_counts.report(counts).sections
+        for item in part.items
+        if item.content[2:3] == ("Forward pass by part",)
+    ]
+    rows = {row[0]: row for row in table.rows}
+    assert rows["(norms)"][2] == 9 * (4 * tokens * 256 + 2 * tokens) / 1e9
+    assert rows["total"][1] == sum(rows[part][1] for part in ("projections", "attention", "mlp", "head"))
+
+
+def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written, tmp_path):
+    """A product of 8 TFLOP that moves 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45 GB/s."""
+    assert "FLOP/byte" not in flop_counts.report(flop_counts.read(written[0])).terminal()
+    with pytest.raises(UsageError, match="holds no bytes: count again"):
+        flop_counts.intensity(flop_counts.read(written[0]))
+    sides = {"input_shapes": "[[10000, 40000], [40000, 10000]]", "input_types": '["float", "float"]'}
+    path = tmp_path / "profile_1.json"
+    for attention_only in (True, False):
+        path.write_text(json.dumps(profile(record(), [{"name": "aten::mm", **sides}], attention_only=attention_only)))
+        flop_counts.add_work(written[0], path)
+        assert ("work" in flop_counts.read(written[0])) is not attention_only
+    shown = flop_counts.report(flop_counts.read(written[0])).terminal()
+    for fact in ("at least 3,600 MB", "2,222 FLOP/byte; ridge point 1, so FLOPs bind before bytes", "needed        0.45 GB/s"):
+        assert fact in shown, fact
+    assert "aten::mm" in flop_counts.intensity(flop_counts.read(written[0])).terminal()
+
+
 def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flop_counts.FOLDER.mkdir()
@@ -59,13 +88,10 @@ def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch)
         flop_counts.read(Path("other.json"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content["counts"].clear(), "counts: List should have at least 1 item"),
-        (lambda content: content["counts"][0].update(step=-1), "counts.0.step: Input should be greater than 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda content: content["counts"].clear(), "counts: List should have at least 1 item"),
+    (lambda content: content["counts"][0].update(step=-1), "counts.0.step: Input should be greater than 0"),
+])  # fmt: skip
 def test_a_damaged_file_is_named_with_its_field(written, change, message):
     content = json.loads(written[0].read_text())
     change(content)

@@ -7,7 +7,7 @@ from common.analysis.profiles import kernel_table, load_kernels, pytorch
 from common.analysis.reports import launches
 from common.errors import UsageError
 from tests.conftest import ROOT
-from tests.kernel_files import COPY, FIXTURES, SCALE, STATS, TRACE, put, write_database
+from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SCALE, STATS, TRACE, put, write_database
 from tests.small_traces import STEPS
 
 import pytest
@@ -15,15 +15,14 @@ import pytest
 SCRIPT = ROOT / "version2_pytorch_fused" / "analyze_kernel_launches.py"
 
 
-def test_gaps_are_where_no_kernel_runs():
-    found = launches.gaps(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
-    assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (21001, 17000, [4001]), "the first two overlap by 1000 ns"
-
-
-def test_a_kernel_that_runs_beside_a_longer_one_ends_no_gap(tmp_path):
-    rows = [("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)]
+@pytest.mark.parametrize("rows, window, busy, idle", [
+    (LAUNCHES, 21001, 17000, 4001),  # the first two overlap by 1000 ns
+    ([("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)], 160, 110, 50),
+    ([("first", 0, 100), ("next", 101, 99), ("last", 202, 98), ("later", 303, 97)], 400, 397, 3),  # after 1, 2 and 3 ns
+], ids=["an overlap", "beside a longer one", "below the error of the clock"])  # fmt: skip
+def test_gaps_are_where_no_kernel_runs(tmp_path, rows, window, busy, idle):
     found = launches.gaps(load_kernels.load(write_database(tmp_path / "results.db", rows)))
-    assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (160, 110, [50])
+    assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (window, busy, [idle])
 
 
 def test_summary_adds_up_by_name():
@@ -43,7 +42,7 @@ def facts(output: str) -> dict[str, str]:
 def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
     rows = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
     found = facts(launches.analyze(write_database(tmp_path / "results.db", rows), 5, None))
-    assert "gaps: 2, median 2 us, longest 3 us" in found["busy"]
+    assert "gaps: 2, median 2 us, longest 3 us" in found["busy"] and found["distinct"] == "1 kernel"
 
 
 def test_the_busy_share_is_left_out_without_starts(tmp_path):
@@ -72,7 +71,7 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
     assert found["launches"] == "3; kernel 2, memcpy 1" and found["distinct"] == "2 kernels" and found["total time"] == "18 us"
     assert found["busy"].startswith("80.9 % of 21 us") and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
     assert found["under 10 us"].startswith("2: 66.7 % of them, 27.8 % of the time")
-    assert "1 of 2 kernels" in shown and COPY in shown and "scale<float>" not in shown
+    assert "Kernels that take longest, 1 of 2" in shown and COPY in shown and "scale<float>" not in shown
     with (tmp_path / "tables/launches.csv").open(newline="") as file:
         rows = [(row["name"], row["calls"], row["total_ns"]) for row in csv.DictReader(file)]
     assert rows == [(COPY, "1", "13000.0"), (SCALE, "2", "5000.0")], "all kernels, with their full names"
@@ -92,9 +91,8 @@ def test_a_column_of_times_has_the_unit_of_its_largest_value(tmp_path):
     assert header[2:6] == ["total s", "mean s", "min s", "max s"] and copied[2] == "3" and scaled[4] == "2e-06"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("--trace-file", "missing.csv"), "missing.csv does not exist: give "), (("--top", "0"), "not a positive whole number")],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--trace-file", "missing.csv"), "missing.csv does not exist: give "), (("--top", "0"), "not a positive whole number"),
+])  # fmt: skip
 def test_script_refuses_bad_input_in_one_line(refused, arguments, message):
     assert message in refused(SCRIPT, *arguments)

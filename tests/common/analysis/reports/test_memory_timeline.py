@@ -1,9 +1,10 @@
 """Memory over the profiled steps: the areas are the allocator's total, and the table is what is alive at the peak."""
 
+from common.analysis.formulas import footprint
 from common.analysis.output import plots
 from common.analysis.profiles import chrome_trace
 from common.analysis.reports import memory_timeline
-from tests.small_traces import write_profile
+from tests.small_traces import BATCH, CONFIG, LENGTH, write_profile
 
 import pandas
 import pytest
@@ -29,7 +30,7 @@ GPU = trace(
 )
 
 
-def test_the_peak_has_the_allocations_that_are_alive_and_those_from_before():
+def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the_total():
     peak, rows = memory_timeline.at_peak(GPU)
     assert peak == 19 * MIB and sum(size for *_, size in rows) == peak
     assert rows == [
@@ -37,8 +38,6 @@ def test_the_peak_has_the_allocations_that_are_alive_and_those_from_before():
         ("mlp", "forward", 2 * MIB),
     ]  # fmt: skip
 
-
-def test_the_areas_add_up_to_the_total_of_the_allocator():
     (axes,) = memory_timeline.figure(GPU).axes
     tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]
     assert max(tops) == pytest.approx(19) and [area.get_label() for area in axes.collections] == [
@@ -53,6 +52,12 @@ def test_of_many_events_the_peak_is_still_drawn():
     assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * memory_timeline.POINTS
 
 
+def test_a_few_bytes_are_no_power_of_ten(tmp_path, cpu_trace):
+    profile = write_profile(tmp_path / "profile_1.json", cpu_trace)
+    few = trace((4 * MIB, 1, 4 * MIB, "mlp", "forward"), (4, 2, 4 * MIB + 4, "loss", "forward"))
+    assert "| loss | forward | 0 | 0.0001 |" in memory_timeline.report(few, profile).markdown()
+
+
 def test_the_legend_covers_nothing(tmp_path, cpu_trace):
     figure = memory_timeline.figure(chrome_trace.load(cpu_trace))
     plots.save(figure, tmp_path / "memory.png")
@@ -60,10 +65,15 @@ def test_the_legend_covers_nothing(tmp_path, cpu_trace):
     assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
-def test_the_page_needs_nothing_else(tmp_path, cpu_trace):
+def test_the_report_names_the_peak_and_the_memory_by_formula(tmp_path, cpu_trace):
+    """Activations by formula at the sizes of the run, and 4 B S V bytes twice."""
     loaded = chrome_trace.load(cpu_trace)
-    path = memory_timeline.write(tmp_path / "memory_timeline.html", loaded, write_profile(tmp_path / "profile_1.json", cpu_trace))
-    page = path.read_text()
+    page = memory_timeline.report(loaded, write_profile(tmp_path / "profile_1.json", cpu_trace)).html()
     assert "<svg" in page and "<script" not in page and "src=" not in page
     peak = loaded.memory.total_bytes.max() / MIB
     assert f"Alive at the peak of {peak:.3g} MiB" in page and "starts at zero" in page
+
+    profile = write_profile(tmp_path / "profile_1.json", cpu_trace)
+    kept = footprint.activations(CONFIG, BATCH, LENGTH)["total"]
+    whole = (kept + 8 * BATCH * LENGTH * CONFIG.vocab_size) / MIB
+    assert f": {whole:.3g} MiB." in memory_timeline.report(chrome_trace.load(cpu_trace), profile).terminal()

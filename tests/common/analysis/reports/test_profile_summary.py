@@ -34,12 +34,18 @@ def sections(report) -> list[str]:
     return re.findall("^## (.*)", report.read_text(), re.MULTILINE)
 
 
-def test_the_spans_and_what_is_outside_them_make_up_a_step(cpu_profile):
+def test_the_spans_and_what_is_outside_them_or_the_idle_gpu_make_up_a_step(cpu_profile, gpu_profile):
     profile = step_profile.read(cpu_profile)
     header, rows = profile_summary.span_rows(profile)
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     assert rows[-1][0] == "outside operators (Python)" and header[3] == "total ms"
     assert sum(row[3] for row in rows) == pytest.approx(wall) and sum(row[4] for row in rows) == pytest.approx(100)
+
+    profile = step_profile.read(gpu_profile)
+    header, rows = profile_summary.span_rows(profile)
+    idle = 1 - profile["device_busy_us"] / sum(profile["step_us"])
+    assert rows[-1][0] == "idle GPU" and rows[-1][4] == pytest.approx(100 * idle)
+    assert header[3] == "total us" and rows[-1][3] == pytest.approx((125 + 60 - 159) / 2)
 
 
 def test_the_parts_of_attention_and_mlp_add_up_to_their_spans(cpu_profile, gpu_profile):
@@ -58,14 +64,6 @@ def test_the_parts_of_attention_and_mlp_add_up_to_their_spans(cpu_profile, gpu_p
         assert [sum(row[column] for row in own) for column in (2, 3, 4, 5)] == pytest.approx(spans[name])
     assert "**Within attention and mlp, in operators on the CPU**" in markdown(cpu_profile)
     assert "Within attention and mlp" not in markdown(gpu_profile), "its trace has no inner spans"
-
-
-def test_the_idle_gpu_is_what_is_not_busy(gpu_profile):
-    profile = step_profile.read(gpu_profile)
-    header, rows = profile_summary.span_rows(profile)
-    idle = 1 - profile["device_busy_us"] / sum(profile["step_us"])
-    assert rows[-1][0] == "idle GPU" and rows[-1][4] == pytest.approx(100 * idle)
-    assert header[3] == "total us" and rows[-1][3] == pytest.approx((125 + 60 - 159) / 2)
 
 
 @pytest.mark.parametrize("path", H100, ids=lambda path: path.stem)
@@ -99,9 +97,9 @@ def test_files_are_listed_if_they_are_there(cpu_profile):
         return [row[0] for row in table(markdown(cpu_profile), "Files")]
 
     assert listed() == ["profile_1.json", "trace_1.json"]
-    (cpu_profile.parent / "run_1").mkdir()
-    (cpu_profile.parent / "memory_timeline.html").touch()
-    assert listed() == ["profile_1.json", "trace_1.json", "run_1", "memory_timeline.html"]
+    (events := step_profile.events(cpu_profile, step_profile.read(cpu_profile)["run"])).mkdir()
+    (cpu_profile.parent / "run.html").touch()
+    assert listed() == ["profile_1.json", "trace_1.json", events.name, "run.html"]
 
 
 def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_trace):
@@ -122,14 +120,17 @@ def test_nothing_is_written_if_one_is_no_profile(cpu_profile):
     assert not (cpu_profile.parent / "report.md").exists()
 
 
-def test_a_run_writes_its_report_where_its_profile_is(execute, known_ceilings, tmp_path):
+def test_a_run_writes_the_report_of_its_own_profile_where_that_is(execute, known_ceilings, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/profile_20200101T000000_1.json").write_text("an earlier run's")
     shown = execute(V1 / "run_pytorch_profiler.py", *TINY, "--data", "synthetic", "--num-steps", 3, "--profile-dir", "./there",
                     "--profile-memory", "--generate-report").out  # fmt: skip
     assert shown.endswith("  report       there/report.md\n")
     report = (tmp_path / "there" / "report.md").read_text()
     files = [row[0] for row in table(report, "Files")]
-    assert len(files) == 4 and {*files, "report.md"} == {path.name for path in (tmp_path / "there").iterdir()}
-    assert f"## {files[0]}\n" in report and "MiB allocated" in report
+    assert len(files) == 4
+    assert {*files, "report.md", "profile_20200101T000000_1.json"} == {path.name for path in (tmp_path / "there").iterdir()}
+    assert "20200101" not in report and f"## {files[0]}\n" in report and "MiB allocated" in report
     assert {"attention", "mlp", "optimizer"} <= {row[0] for row in table(report, "Time in operators")}
 
 
@@ -145,6 +146,13 @@ def test_the_script_reports_existing_profiles_where_they_are(execute, tmp_path, 
     assert f"  report       {tmp_path / 'report.md'}" in shown and "sorted by calls" in shown
     assert sections(tmp_path / "report.md") == ["profile_1.json", "profile_2.json"]
     assert "sorted by calls" in (tmp_path / "report.md").read_text()
+
+
+def test_a_few_bytes_are_no_power_of_ten(cpu_profile):
+    profile = json.loads(cpu_profile.read_text())
+    for operator in profile["operators"]:
+        operator["allocated_bytes"] = 4
+    assert not re.search(r"\de-\d", profile_summary.operators(profile).terminal())
 
 
 def test_numbers_of_an_operator_are_those_of_a_mean_step(gpu_profile, cpu_profile):

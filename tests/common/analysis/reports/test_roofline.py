@@ -2,8 +2,6 @@
 
 import csv
 import itertools
-import json
-from pathlib import Path
 
 from common.analysis.formulas import flops, operators
 from common.analysis.output import plots, tables
@@ -13,7 +11,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import step_profile
 from tests import small_traces
-from tests.conftest import ROOT, TINY, V1
+from tests.conftest import ROOT, TINY
 
 import pytest
 
@@ -109,7 +107,7 @@ def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceili
     rows = list(csv.DictReader((tmp_path / "flops_analysis/roofline.csv").open()))
     assert {"attention", "mlp", "norm", "loss"} <= {row["name"] for row in rows if row["group"] == "span"}
 
-    (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
+    (path,) = (tmp_path / "flops_analysis").glob("profile_*.json")
     profile = step_profile.read(path)
     shape = (ModelConfig(**profile["run"]["model"]), 2, 192)
     known = [row for row in operators.rows(profile) if row.flops is not None]
@@ -119,13 +117,3 @@ def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceili
     assert work == pytest.approx(flops.training_step(*shape)["total"] + scores_again)
     listed = next(float(row["GFLOP"]) for row in rows if row["name"] == "aten::_scaled_dot_product_flash_attention_for_cpu")
     assert 1e9 * listed == pytest.approx(flops.forward(*shape)["attention"])
-
-
-@pytest.mark.parametrize(
-    ("folder", "flag"), [(V1, "--computational-intensity"), (V2, "--generate-roofline")], ids=["version 1", "version 2"]
-)
-def test_intensity_needs_a_run(refused, tmp_path, folder: Path, flag):
-    (tmp_path / "flops_profile.json").write_text(json.dumps({"schema": "tiny-llama-flops/1"}))
-    said = refused(folder / "run_deepspeed_flops.py", "--analyze-results", "flops_profile.json", flag)
-    assert said == "error: --computational-intensity and --generate-roofline need a run: leave --analyze-results out\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["flops_profile.json"]

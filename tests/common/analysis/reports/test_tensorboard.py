@@ -1,5 +1,9 @@
 """Event files of a profile, as TensorBoard reads them."""
 
+import html
+from pathlib import Path
+from typing import Any
+
 from common.analysis.profiles import chrome_trace
 from common.analysis.reports import tensorboard
 from common.records import step_profile
@@ -8,15 +12,31 @@ from tests.small_traces import write_profile
 import pytest
 
 
-def test_tokens_per_second_are_those_of_all_processes(cpu_trace, tmp_path):
+def load(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    return EventAccumulator(str(folder)).Reload()
+
+
+def test_tokens_per_second_are_those_of_all_processes(cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=4)
     profile = step_profile.read(tmp_path / "profile_1.json")
-    events = EventAccumulator(str(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(cpu_trace))))
-    events.Reload()
+    events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(cpu_trace)))
     training, milliseconds = profile["run"]["training"], profile["run"]["step_ms"]["all"]
     tokens = 4 * training["batch_size"] * training["sequence_length"]
     assert [event.value for event in events.Scalars("train/tokens_per_second")] == pytest.approx(
         [tokens / ms * 1e3 for ms in milliseconds]
     )
+
+
+def test_the_text_has_a_link_to_the_trace_that_tensorboard_keeps(gpu_profile, tmp_path):
+    """Its page is made of Markdown, from which it takes what it holds to be unsafe."""
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    profile = step_profile.read(gpu_profile)
+    events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"]))))
+    [text] = events.Tensors("profile/trace/text_summary")[0].tensor_proto.string_val
+    shown = html.unescape(markdown_to_safe_html(text.decode()))
+    assert f'<a href="https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/{profile["trace"]}">' in shown
+    assert str(tmp_path / profile["trace"]) in shown
+    assert "profile/kernel_us" in events.Tags()["histograms"] and "profile/top kernels/text_summary" in events.Tags()["tensors"]

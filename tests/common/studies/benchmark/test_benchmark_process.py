@@ -29,7 +29,9 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
         losses.append(float(len(losses)))
         return torch.tensor(losses[-1])
 
-    prepared = Prepared(torch.nn.Linear(1, 1), None, step)
+    network = torch.nn.Linear(1, 1)
+    network.switches = {"rmsnorm": False, "no-kernels": "no GPU"}
+    prepared = Prepared(network, None, step)
     monkeypatch.setattr(benchmark_process, "built", lambda *_: (prepared, Precision(torch.device("cpu"), None)))
     errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
     monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
@@ -38,7 +40,8 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
     found = benchmark_process.errors(model, model, settings)
     assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
     losses.clear()
-    assert benchmark_process.speed(model, settings)["step_ms"]["count"] == 5
+    timed = benchmark_process.speed(model, settings)
+    assert timed["step_ms"]["count"] == 5 and timed["no_kernels"] == "no GPU"
     assert len(losses) == benchmark_process.WARMUP + 1 + 5
 
 
@@ -56,14 +59,10 @@ def failing(folder: Path, code: str) -> known_models.Model:
     return known_models.Model("broken", altered_version(folder, code))
 
 
-@pytest.mark.parametrize(
-    "code, status, reason",
-    [
-        ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory", "OutOfMemoryError: CUDA out of memory"),
-        ("raise ValueError('two\\n lines')", "failed", "ValueError: two lines"),
-    ],
-    ids=["memory", "error"],
-)
+@pytest.mark.parametrize("code, status, reason", [
+    ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory", "OutOfMemoryError: CUDA out of memory"),
+    ("raise ValueError('two\\n lines')", "failed", "ValueError: two lines"),
+], ids=["memory", "error"])  # fmt: skip
 def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp_path, monkeypatch):
     _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
     work, result = partial(benchmark_process.speed, failing(tmp_path, code), shapes[0]), tmp_path / "result.json"
@@ -73,15 +72,13 @@ def test_an_exception_in_a_process_is_a_status(code, status, reason, config, tmp
     assert (outcome["status"], outcome["reason"]) == (status, reason) and outcome["device"]["kind"] == "cpu"
 
 
-def test_the_end_of_a_process_is_a_status(config, tmp_path):
+def test_the_end_of_a_process_is_a_status_and_one_that_takes_too_long_is_ended(config, tmp_path):
     """That of one that the system kills: tests/common/studies/test_batch_size.py."""
     model = failing(tmp_path, "print('\\nlast words', flush=True); os._exit(3)")
     _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
     outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), "cpu", 100)
     assert outcome == {"status": "failed", "reason": "last words"}
 
-
-def test_a_process_that_takes_too_long_is_ended(config):
     models, shapes = benchmark_cells.plan(study_options.benchmark(config, timeout=0.2), KNOWN)
     outcome = benchmark_process.run(partial(benchmark_process.speed, models[0], shapes[0]), "cpu", shapes[0].timeout)
     assert outcome == {"status": "timed out", "reason": "not done after 0.2 s"}

@@ -26,15 +26,13 @@ def places(cells: list[dict]) -> list[tuple]:
     return [(cell["model"], cell["parallel"], cell["processes"], cell["batch_size"]) for cell in cells]
 
 
-def test_one_process_is_measured_without_a_form_and_a_cell_of_both_scalings_once():
+def test_a_cell_of_both_scalings_is_measured_once_and_what_cannot_be_measured_is_named():
     cells, left_out = scaling_cells.plan(study_options.scaling(processes=[4, 2], global_batch_size=8, forms=["ddp"]), KNOWN)
     assert places(cells) == [
         ("v1", None, 1, 4), ("v1", None, 1, 8), ("v1", "ddp", 2, 4), ("v1", "ddp", 4, 4), ("v1", "ddp", 4, 2)
     ]  # fmt: skip
     assert left_out == []
 
-
-def test_what_cannot_be_measured_is_left_out_with_a_line():
     cells, left_out = scaling_cells.plan(study_options.scaling(models=["v4"], processes=[1, 2, 3]), KNOWN)
     assert left_out == [
         "strong scaling on 3: 3 does not divide --global-batch-size 4", "v4, fsdp: v4 does not support it"
@@ -47,7 +45,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert scaling_cells.default_processes(torch.device("cuda")) == [1, 2]
     assert scaling_cells.default_processes(torch.device("cpu")) == [1, 2]
-    with pytest.raises(UsageError, match="--processes 4: there are 3 GPUs"):
+    with pytest.raises(UsageError, match="--processes 4: GPUs here: 3"):
         scaling_cells.plan(study_options.scaling(processes=[1, 4]), KNOWN)
 
 

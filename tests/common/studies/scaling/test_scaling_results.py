@@ -28,7 +28,7 @@ def test_nvlink_multicast_is_off_or_left_to_nccl():
     assert "was not set: NCCL decides" in unset and "left to NCCL (NCCL_NVLS_ENABLE=1)" in on
 
 
-def test_the_model_needs_the_step_on_one_process_and_a_link():
+def test_the_model_needs_the_step_on_one_process_and_a_link_and_goes_on_to_thousands_of_gpus():
     without = records.scaling()
     without["cells"] = without["cells"][1:]
     for measured in (records.scaling(link=None), without):
@@ -36,8 +36,6 @@ def test_the_model_needs_the_step_on_one_process_and_a_link():
         assert scaling_results.model_table(measured, "weak")[1] == []
     assert prediction.extrapolate(without, "strong") == {} and rows_of(without)["weak", "ddp", 2]["efficiency"] is None
 
-
-def test_the_model_goes_on_to_thousands_of_gpus():
     header, body = scaling_results.model_table(records.scaling(), "weak")
     assert header == ["GPUs", "v1, ddp: model", "v1, fsdp: model"] and [row[0] for row in body][-1] == 4096
     assert body[0][1:] == ["100.0%", "100.0%"]

@@ -139,16 +139,17 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
 
 def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: str = "auto") -> str:
     """A title, a text table of the components with their total, the one with the longest time, and a recommendation."""
-    results = profile_attention_components(seq_len, d_model, num_heads, device=device)
-    total = sum(result.time_ms for result in results)
+    where, results = toolkit.select_device(device), profile_attention_components(seq_len, d_model, num_heads, device=device)
+    total, peaks = sum(result.time_ms for result in results), toolkit.peaks(where)
+    bounds = {result.name: classify_bound(result, peaks["flops_per_second"], peaks["bytes_per_second"]) for result in results}
     name, percent = identify_bottleneck(results)
-    rows = [[result.name, result.time_ms, 100 * result.time_ms / total] for result in results]
+    rows = [[result.name, result.time_ms, 100 * result.time_ms / total, bounds[result.name]] for result in results]
     return "\n".join([
-        f"Components of attention: S {seq_len}, D {d_model}, H {num_heads}, {toolkit.select_device(device).type}",
+        f"Components of attention: S {seq_len}, D {d_model}, H {num_heads}, {where.type}",
         "",
-        tables.text(["component", "time ms", "% of total"], [*rows, ["total", total, 100.0]]),
+        tables.text(["component", "time ms", "% of total", "bound"], [*rows, ["total", total, 100.0, None]]),
         "",
-        f"Bottleneck: {name}, {percent:.1f} % of {tables.format_number(total)} ms",
+        f"Bottleneck: {name}, {percent:.1f} % of {tables.format_number(total)} ms, {bounds[name]}-bound",
         f"Recommendation: {_recommendation(results)}",
     ])  # fmt: skip
 
@@ -158,7 +159,7 @@ def _recommendation(results: Sequence[ProfileResult]) -> str:
     total = sum(result.time_ms for result in results)
     core = sum(result.time_ms for result in results if result.name in toolkit.CORE) / total
     if core >= 0.5:
-        change, share = f"make {', '.join(toolkit.CORE)} one kernel (optimization level 2 or 3)", core
+        change, share = f"use flash attention (optimization level 3), one kernel for {', '.join(toolkit.CORE)}", core
     else:
         change, share = "compute the two projections in a cheaper format, or launch less (torch.compile)", 1 - core
     return f"{change}. That touches {100 * share:.1f} % of the time: at most {1 / (1 - share):.2f} times as fast."
@@ -246,10 +247,10 @@ def attention_jax(Q: Any, K: Any, V: Any) -> Any:
 def _jitted_attention() -> Callable:
     import jax
 
-    def attention(q, k, v):
-        return jax.nn.softmax(q @ k.swapaxes(-2, -1) / math.sqrt(q.shape[-1]), axis=-1) @ v
+    def head(q, k, v):  # [S, dk]
+        return jax.nn.softmax(q @ k.T / math.sqrt(q.shape[-1])) @ v
 
-    return jax.jit(attention)
+    return jax.jit(jax.vmap(jax.vmap(head)))  # over B, over H
 
 
 def profile_attention_components_jax(
@@ -287,7 +288,7 @@ def profile_attention_components_jax(
     weights = jitted[2](scores)
     arguments = [(x, w_qkv), (q, k), (scores,), (weights, v), (jitted[3](weights, v), w_out)]
     return [
-        ProfileResult(name, 1e3 * benchmark_function(fn, args), 0.0, *work[name])
+        ProfileResult(name, 1e3 * benchmark_function(fn, args), toolkit.added_memory(fn, args, where.type), *work[name])
         for name, fn, args in zip(toolkit.COMPONENTS, jitted, arguments, strict=True)
     ]
 

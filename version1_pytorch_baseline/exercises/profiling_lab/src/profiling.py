@@ -135,9 +135,10 @@ def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: 
     """A title, a text table of the components with their total, the one with the longest time, and a recommendation.
 
     Returns:
-        A title `Components of attention: S .., D .., H .., DEVICE`; a table with a row `name  ms  % of total` for each component
-        and a last row `total`; a line `Bottleneck: NAME, P % of T ms`; and a line
-        `Recommendation: ...` with the largest possible gain: 1 / (1 - p) for a change to a share p of the time (Amdahl's law).
+        A title `Components of attention: S .., D .., H .., DEVICE`; a table with a row `name  ms  % of total  bound` for each
+        component (classify_bound, with `toolkit.peaks`) and a last row `total`; a line `Bottleneck: NAME, P % of T ms,
+        BOUND-bound`; and a line `Recommendation: ...` with the largest possible gain: 1 / (1 - p) for a change to a share p of
+        the time (Amdahl's law).
 
     Raises:
         ValueError: as profile_attention_components.
@@ -222,6 +223,8 @@ def profile_attention_components_jax(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = "auto"
 ) -> list[ProfileResult]:
     """The same five components, each a jitted JAX function, with the same inputs and the same clock.
+
+    The memory is what XLA plans (`toolkit.added_memory`).
 
     Raises:
         ValueError: as profile_attention_components, or JAX has no such device.

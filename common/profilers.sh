@@ -26,7 +26,7 @@ usage() {
 Options of every script for profilers:
 
     --profile-dir DIR   folder of the results (default: $folder)
-    --script FILE.py    the script to run, of any version (default: tiny_llama_v2.py beside this file)
+    --script FILE.py    the script to run, of any version (default: tiny_llama_v2.py beside this script)
 
 Every other argument, and all after --, goes to the script. It takes 30 steps (10 where DeepSpeed counts FLOPs, 3 under
 rocprof-compute, 1 under ncu) unless --num-steps says otherwise. Its metrics file goes into DIR, so that a profiled run does not

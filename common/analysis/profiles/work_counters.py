@@ -1,4 +1,4 @@
-"""Bytes that a GPU's memory moved for each kernel, from the counters of a profiler:
+"""Bytes that a GPU's memory moved for each kernel, and the FLOPs that it did, from the counters of a profiler:
 
     ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
     rocprof-compute   requests of the L2 cache to memory, in pmc_perf.csv, times their size
@@ -12,6 +12,9 @@ requests, RDREQ_32B the small reads, WRREQ_64B the large writes, and TCC_BUBBLE 
 gfx90a has no 128-byte reads. On gfx950 TCC_BUBBLE has another meaning; since rocprof-compute 3.5 RDREQ_128B, _64B and _32B count
 reads by size. (AMD, "MI300 and MI200 Series performance counters and metrics", rocm.docs.amd.com; rocprof-compute's metric
 "HBM Bandwidth" is this sum over the time.) The requests can also go to the host or to another GPU.
+
+rocprof-compute also counts the instructions of a wave's 64 work-items by number format (a fused multiply-add has two FLOPs, and a
+packed instruction counts once, so fp16 and fp32 can be more), and the matrix units' FLOPs in units of 512.
 """
 
 from common.analysis.profiles.kernel_table import Kernels
@@ -34,6 +37,11 @@ COUNTERS: dict[str, dict[str, dict[str, int]]] = {
         "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
     },
 }
+FORMATS = {  # the same for FLOPs by number format, named as in roofline.csv
+    f"fp{bits}": {f"SQ_INSTS_VALU_{name}_F{bits}": 128 if name == "FMA" else 64 for name in ("ADD", "MUL", "FMA", "TRANS")}
+    for bits in (16, 32, 64)
+} | {f"mfma_{kind.lower().replace('f', 'fp')}": {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512} for kind in ("F16", "F32", "F64")}
+FORMATS["mfma_bf16"] = {"SQ_INSTS_VALU_MFMA_MOPS_BF16": 512}
 
 
 def moved_bytes(found: Kernels) -> pandas.Series | str:
@@ -46,3 +54,11 @@ def moved_bytes(found: Kernels) -> pandas.Series | str:
     if missing[nearest]:
         return f"{', '.join(missing[nearest])} ({nearest})"
     return pandas.Series(sum(size * found.counters[counter] for counter, size in formulas[nearest].items()))
+
+
+def flops(found: Kernels) -> pandas.DataFrame:
+    """FLOPs of each row of the table by number format, with no columns if the source does not count them all."""
+    if not {counter for formula in FORMATS.values() for counter in formula} <= set(found.counters):
+        return pandas.DataFrame(index=found.table.index)
+    weighted = {name: [size * found.counters[counter] for counter, size in formula.items()] for name, formula in FORMATS.items()}
+    return pandas.DataFrame({name: sum(columns[1:], columns[0]) for name, columns in weighted.items()})

@@ -1,0 +1,231 @@
+"""The page of a run: a timeline, and the reports of `common.analysis.reports` for which its file has the numbers.
+
+    profile, with its trace beside it    everything, against the ceilings that the run measured
+    trace of torch.profiler              timeline, time by span, kernels, memory, critical path
+    file of another profiler             kernels; a timeline where it has times, and memory traffic where it has counters
+    other Chrome trace                   timeline, and the events by name
+    record of a run or of a study        its report
+
+Two files have both timelines, what went and what came, and the numbers that differ.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from common import files
+from common.analysis.comparisons import launch_changes, runs
+from common.analysis.formulas.optimization_targets import read_step, targets
+from common.analysis.output import tables
+from common.analysis.output.report import Report, Section
+from common.analysis.page import timeline
+from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, kernel_table, load_kernels, pytorch
+from common.analysis.profiles.chrome_trace import Trace
+from common.analysis.profiles.kernel_table import Kernels
+from common.analysis.reports import bandwidth, bottlenecks, critical_path, launches, memory_timeline, profile_summary, roofline
+from common.errors import UsageError
+from common.records import run_record, step_profile
+from common.records.step_profile import Profile
+
+Renderers = Mapping[str, Callable[[Path], Report]]
+CostsOf = Callable[[Profile], timeline.Costs]
+TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
+HOW_TO_READ = (
+    "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom, and so do the "
+    "arrows once the timeline has the focus. Comma and full stop go from event to event."
+)
+PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimisation", "the-operators-that-take-longest")
+
+
+def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
+    """The page of a profile, made from `trace`, with the spans of captured kernels (None if it is gone); `costs` gives the costs
+    of the version's own kernels (`timeline.of_trace`).
+    """
+    step = read_step(path)
+    profile, run = step.profile, step.profile["run"]
+    result = Report(f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}")
+    result.section("Run")
+    result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
+    if not profile["attention_only"]:
+        result.facts(bottlenecks.limits(profile))
+    if trace:
+        _add_timeline(result, timeline.of_trace(trace, run, costs(profile)), f"profiled steps: {profile['profiled_steps']}")
+    parts = bottlenecks.report(step, path, targets(step), "")
+    result.include(parts, "", *PARTS[:-1])
+    if profile["kernels"]:
+        result.section("Kernels")
+        header, rows = profile_summary.kernel_rows(profile)
+        result.table(header, rows, f"A mean step, {min(TOP, len(rows))} of {len(rows)}", code=["kernel"], top=TOP)
+        result.text(profile_summary.launches(profile))
+    if run["ceilings"]:
+        points = roofline.from_profile(profile)
+        result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
+    result.include(parts, "", PARTS[-1])
+    if trace and profile["memory_peak_bytes"] is not None:
+        result.include(memory_timeline.report(trace, profile), "Memory")
+    if trace:
+        _add_critical_path(result, trace)
+    return result
+
+
+def of_trace(path: Path, trace: Trace) -> Report:
+    """The page of a trace of torch.profiler, whoever made it."""
+    result = Report(path.name)
+    _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
+    kernels = pytorch.of_trace(path, trace)
+    result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
+    if len(trace.steps):
+        _add_step(result, trace)
+    if len(trace.memory):
+        result.section("Memory")
+        memory_timeline.add_peak(result, trace)
+    _add_critical_path(result, trace)
+    return result
+
+
+def of_kernels(path: Path, kernels: Kernels) -> Report:
+    """The page of a file of rocprofv3, rocprof-compute or ncu."""
+    result = Report(path.name)
+    if events := timeline.of_kernels(kernels):
+        _add_timeline(result, events, "all launches")
+    result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
+    if kernels.source in ("ncu", "rocprof-compute") and not isinstance(rows := bandwidth.from_counters(kernels), str) and rows:
+        result.include(bandwidth.report(bandwidth.read(path)), "Memory traffic")
+    return result
+
+
+def of_events(path: Path) -> Report:
+    """The page of any other Chrome trace."""
+    result, events = Report(path.name), timeline.of_events(path)
+    added: dict[int, list[int]] = {}  # calls and ns by name
+    for track in events["tracks"]:
+        for ns, name in zip(track["events"][1::6], track["events"][2::6], strict=True):
+            calls, whole = added.get(name, (0, 0))
+            added[name] = [calls + 1, whole + ns]
+    unit, factor = tables.time_unit(max(whole for _, whole in added.values()) / 1e6)
+    rows: list[list[Any]] = [[events["names"][name], calls, ns / 1e6 * factor] for name, (calls, ns) in added.items()]
+    result.section("Trace")
+    result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.")
+    _add_timeline(result, events, "all events")
+    result.section("Events by name")
+    rows.sort(key=lambda row: -row[2])
+    title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
+    result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
+    return result
+
+
+def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:
+    result.section("Timeline")
+    result.timeline(events, name)
+    left_out = f" The {events['left_out']:,} shortest events are left out." if events["left_out"] else ""
+    result.text(HOW_TO_READ + left_out)
+
+
+def _add_step(result: Report, trace: Trace) -> None:
+    """Adds the time of a mean step by span, or by kind of work where a GPU's kernels have no spans."""
+    kernels, steps, ms = trace.kernels[trace.kernels.step >= 0], len(trace.steps), sum(trace.step_us()) / 1e3 / len(trace.steps)
+    if kernels.empty or timeline.spanned(trace):
+        result.section("Time of the step by span")
+        result.table(*profile_summary.span_rows(cast(Profile, {"attention_only": False, **chrome_trace.profile_tables(trace)})))
+        return
+    us = kernels.duration_us.groupby(kernels.name.map(kernel_names.kind)).sum().sort_values(ascending=False)
+    rows = [[name, total / 1e3 / steps, 100 * total / 1e3 / steps / ms] for name, total in us.items()]
+    idle = ms - trace.device_busy_us() / 1e3 / steps
+    result.section("Time of the step by kind of work")
+    result.table(["kind", "ms", "% of step"], [*rows, [bottlenecks.IDLE, idle, 100 * idle / ms]])
+
+
+def _add_critical_path(result: Report, trace: Trace) -> None:
+    if measured := critical_path.step(trace):
+        result.section("Critical path")
+        result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
+        result.table(*critical_path.span_table(measured), "By span")
+
+
+def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
+    """The page of a file; `renderers` are those of our other records, by schema, and `costs` is as in `of_run`."""
+    source, schema = load_kernels.recognize(path), _schema(path)
+    if schema == run_record.SCHEMA:
+        return runs.show([path])
+    if schema in renderers:
+        return renderers[schema](path)
+    if source == "profile":
+        trace = path.parent / step_profile.read(path)["trace"]
+        return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)
+    if _is_of_another_program(path):
+        return of_events(path)
+    if source != "pytorch-trace":
+        return of_kernels(path, load_kernels.load(path))
+    return of_trace(path, graph_replays.load(path))
+
+
+def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Report:
+    """The page of two files: their timelines on one scale, what went and came by span, and their numbers."""
+    if all(_schema(path) == run_record.SCHEMA for path in paths):
+        return runs.show(paths)
+    both = [build(path, renderers, costs) for path in paths]
+    result = Report(" and ".join(dict.fromkeys(report.title for report in both)))
+    result.section("Runs")
+    result.facts([(str(number), f"{both[number - 1].title}: {path}") for number, path in enumerate(paths, 1)])
+    items = [item.content for report in both for section in report.sections for item in section.items if item.kind == "timeline"]
+    if items:
+        result.section("Timeline")
+        for number, (name, events) in enumerate(items, 1):
+            result.timeline(events, f"{number}: {name}")
+        result.text(HOW_TO_READ)
+    for section in both[0].sections:
+        for other in both[1].sections:
+            if section.title and section.anchor != PARTS[-1] and section.anchor == other.anchor:
+                _add_side_by_side(result, section, other)
+    if all(load_kernels.recognize(path) in load_kernels.READERS and not _is_of_another_program(path) for path in paths):
+        changes = launch_changes.compare([paths[0]], [paths[1]], varied=None)
+        result.section("Launches")
+        launch_changes.add_section(result, changes, "changes", CHANGES)
+        if changes.spans:
+            parts = sorted(changes.by("span", "name"), key=lambda row: row.name)
+            header = ["span", changes.counted, "status", "calls before", "after", "us before", "after"]
+            result.section("What went and what came, by span")
+            result.table(header, [
+                [row.name, kernel_names.short_name(row.detail), row.change, *row.numbers()[:2], *row.numbers()[3:5]]
+                for row in parts if row.change in ("gone", "new")
+            ], code=[changes.counted])  # fmt: skip
+    if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
+        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two files of one kind")
+    return result
+
+
+def _add_side_by_side(result: Report, first: Section, second: Section) -> None:
+    """Adds the facts and the tables with one header in both, a row for each number that differs; no shares, no kernels."""
+    made = Report("")
+    made.section(first.title, first.anchor)
+    for one, other in zip(first.items, second.items, strict=False):
+        if one.kind == other.kind == "facts":
+            facts = [dict(item.content) for item in (one, other)]
+            made.table(["", "1", "2"], [[label, *(each.get(label) for each in facts)] for label in {**facts[0], **facts[1]}])
+        elif one.kind == other.kind == "table" and one.content.header == other.content.header and not one.content.code:
+            header, count = one.content.header, max(1, (*one.content.numeric, True).index(True))  # of columns that name a row
+            cells = [
+                {(*row[:count], name): cell for row in item.content.rows
+                 for name, cell in zip(header[count:], row[count:], strict=True)}
+                for item in (one, other)
+            ]  # fmt: skip
+            one_column, rows = len(header) == count + 1, []
+            for key in {**cells[0], **cells[1]}:
+                ours, theirs = (each.get(key) for each in cells)
+                ratio = ours / theirs if isinstance(ours, int | float) and isinstance(theirs, int | float) and theirs else None
+                if ours != theirs and not key[-1].startswith("%"):
+                    rows.append([*(key[:-1] if one_column else key), ours, theirs, ratio])
+            names = header[:count] if one_column else [*header[:count], "quantity"]
+            made.table(*tables.filled([*names, "1", "2", "1 / 2"], rows), title=one.content.title)
+    if made.sections[-1].items:
+        result.include(made)
+
+
+def _is_of_another_program(path: Path) -> bool:
+    return load_kernels.recognize(path) == "pytorch-trace" and '"cpu_op"' not in kernel_table.read_text(path)
+
+
+def _schema(path: Path) -> str:
+    """The schema of one of our records, else an empty string."""
+    content = files.read_json(path) if load_kernels.recognize(path) == "JSON" else None
+    return content.get("schema", "") if isinstance(content, dict) else ""

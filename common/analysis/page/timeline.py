@@ -1,0 +1,199 @@
+"""The events of a trace as the page of a run draws them: a track for each thread of the host and each stream of a GPU.
+
+A timeline is plain JSON, times in ns since its first event:
+
+    tracks     name, and the events in order of start: six numbers each (start less the one before, duration, and positions in
+               names, groups and details; the last is the delay since a kernel's launch, or an operator's self time; -1: none)
+    names, groups, details        what these positions stand for; the colour of an event is that of its group
+    steps      name, start and end of each profiled step
+    memory     name, times and MiB of what an allocator holds
+    left_out   how many events there were beyond EVENTS: the shortest of the host
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.analysis.formulas import operators
+from common.analysis.profiles import trace_events
+from common.analysis.profiles.chrome_trace import Trace
+from common.analysis.profiles.json_elements import elements
+from common.analysis.profiles.kernel_names import COMMUNICATION, kind, short_name
+from common.analysis.profiles.kernel_table import Kernels
+from common.analysis.reports.critical_path import operator_costs
+from common.analysis.reports.triton_kernels import Cost
+from common.errors import UsageError
+from common.files import Amount
+from common.records.run_record import Run
+from common.spans import FORWARD_SPANS, SPANS
+
+from typing_extensions import NotRequired
+
+Costs = Mapping[tuple[str, str], Cost]
+EVENTS = 50_000
+POINTS = 3000  # of the memory
+
+
+class Event(NamedTuple):
+    """Times in us; `detail` holds pairs of a label and a value, `limit` in it is the least time in us and what sets it."""
+
+    track: str
+    start: float
+    duration: float
+    name: str
+    group: str
+    detail: tuple[Hashable, ...] = ()
+    beside: float = -1e-3  # a kernel's delay, or an operator's self time
+    on_device: bool = False
+
+
+class ChromeEvent(trace_events.Event):
+    dur: NotRequired[Amount]
+    args: NotRequired[dict[str, Any]]
+
+
+def spanned(trace: Trace) -> bool:
+    """Whether the model's spans are in the trace."""
+    return bool((trace.kernels if len(trace.kernels) else trace.operators).span.isin(FORWARD_SPANS).any())
+
+
+def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = None) -> dict[str, Any]:
+    """The profiled steps, or all of a trace without steps; groups are spans or, where there are none, kinds of work.
+
+    The run's record has the ceilings; `own_costs` are those of all launches in a step, by name and phase of a kernel of our own.
+    """
+    stepped, (kernels, calls) = len(trace.steps) > 0, (trace.kernels, trace.operators)
+    kernels = kernels[kernels.step >= 0] if stepped else kernels
+    with_spans = spanned(trace)
+    element, ceilings = operators.element_bytes(run) if run else 4, run["ceilings"] if run else None
+    on_gpu = len(kernels) > 0  # on a CPU an operator is its own work
+    itself: list[Any] = [[row] for row in calls.index]
+    work = kernels if on_gpu else calls.assign(operators=itself, duration_us=calls.cpu_us)
+    frame = operator_costs(work, trace, element)
+    costs = dict(zip(frame.index, zip(frame.flops, frame.bytes, strict=True), strict=True))
+    for (name, phase), cost in (own_costs or {}).items():
+        rows = kernels.index[(kernels.name == name) & (kernels.phase == phase)]
+        if cost.bytes and len(rows):
+            share = len(trace.steps) / len(rows)  # of a step's launches, which are taken to be alike
+            costs |= dict.fromkeys(rows, (share * (cost.flops or 0), share * cost.bytes))
+
+    def group(name: str, span: str) -> str:
+        return "communication" if COMMUNICATION.search(name) else span if with_spans else kind(name)
+
+    def detail(row: int, name: str, span: str, phase: str, operator: str, shapes: str) -> tuple:
+        pairs: list[tuple] = [("span", span), ("phase", phase), ("operator", operator), ("shapes", shapes)]
+        pairs += [("in full", name)] * (name != short_name(name))
+        if row in costs:
+            flops, moved = map(int, costs[row])
+            pairs += [("FLOPs", flops), ("bytes", moved)]
+            if ceilings:
+                seconds, limit = operators.bound(flops, moved, ceilings)
+                pairs.append(("limit", (1e6 * seconds, limit)))
+        return tuple(pair for pair in pairs if pair[1] not in ("", "[]"))
+
+    found: list[Event] = []
+    names, shapes = calls.name.to_numpy(), calls.input_shapes.to_numpy()
+    backward = {event.thread for event in trace.host if event.phase == "forward"}
+    for event in trace.host:
+        if (event.step < 0 and stepped) or event.kind == "memory":
+            continue
+        track = f"host, thread {event.thread[1]}" + (event.thread not in backward) * " (backward)"
+        place = track, event.start, event.duration, event.name
+        if event.kind == "operator":
+            own = detail(-1 if on_gpu else event.row, "", event.span or "", event.phase or "", "", event.shapes)
+            found.append(Event(*place, group(event.name, event.span or ""), own, event.duration - event.children_us))
+        elif event.kind == "launch":
+            found.append(Event(*place, "launch" if "Launch" in event.name else "runtime call"))
+        else:
+            found.append(Event(*place, event.name if with_spans and event.name in SPANS else "other"))
+    for row, name, start, duration, stream, span, phase, delay, chain in zip(
+        kernels.index, kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
+        kernels.launch_delay_us, kernels.operators, strict=True,
+    ):  # fmt: skip
+        own = detail(row, name, span, phase, *((names[chain[0]], shapes[chain[0]]) if chain else ("", "")))
+        beside = -1e-3 if delay != delay else delay
+        found.append(Event(f"GPU, stream {stream}", start, duration, short_name(name), group(name, span), own, beside, True))
+    memory = trace.memory[trace.memory.device == "gpu"] if len(trace.kernels) else trace.memory
+    held = list(zip(memory.time_us, memory.total_bytes / 2**20, strict=True))
+    return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)], held)
+
+
+def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
+    """The launches of a profiler's table, by kind of work; None where it has no times of launches."""
+    table = kernels.table
+    if table.start_ns.isna().any() or kernels.are_operators:
+        return None
+    columns = zip(table.start_ns / 1e3, table.duration_ns / 1e3, table.name, strict=True)
+    return _timeline([
+        Event("GPU", start, us, short_name(name), kind(name), (("in full", name),), on_device=True) for start, us, name in columns
+    ])  # fmt: skip
+
+
+def of_events(path: Path) -> dict[str, Any]:
+    """All timed events of any Chrome trace, by category."""
+    labels: dict[Any, str] = {}  # of a process, and of one of its threads
+    found: list[tuple[tuple, Any]] = []
+    begun: dict[tuple, list[Any]] = defaultdict(list)
+    for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
+        if not isinstance(event, dict) or event.get("ph") not in ("X", "B", "E", "M"):
+            continue
+        process, thread = event.get("pid"), event.get("tid")
+        if event["ph"] == "M":
+            if event.get("name") in ("process_name", "thread_name"):
+                named = process if event["name"] == "process_name" else (process, thread)
+                labels[named] = str(event.get("args", {}).get("name"))
+            continue
+        open_ = begun[process, thread]
+        if event["ph"] == "E" and not open_:
+            continue
+        trace_events.check(path, ChromeEvent, open_[-1] | event if event["ph"] == "E" else event, number)
+        if event["ph"] == "B":
+            open_.append(event)
+            continue
+        if event["ph"] == "E":
+            event = (first := open_.pop()) | {"dur": max(0.0, event["ts"] - first["ts"])}
+        found.append(((process, thread), event))
+    if not found:
+        raise UsageError(f"{path} holds no timed event")
+    return _timeline([
+        Event(
+            f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}", event["ts"], event.get("dur", 0.0), event["name"],
+            str(event.get("cat", "event")), tuple((key, str(value)) for key, value in event.get("args", {}).items()),
+        )
+        for track, event in found
+    ])  # fmt: skip
+
+
+def _timeline(
+    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), memory: list[tuple[float, float]] | None = None
+) -> dict[str, Any]:
+    kept = sorted(found, key=lambda event: (event.on_device, event.duration))[-EVENTS:]
+    begin = min((event.start for event in kept), default=0.0)
+    positions: dict[str, dict[Any, int]] = {"names": {}, "groups": {}, "details": {}}
+
+    def position(kind: str, value: Hashable) -> int:
+        return positions[kind].setdefault(value, len(positions[kind]))
+
+    def ns(us: float) -> int:
+        return round(1e3 * us)
+
+    tracks: dict[str, list[int]] = {}
+    last: dict[str, int] = {}
+    for event in sorted(kept, key=lambda event: (event.on_device, event.track, event.start, -event.duration)):
+        start = ns(event.start - begin)
+        tracks.setdefault(event.track, []).extend((
+            start - last.get(event.track, 0), ns(event.duration), position("names", event.name),
+            position("groups", event.group), position("details", event.detail), ns(event.beside),
+        ))  # fmt: skip
+        last[event.track] = start
+    held = memory or []
+    size = len(held) // POINTS + 1
+    points = [max(held[i : i + size], key=lambda point: point[1]) for i in range(0, len(held), size)]
+    return {
+        "tracks": [{"name": name, "events": events} for name, events in tracks.items()],
+        **{kind: list(values) for kind, values in positions.items()},
+        "steps": [(name, ns(start - begin), ns(end - begin)) for name, start, end in steps],
+        "memory": [(ns(time - begin), round(mib, 3)) for time, mib in points],
+        "left_out": len(found) - len(kept),
+    }

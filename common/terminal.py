@@ -1,0 +1,46 @@
+"""How text is shown: how wide a line may be, and a line of progress."""
+
+import io
+import os
+import shutil
+import textwrap
+from typing import TextIO
+
+LEAST, MOST = 80, 120  # columns
+
+
+def width() -> int:
+    """Columns of the terminal, within bounds; the most where the output is a file or a pipe."""
+    return max(LEAST, min(MOST, shutil.get_terminal_size((MOST, 0)).columns))
+
+
+def wrapped(line: str, indent: int = 0) -> str:
+    """The line in as many as it takes, those after the first indented; words are not cut."""
+    return textwrap.fill(line, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def replace_unprintable(*streams: TextIO | None) -> None:
+    """A name that the encoding of a stream lacks is printed with question marks, and ends no command."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+class Line:
+    """A line of progress. On a terminal each text takes the place of the one before, elsewhere each is a line of its own."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream, self.shown = stream, False
+        self.terminal = bool(stream and stream.isatty()) and os.environ.get("TERM") != "dumb"
+
+    def show(self, text: str) -> None:
+        """The cursor stays at the start of the line, so that other output covers it."""
+        if self.terminal:
+            text, self.shown = f"\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", True
+        print(text, end="\r" if self.terminal else "\n", file=self.stream, flush=True)
+
+    def end(self) -> None:
+        """Keeps the last text."""
+        if self.shown:
+            print(file=self.stream, flush=True)
+        self.shown = False

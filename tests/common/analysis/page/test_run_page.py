@@ -1,0 +1,86 @@
+"""The page of each kind of file, and of two."""
+
+import json
+import re
+
+from common.analysis.page import run_page
+from common.documents import sections
+from common.errors import UsageError
+from common.training import version_files
+from tests.conftest import ROOT
+from tests.kernel_files import FIXTURES
+from tests.small_traces import gpu_trace, write_profile
+
+import pytest
+
+H200 = ROOT / "results" / "h200"
+
+
+def build(*paths):
+    known = sections.RENDERERS, version_files.kernel_costs
+    return run_page.build(*paths, *known) if len(paths) == 1 else run_page.compare(paths, *known)
+
+
+def titles(report) -> list[str]:
+    return [section.title for section in report.sections if section.title]
+
+
+def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile):
+    page = build(gpu_profile)
+    assert titles(page) == [
+        "Run", "Timeline", "Time of the step by part", "Targets of optimisation", "Kernels", "Roofline",
+        "The operators that take longest", "Critical path",
+    ]  # fmt: skip
+    html = page.html()
+    assert not re.search(r"""\s(?:src|href)=["'](?!data:|#)""", html.split("<script>")[0]) and "default-src 'none'" in html
+    gpu_profile.with_name("trace_2.json").unlink()
+    assert "Timeline" not in titles(build(gpu_profile)) and "<script" not in build(gpu_profile).html()
+
+
+@pytest.mark.parametrize(("path", "expected"), [
+    (H200 / "traces/v4_small.json.gz", ["Timeline", "Kernels", "Time of the step by kind of work", "Critical path"]),
+    (FIXTURES / "new_kernel_trace.csv", ["Timeline", "Kernels"]),
+    (FIXTURES / "ncu_raw.csv", ["Kernels", "Memory traffic"]),
+    (H200 / "levers.json", ["Medians", "Spread"]),
+], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
+def test_other_files(path, expected):
+    assert titles(build(path)) == expected
+
+
+def test_a_trace_of_another_program_has_its_events_by_name(tmp_path):
+    events = [{"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": us} for name, us in (("a", 5), ("b", 9), ("a", 6))]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
+    page = build(tmp_path / "other.json")
+    assert page.sections[-1].items[0].content.rows == [["a", 2, pytest.approx(11)], ["b", 1, pytest.approx(9)]]
+    both = build(tmp_path / "other.json", tmp_path / "other.json")
+    assert len([item for section in both.sections for item in section.items if item.kind == "timeline"]) == 2
+
+
+def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):
+    content = gpu_trace()
+    for event in content["traceEvents"]:
+        event["name"] = event["name"].replace("gemm", "fused")
+    (tmp_path / "trace_3.json").write_text(json.dumps(content))
+    write_profile(
+        tmp_path / "profile_3.json", tmp_path / "trace_3.json", training__world_size=2, device__name="NVIDIA H100 80GB HBM3"
+    )
+    page = build(gpu_profile, tmp_path / "profile_3.json")
+    assert len([item for section in page.sections for item in section.items if item.kind == "timeline"]) == 2
+    [changed] = [section.items[0].content for section in page.sections if section.title.startswith("What went")]
+    assert [row[:5] for row in changed.rows] == [
+        ["attention", "gemm", "gone", 1, 0], ["attention", "fused", "new", 0, 1],
+        ["mlp", "gemm", "gone", 0.5, 0], ["mlp", "fused", "new", 0, 0.5],
+    ]  # fmt: skip
+    assert "The two differ in processes (1 and 2)." in page.markdown()
+
+
+def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):
+    (tmp_path / "trace_3.json").write_text(json.dumps(gpu_trace("hipLaunchKernel")))
+    page = build(gpu_profile.with_name("trace_2.json"), tmp_path / "trace_3.json")
+    assert "kernels per step, by span and phase" in page.markdown()
+
+    with pytest.raises(UsageError, match=r"levers\.json have nothing in common: give two files of one kind"):
+        build(gpu_profile, H200 / "levers.json")
+
+    page = build(H200 / "curve_v1.json", H200 / "curve_v3.json")
+    assert [row[0] for row in page.sections[0].items[1].content.rows] == ["curve_v1.json", "curve_v3.json"]

@@ -1,0 +1,90 @@
+"""The timeline of a page: tracks, steps and numbers of known traces, and what a trace of another program may hold."""
+
+import json
+from types import SimpleNamespace
+
+from common.analysis.page import timeline
+from common.analysis.profiles import chrome_trace, load_kernels
+from common.errors import UsageError
+from tests.kernel_files import FIXTURES
+
+import pytest
+
+
+def events(found: dict, track: str) -> list[tuple]:
+    """Start and duration in us, name, group, the other number in us, and the details, of each event of a track."""
+    [numbers] = [each["events"] for each in found["tracks"] if each["name"] == track]
+    rows, start = [], 0
+    for delta, duration, name, group, detail, beside in zip(*(numbers[i::6] for i in range(6)), strict=True):
+        start += delta
+        detail = dict(found["details"][detail])
+        rows.append((start / 1e3, duration / 1e3, found["names"][name], found["groups"][group], beside / 1e3, detail))
+    return rows
+
+
+def test_kernels_have_their_stream_span_delay_and_limit(gpu_profile):
+    profile = json.loads(gpu_profile.read_text())
+    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")), profile["run"])
+    assert [track["name"] for track in found["tracks"]] == [
+        "host, thread 1", "host, thread 2 (backward)", "GPU, stream 7", "GPU, stream 8",
+    ]  # fmt: skip
+    kernels = events(found, "GPU, stream 7")
+    assert [row[:5] for row in kernels] == [
+        (20, 30, "gemm", "attention", 6), (50, 5, "add", "residual", 17), (60, 30, "gemm", "attention", 6),
+        (100, 30, "foreach", "optimizer", 15), (131, 59, "gemm", "mlp", 19),
+    ]  # fmt: skip
+    detail = kernels[0][5]
+    assert (detail["operator"], detail["shapes"], detail["phase"]) == ("aten::mm", "[[4, 8], [8, 8]]", "forward")
+    assert (detail["FLOPs"], detail["bytes"]) == (2 * 4 * 8 * 8, 4 * (4 * 8 + 8 * 8 + 4 * 8))
+    assert detail["limit"] == (pytest.approx(1e6 * detail["bytes"] / 2e8), "memory")
+    assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
+
+
+def test_kernels_of_our_own_have_their_part_of_a_step_s_costs(gpu_profile):
+    """The optimizer's kernel runs once in two steps; nothing is known of the others of its name's phase."""
+    costs = {("foreach", "optimizer"): SimpleNamespace(operation="adamw", bytes=1000, flops=None)}
+    profile, trace = json.loads(gpu_profile.read_text()), chrome_trace.load(gpu_profile.with_name("trace_2.json"))
+    found = events(timeline.of_trace(trace, profile["run"], costs), "GPU, stream 7")
+    assert [row[5].get("bytes") for row in found if row[2] == "foreach"] == [2000]
+
+
+def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
+    monkeypatch.setattr(timeline, "EVENTS", 8)
+    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
+    names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
+    assert len(names) == 8 and {"gemm", "foreach"} <= set(names) and "ProfilerStep#0" in names and found["left_out"] > 10
+
+
+def test_a_cpu_has_self_times_and_memory(cpu_trace):
+    found = timeline.of_trace(chrome_trace.load(cpu_trace))
+    [track] = found["tracks"]
+    outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")
+    assert 0 <= outer[4] < outer[1] and {"attention", "mlp", "optimizer"} <= set(found["groups"])
+    assert len(found["memory"]) > 100 and max(mib for _, mib in found["memory"]) > 0
+
+
+def test_a_file_of_another_profiler_has_a_timeline_if_it_has_times():
+    assert len(events(timeline.of_kernels(load_kernels.load(FIXTURES / "new_kernel_trace.csv")), "GPU")) > 1
+    assert timeline.of_kernels(load_kernels.load(FIXTURES / "ncu_raw.csv")) is None
+
+
+def test_a_trace_of_another_program(tmp_path):
+    """Begin and end make an event, threads have their names, what never began is left out."""
+    place = {"pid": 1, "tid": 2}
+    content = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "server"}},
+        {"ph": "M", "name": "thread_name", **place, "args": {"name": "main"}},
+        {"ph": "B", "name": "request", "ts": 10, **place},
+        {"ph": "X", "name": "parse", "cat": "text", "ts": 12, "dur": 3, "args": {"bytes": 7}, **place},
+        {"ph": "E", "ts": 20, **place},
+        {"ph": "E", "ts": 21, **place},
+        {"ph": "s", "name": "arrow", "ts": 21, **place},
+    ]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
+    found = events(timeline.of_events(tmp_path / "other.json"), "server, main")
+    assert [row[:4] for row in found] == [(0, 10, "request", "event"), (2, 3, "parse", "text")] and found[1][5] == {"bytes": "7"}
+    for field in ("args", "dur"):
+        wrong = [*content[:3], content[3] | {field: []}]
+        (tmp_path / "other.json").write_text(json.dumps({"traceEvents": wrong}))
+        with pytest.raises(UsageError, match=rf"event 3 of traceEvents \(parse\): {field}"):
+            timeline.of_events(tmp_path / "other.json")

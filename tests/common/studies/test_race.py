@@ -1,0 +1,129 @@
+"""The race: cheats are refused, whoever learns as Version 1 does gets a result, and the files of a room make its board."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+
+from common.errors import UsageError
+from common.files import read, read_json
+from common.records.workshop_files import Race
+from common.studies import race
+from common.training import ceilings
+from tests import study_options
+from tests.conftest import ROOT, V1, altered_version, markov
+from tests.small_traces import CEILINGS
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+RACE, BOARD, SCRIPTS = ROOT / "common/studies/race.py", ROOT / "common/studies/board.py", ROOT / "tests/fixtures/races"
+V2 = ROOT / "version2_pytorch_fused/tiny_llama_v2.py"
+MINUTES = 0.01
+
+
+class InThread(threading.Thread):
+    """Takes the place of a contestant's process, which needs seconds to start; it ends as its pipe is closed."""
+
+    def __init__(self, target: Callable, args: tuple) -> None:
+        super().__init__(target=target, args=(Connection(os.dup(args[0].fileno())), *args[1:]))
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: SimpleNamespace(Process=InThread))
+    monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS | {"flops_per_second": 1e15})
+
+
+@pytest.fixture
+def evaluator(threads, config) -> race.Evaluator:
+    return race.Evaluator(study_options.resolved(config), markov(50, 0))
+
+
+@pytest.mark.parametrize(("cheat", "caught"), [
+    ("replays_the_answer", "its losses are"),
+    ("computes_once_for_many", "its losses are"),
+    ("skips_the_optimizer", "(its losses are|the (gradient|update) of .* is)"),
+    ("trains_on_held_out_text", "the gradient of .* is"),
+])  # fmt: skip
+def test_a_cheat_is_refused(evaluator, cheat, caught):
+    with pytest.raises(race.Refused, match=rf"^after \d+ steps {caught} not Version 1's: an error of"):
+        evaluator.race(SCRIPTS / f"{cheat}.py", MINUTES)
+
+
+def test_a_fused_version_gets_a_result_and_is_checked_on_the_way(evaluator):
+    result = evaluator.race(V2, MINUTES)
+    assert result["steps"] >= result["checked_steps"] > 1 and result["ms_per_step"] > 0
+    assert 2 < result["held_out_loss"] < 4.5  # nats: a guess among 50 tokens costs 3.9, the source has an entropy of 1.8
+    assert 0 < max(result["errors"].values()) < 1e-3
+
+
+def test_a_block_in_the_middle_is_checked_from_the_weights_before_it(evaluator):
+    with race.contestant(V1 / "tiny_llama_v1.py", evaluator.options) as ask:
+        blocks = [np.stack([torch.stack(evaluator.batches[4 * i + j]).int().numpy() for j in range(4)]) for i in range(3)]
+        losses = [np.frombuffer(ask(block))[1:].tolist() for block in blocks]
+        state = safetensors.torch.load(ask(None))
+    evaluator.check(8, blocks[2], losses[2], state)
+    with pytest.raises(race.Refused, match="after 8 steps its losses"):
+        evaluator.check(8, blocks[2], losses[1], state)
+    unmoved = state | {name.replace("before", "after"): state[name] for name in state if name.startswith("before weight")}
+    with pytest.raises(race.Refused, match="after 8 steps the update of embed_tokens.weight"):
+        evaluator.check(8, blocks[2], losses[2], unmoved)
+
+
+def test_the_text_of_a_race_has_other_names_each_time(evaluator, config):
+    again = race.Evaluator(evaluator.options, markov(50, 0))
+    assert not (evaluator.held_out[0][0] == again.held_out[0][0]).all()
+    assert not (evaluator.batches[0][0] == again.batches[0][0]).all()
+
+
+def test_more_than_the_device_can_do_is_refused(evaluator, monkeypatch):
+    monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS | {"flops_per_second": 1e3})
+    with pytest.raises(race.Refused, match=r"its steps stand for .*FLOP/s, and this device reaches"):
+        evaluator.race(V1 / "tiny_llama_v1.py", 0)
+
+
+def test_a_script_that_fails_is_refused_and_one_that_is_no_version_is_bad_input(evaluator, tmp_path):
+    with pytest.raises(race.Refused, match="it failed: ValueError: never"):
+        evaluator.race(altered_version(tmp_path, "raise ValueError('never')"), 0)
+    (tmp_path / "tiny_llama_empty.py").write_text("")
+    with pytest.raises(UsageError, match="is not a version: it has no TinyLlama"):
+        evaluator.race(tmp_path / "tiny_llama_empty.py", 0)
+
+
+def test_the_board_has_the_results_in_order_and_says_who_was_refused(threads, execute, refused, config, tmp_path):
+    flags = ("--config", config, "--data", "synthetic", "--device", "cpu", "--minutes", 0)
+    for name, script, code in (("a", V1 / "tiny_llama_v1.py", 0), ("b", V2, 0), ("c", SCRIPTS / "trains_on_held_out_text.py", 1)):
+        execute(RACE, script, "--name", name, *flags, check=code)
+    races = {name: read(tmp_path / f"race_{name}.json", Race) for name in "abc"}
+    assert races["a"]["refused"] is None and races["c"]["result"] is None
+    shown = execute(BOARD, ".").out
+    order = sorted("ab", key=lambda name: races[name]["result"]["held_out_loss"])
+    lines = [line.split()[0] for line in shown.splitlines() if line[:2] in ("a ", "b ", "c ")]
+    assert lines == [*order, "c"] and "refused: after 0 steps the gradient of" in " ".join(shown.split())
+    assert "## " in (tmp_path / "board.md").read_text() and "<table" in (tmp_path / "board.html").read_text()
+    (tmp_path / "none").mkdir()
+    assert "none holds no race_*.json" in refused(BOARD, "none")
+
+
+@pytest.mark.slow
+def test_a_script_that_replaces_the_timer_is_refused_by_the_evaluators_clock(run_script, config, tmp_path):
+    """In a process of its own: its clocks would be those of a thread's evaluator too."""
+    script = SCRIPTS / "replaces_the_timer.py"
+    run_script(RACE, script, "--config", config, "--data", "synthetic", "--device", "cpu", "--minutes", 0.1, check=1)
+    assert "it replaced the timer" in read_json(tmp_path / "race_replaces_the_timer.json")["refused"]
+
+
+def test_a_name_with_a_slash_is_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["race.py", str(V2), "--name", "a/b"])
+    with pytest.raises(UsageError, match=r"--name a/b: it is a part of the file race_NAME\.json, so it has no slash"):
+        race.main()
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,57 @@
+"""How wide lines are, progress on a terminal and in a file, and names that a terminal cannot print."""
+
+import io
+import os
+
+from common import terminal
+
+import pytest
+
+
+@pytest.fixture
+def no_size(monkeypatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.mark.usefixtures("no_size")
+@pytest.mark.parametrize("columns, expected", [(None, 120), (300, 120), (100, 100), (40, 80)])
+def test_lines_are_as_wide_as_the_terminal_within_bounds(monkeypatch, columns, expected):
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    assert terminal.width() == expected
+    lines = terminal.wrapped("word " * 100, 4).splitlines()
+    assert max(map(len, lines)) <= expected and all(line.startswith("    word") for line in lines[1:])
+    assert terminal.wrapped("x" * 200) == "x" * 200, "a word, such as a path, is whole"
+
+
+def shown(stream, *texts: str) -> None:
+    line = terminal.Line(stream)
+    for text in texts:
+        line.show(text)
+    line.end()
+    line.end()
+
+
+def test_progress_in_a_file_is_a_line_each():
+    stream = io.StringIO()
+    shown(stream, "step 1", "step 2")
+    assert stream.getvalue() == "step 1\nstep 2\n"
+
+
+@pytest.mark.parametrize("kind, expected", [("xterm", "\x1b[Kstep 1\r\x1b[Kstep 2 is\r\n"), ("dumb", "step 1\nstep 2 is long\n")])
+def test_progress_on_a_terminal_overwrites_one_line_that_does_not_wrap(monkeypatch, kind, expected):
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setenv("COLUMNS", "10")
+    ours, theirs = os.openpty()
+    with open(theirs, "w", closefd=True) as stream:
+        shown(stream, "step 1", "step 2 is long")
+        assert os.read(ours, 1000).decode().replace("\r\n", "\n") == expected
+    os.close(ours)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_name_that_cannot_be_printed_ends_nothing(encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    terminal.replace_unprintable(stream, None, io.StringIO())
+    print("\N{LATIN CAPITAL LETTER L WITH STROKE}.json \udce9", file=stream, flush=True)
+    assert stream.buffer.getvalue().endswith(b".json ?\n")

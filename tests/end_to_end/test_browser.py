@@ -1,0 +1,223 @@
+"""The pages in chromium, at the widths of a desktop and of a phone: `make test-browser`."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.analysis.page import run_page
+from common.documents import sections
+from common.documents.slides import deck
+from common.training import version_files
+from tests.conftest import ROOT
+from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
+
+import pytest
+
+pytestmark = pytest.mark.browser
+WIDTHS = {1920: 1080, 390: 844}  # and heights
+H200 = ROOT / "results" / "h200"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
+    """opened(html, width=1920): the page. Fails at the end if one wrote to the console or asked for anything but itself."""
+    wrong: list[str] = []
+    pages = []
+
+    def open_(html: str, width: int = 1920, **context: Any) -> Any:
+        path = tmp_path / f"page{len(pages)}.html"
+        path.write_text(html, encoding="utf-8")
+        page = chromium.new_page(viewport={"width": width, "height": WIDTHS[width]}, **context)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("data:", path.as_uri())) or wrong.append(request.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert wrong == []
+
+
+def built(*paths: Path) -> str:
+    known = sections.RENDERERS, version_files.kernel_costs
+    return (run_page.build(paths[0], *known) if len(paths) == 1 else run_page.compare(paths, *known)).html()
+
+
+@pytest.fixture
+def gpu_page(tmp_path) -> str:
+    """Of the two steps of `small_traces.gpu_trace`."""
+    (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
+    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
+    return built(tmp_path / "profile_2.json")
+
+
+def shown(page: Any) -> tuple[float, float]:
+    """From where to where the timeline shows, in us."""
+    start, width = page.evaluate("[charts[0].engine.positionX, charts[0].engine.getRealView()]")
+    return start, start + width
+
+
+def frame(page: Any) -> None:
+    """Waits until a frame has been drawn."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def press(page: Any, name: str) -> dict[str, str]:
+    """Clicks the first event of that name; its numbers by their labels."""
+    place = page.evaluate(
+        """name => {
+          const flat = charts[0].tracks.flatMap(plugin => plugin.flatTree.map(node => [plugin, node]));
+          const [plugin, {source, level}] = flat.findLast(([_, node]) => node.source.name === name);
+          const {x, y, w} = plugin.calcRect(source.start, source.duration, level);
+          return {x: x + w / 2, y: y + plugin.renderEngine.position + 8};
+        }""", name,
+    )  # fmt: skip
+    page.locator("canvas").first.hover(position=place)
+    frame(page)  # the library looks for what lies below the mouse a frame later
+    page.locator("canvas").first.click(position=place)
+    terms = page.locator(".chosen dt").all_inner_texts()
+    return dict(zip(terms, page.locator(".chosen dd").all_inner_texts(), strict=True))
+
+
+def test_a_kernel_shows_its_numbers(opened, gpu_page):
+    found = press(opened(gpu_page), "gemm")
+    assert found["operator"] == "aten::mm" and found["shapes"] == "[[4, 8], [8, 8]]" and found["track"] == "GPU, stream 7"
+    assert found["time"] == "59 us" and found["FLOPs"].startswith("512 FLOP, ") and found["bytes"].startswith("at least 512 B")
+    assert found["limit"] == "memory: at least 2.56 us" and found["how near"] == f"{100 * 2.56 / 59:.3g} % of its limit"
+
+
+def test_keys_zoom_move_and_go_from_event_to_event(opened, gpu_page):
+    page = opened(gpu_page)
+    whole = shown(page)
+    page.locator(".canvas").focus()
+    page.keyboard.press("+")
+    start, end = shown(page)
+    assert end - start == pytest.approx((whole[1] - whole[0]) / 2) and start > whole[0]
+    page.keyboard.down("ArrowRight")
+    assert any(shown(page)[0] > start for _ in map(frame, [page] * 300))
+    page.keyboard.up("ArrowRight")
+    page.keyboard.press("0")
+    assert shown(page) == pytest.approx(whole)
+    page.keyboard.press(".")
+    first = page.locator(".chosen").inner_text()
+    page.keyboard.press(".")
+    assert page.locator(".chosen").inner_text() != first
+
+
+def test_a_search_counts_and_shows_each_match(opened, gpu_page):
+    page = opened(gpu_page)
+    page.fill("input[type=search]", "GEMM")
+    assert page.locator(".found").inner_text() == "3 events, 119 us"
+    for number in (1, 2):
+        page.press("input[type=search]", "Enter")
+        assert page.locator(".found").inner_text() == f"{number} of 3"
+    assert "gemm" in page.locator(".chosen").inner_text()
+
+
+def test_a_group_dims_the_others_and_two_runs_move_together(opened, gpu_page, tmp_path):
+    write_profile(tmp_path / "profile_3.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
+    page = opened(built(tmp_path / "profile_2.json", tmp_path / "profile_3.json"))
+    page.locator("[data-group=attention]").first.click()
+    kept = "charts.map(chart => chart.data.nodes.filter(node => node.color !== DIM).map(node => node.group))"
+    assert [set(groups) for groups in page.evaluate(kept)] == [{"attention"}] * 2
+    page.locator("[data-do=in]").first.click()
+    one, other = page.evaluate("charts.map(({engine}) => [engine.positionX, engine.getRealView()])")
+    assert one == pytest.approx(other)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
+    """Of a CPU's run with memory, of a study, of two runs, and of a trace of another program."""
+    record_cpu_trace(tmp_path / "trace_1.json")
+    write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json")
+    events = [
+        {"ph": kind, "name": "work", "pid": 1, "tid": 1, "ts": time} for kind, time in (("B", 1), ("B", 2), ("E", 3), ("E", 9))
+    ]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
+    runs = tmp_path / "profile_1.json", H200 / "levers.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
+    for html in [*map(built, runs), built(H200 / "curve_v1.json", H200 / "curve_v3.json")]:
+        page = opened(html, width, color_scheme=theme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert len(html) < 5e6
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(22, 22, 22)" if theme == "dark" else "rgb(255, 255, 255)")
+        for figure in page.locator("figure svg").all():
+            box = figure.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] > min(0.8 * width, 500)
+
+
+def test_fifty_thousand_events(opened, tmp_path, capsys):
+    """Says how long a frame takes; a clock of a machine that others use proves nothing."""
+    events = [
+        {"ph": "X", "name": f"work {i % 90}", "cat": "abc"[i % 3], "pid": 1, "tid": i % 6, "ts": i, "dur": 5}
+        for i in range(50_000)
+    ]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
+    page = opened(built(tmp_path / "other.json"))
+    assert page.evaluate("charts[0].data.nodes.length") == 50_000
+    times = page.evaluate(
+        """() => new Promise(done => {
+          const times = [];
+          const frame = before => requestAnimationFrame(now => {
+            if (before) times.push(now - before);
+            if (times.length === 60) return done(times.sort((one, other) => one - other));
+            charts[0].move(times.length % 20 < 10 ? 0.8 : 1.25, 0.01);
+            frame(now);
+          });
+          frame(0);
+        })"""
+    )
+    with capsys.disabled():
+        print(f" 50,000 events: a frame takes {times[30]:.0f} ms in the median, {times[-1]:.0f} ms at most")
+
+
+KEYS = ["ArrowRight", " ", "PageDown", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft", "n", "t"]
+AT = 'sections.findIndex(section => getComputedStyle(section).display !== "none") + 1'
+MISFITS = """() => sections.flatMap((section, number) => {
+  show(number);
+  const {scrollHeight, clientHeight, scrollWidth, clientWidth} = section, least = innerHeight / 45;  // 24 of 1080 pixels
+  const lines = [...section.querySelectorAll("*")].filter(line => line.innerText?.trim());
+  const small = lines.some(line => parseFloat(getComputedStyle(line).fontSize) < least);
+  return small || scrollHeight > clientHeight + 1 || scrollWidth > clientWidth + 1 ? [number + 1] : [];
+})"""
+
+
+def test_keys_move_through_the_slides(opened):
+    """And no slide is too full, or has letters below 18 points, in a window of 1920 x 1080."""
+    page = opened(deck.page(deck.slides(deck.SOURCE)))
+    last, notes = page.locator("section").count(), []
+    for key, place in zip(KEYS, [2, 3, 4, 3, last, last, 1, 1, 1, 1], strict=True):
+        page.keyboard.press(key)
+        assert page.evaluate(AT) == place and page.locator("#number").inner_text() == f"{place} / {last}"
+        notes.append(page.locator(".notes").nth(place - 1).is_visible())
+    assert notes == [key in KEYS[-2:] for key in KEYS]
+    assert page.evaluate("document.documentElement.dataset.theme") in ("dark", "light")
+    page.keyboard.press("n")
+    assert page.evaluate(MISFITS) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_letters_are_readable_and_a_page_scrolls_downwards_only(opened, width):
+    page = opened(built(ROOT / "results/h100/v1_small_profile.json.gz", H200 / "v1_small_profile.json.gz"), width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert (
+        min(page.evaluate("[...document.querySelectorAll('figure svg text')].map(text => text.getBoundingClientRect().height)"))
+        > 8
+    )

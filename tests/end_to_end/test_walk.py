@@ -1,0 +1,252 @@
+"""The road is walked: the commands of the pages run, in the order of the pages, and leave the files that the pages name."""
+
+import functools
+import itertools
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from common import data
+from tests import quick_python
+from tests.conftest import INTERPRETER_FAILS, ROOT, V1
+from tests.pages import CALL, LINK, TESTS, V2, V3, V4, commands
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+VENDOR_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
+# Flags that are added last, and so replace the command's own: they repeat the work less often, or search less far.
+TRAINING = "--num-steps 4 --data synthetic"
+SMALL = {
+    "tiny_llama_v?.py": TRAINING,
+    "v3_stage?_*.py": TRAINING,
+    "stage_?.py": TRAINING,
+    "repairs.py": TRAINING,
+    "run_*_profil*.py": TRAINING,
+    "run_deepspeed_flops.py": TRAINING,
+    "train.py": "--num-steps 4",
+    "validate_numerical_accuracy.py": "",  # it names the script of a version, and takes none of its flags
+    "analyze_gemm_operations.py": "--batch-sizes 1,2 --sequence-lengths 16",
+    "fusion_ablation_study.py": "--rounds 1",
+    "benchmark_suite.py": "--batch-sizes 2 --seq-lengths 16 --repeats 1 --num-steps 1",
+    "optimize_batch_size.py": "--max-batch-size 4",
+    "run_lab.py": "--parts components --batch-size 1 --seq-len 16 --seq-lens 16,32",
+    "experiments.py": "--num-steps 2",
+    "compile_kernels.py": "--targets gfx942",
+    "benchmark_kernels.py": "--operations rms_norm --sizes 32x16",
+    "scaling_study.py": "--models v4 --parallel ddp --num-steps 2",
+    "run_all_stages.sh": '--stages "0 5"',
+}
+SIZES = "num_layers=1, hidden_size=32, num_attention_heads=8, num_key_value_heads=4, intermediate_size=64"
+PRESETS = f"""
+for sections in PRESETS.values():
+    sections["model"] |= dict({SIZES})
+    sections["training"]["sequence_length"] = 32
+"""
+EXPECTED = {
+    V1: [
+        "metrics_v1.json", "pytorch_profiles/profile_*.json", "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*",
+        "memory_analysis/run.html", "flops_analysis/flops_profile.json", "flops_analysis/mfu_analysis.csv",
+        "flops_analysis/model_profile.txt", "bottleneck_analysis/bottlenecks_v1.md",
+        "bottleneck_analysis/bottlenecks_v1_operator_timing.csv",
+        "bottleneck_analysis/bottlenecks_v1_optimization_targets.json",
+        "scaling_bs32/profile_*.json", "batch_scaling/batch_scaling.csv",
+        "batch_scaling/batch_scaling.md", "batch_scaling/batch_scaling.png", "gemm_analysis/gemm_analysis.json",
+        "gemm_analysis/gemm_analysis.csv", "gemm_analysis/gemm_analysis.md", "gemm_analysis/gemm_analysis.png",
+    ],
+    V2: [
+        "../version2_baseline_comparison.log", "fused_performance.log", "metrics_v2.json", "../version1_baseline_metrics.json",
+        "version2_metrics.json", "fusion_analysis/profile_*.json", "fusion_analysis/trace_*.json", "fusion_analysis/report.md",
+        "kernel_reduction/kernel_reduction.csv", "kernel_reduction/kernel_reduction.md", "kernel_reduction/kernel_reduction.png",
+        "flash_attention_seq*/profile_*.json", "plain_attention_seq*/profile_*.json", "sequence_memory/sequence_memory.csv",
+        "sequence_memory/sequence_memory.md", "sequence_memory/sequence_memory.png", "flops_analysis/flops_profile.json",
+        "flops_analysis/roofline.png", "flops_analysis/roofline.csv", "fusion_ablation/fusion_ablation.json",
+        "fusion_ablation/fusion_ablation.csv", "fusion_ablation/fusion_ablation.md", "fusion_ablation/fusion_ablation.png",
+        "batch_size_search/batch_search.json", "batch_size_search/batch_search.csv", "batch_size_search/batch_search.md",
+        "batch_size_search/batch_search.png", "benchmark_suite/benchmark.json", "benchmark_suite/benchmark.csv",
+        "benchmark_suite/benchmark.md", "benchmark_suite/benchmark.png", "complete_rocm_analysis/profile_*.json",
+        "../version1_pytorch_baseline/complete_analysis/profile_*.json", "memory_bandwidth/bandwidth.csv",
+        "memory_bandwidth/bandwidth.md", "memory_bandwidth/roofline.png", "optimization_analysis/fusion_report.md",
+        "optimization_analysis/fusion_report.html", "fusion_comparison_report.md", "fusion_comparison_report.html",
+    ],
+    V3: [
+        "metrics_v3.json", "metrics_kernels.json", "metrics_kernels.png", "pytorch_profiles/profile_*.json",
+        "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*", "pytorch_profiles/report.md",
+        "flops_analysis/flops_profile.json", *(["tiles.json"] if GPU else []),
+        "exercises/performance_debugging/results/comparison.md",
+    ],
+    V4: [
+        "metrics_v4.json", "pytorch_profiles/profile_*.json", "flops_analysis/flops_profile.json",
+        "performance_study/tiny/performance_study.md", "performance_study/tiny/performance_study.html",
+    ],
+}  # fmt: skip
+# Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
+GPU_ONLY = ("tune_blocks.py", "benchmark_levers.py", "--capture-step", "sample_gpu.py")
+MACHINE = re.compile(r"On a laptop|On (?:a|an AMD|an NVIDIA|two) GPU|needs a GPU")
+# The steps of a page: its paragraphs, and the commands of its blocks.
+PARAGRAPH = re.compile(r"```bash\n(?P<block>.*?)```|(?P<text>.+?)\n\s*(?:\n|(?=```))", re.DOTALL)
+
+
+def missing(version: Path, folder: Path) -> list[str]:
+    return [pattern for pattern in EXPECTED[version] if not list(folder.glob(pattern))]
+
+
+def expanded(line: str) -> list[str]:
+    """The commands of a shell line, a loop's one for each value."""
+    if loop := re.fullmatch(r"for (\w+) in ([^;]+); do (.*); done", line):
+        name, values, body = loop.groups()
+        return [re.sub(rf"\${name}\b|\${{{name}}}", value, body) for value in values.split()]
+    return [line]
+
+
+def runs_here(line: str) -> bool:
+    """TensorBoard and serve_traces do not end, and tests/test_exercises.py runs what pytest does here.
+
+    A vendor's profiler has to be there, an interpreter that works, and GPUs for their sizes.
+    """
+    tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
+    if (
+        tool in ("tensorboard", "pip", "pytest")
+        or re.search(r" pytest |serve_traces", line)
+        or (tool in VENDOR_TOOLS and not shutil.which(tool))
+    ):
+        return False
+    if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
+        return False
+    return GPU or not re.search(r"scaling_study\.py --preset (medium|large)", line)
+
+
+def exit_codes(line: str) -> tuple[int, ...]:
+    """1 where a model does not train, where 16 bits exceed the tolerance, and where a machine misses the speed-up asked for."""
+    if not GPU and any(word in line for word in GPU_ONLY):
+        return (2,)
+    if "handouts/stage_b.py" in line or re.search(r"validate_numerical_accuracy\.py .*--use-amp", line):
+        return (1,)
+    return (0, 1) if "performance_regression_test.py" in line else (0,)
+
+
+def steps(page: Path) -> list[str]:
+    """Its commands but for those that the paragraph before gives to another machine. A here-document is one command."""
+    found, here = [], True
+    for step in PARAGRAPH.finditer(page.read_text(encoding="utf-8")):
+        if step["text"]:
+            machines = MACHINE.findall(step["text"])
+            here = GPU or not machines or machines[-1] == "On a laptop"
+        elif here:
+            block = re.sub(r" <<'END'\n.*?\nEND\n", lambda text: text[0].replace("\n", "\0"), step["block"], flags=re.DOTALL)
+            lines = [line.split("  #")[0].strip() for line in block.splitlines()]
+            found += [line.replace("\0", "\n") for line in lines if line and not line.startswith("#") and runs_here(line)]
+    return found
+
+
+def pages(version: Path) -> list[Path]:
+    """The version's README, then the pages of its folder in the order in which they are linked."""
+    found = [version / "README.md"]
+    for page in found:  # which grows
+        linked = [(page.parent / link).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))]
+        found += dict.fromkeys(path for path in linked if path.suffix == ".md" and version in path.parents and path not in found)
+    return found
+
+
+def folder_of(page: Path) -> Path:
+    """Where the page's commands run: the nearest folder that has the script or the tests which the page names first."""
+    text = "\n".join(line for line in commands(page) if not line.startswith("(cd"))
+    script = min([*CALL.finditer(text), *TESTS.finditer(text)], key=re.Match.start)[1].split()[0]
+    return next(folder for folder in (page.parent, *page.parents) if (folder / script).exists())
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The repository's files as a clone has them, with small presets and with the exercises solved."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    folder = tmp_path / "a clone"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    with open(folder / "common/config.py", "a") as config:
+        config.write(PRESETS)
+    for solution in folder.glob("version*/exercises/**/solution/*.py"):
+        shutil.copy(solution, solution.parents[1] / ("src" if solution.parents[1].name == "profiling_lab" else "starter"))
+    return folder
+
+
+@pytest.fixture
+def small_programs(tmp_path: Path) -> Iterator[Path]:
+    """A folder with programs that start the real ones with the flags of SMALL."""
+    cases = "\n".join(f'{script}) set -- "$@" {flags}; break ;;' for script, flags in SMALL.items())
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = f"--master_port={free.getsockname()[1]}"  # of its own, because tests run beside each other
+    folder, environment, quick = tmp_path / "bin", Path(sys.executable).parent, tmp_path / "quick_python"
+    folder.mkdir()
+    for name, start in (
+        ("python", quick),
+        ("bash", shutil.which("bash")),
+        *((name, f"{environment / name} {port}") for name in ("torchrun", "deepspeed")),
+    ):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nfor word; do\ncase ${{word##*/}} in\n{cases}\nesac\ndone\nexec {start} "$@"\n')
+        program.chmod(0o755)
+    quick_python.write(quick, tmp_path / "socket")
+    with subprocess.Popen([sys.executable, quick_python.__file__, tmp_path / "socket"], stdout=subprocess.PIPE) as server:
+        server.stdout.readline()
+        yield folder
+        server.terminate()
+
+
+@pytest.mark.slow
+def test_the_road_has_no_stop(clone, small_programs, tmp_path):
+    """All versions' pages, one after the other in one folder."""
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "PATH": os.pathsep.join((str(small_programs), str(Path(sys.executable).parent), os.environ["PATH"])),
+        "OMP_NUM_THREADS": "1",
+    }
+    stops: list[str] = []
+    for page in itertools.chain.from_iterable(map(pages, EXPECTED)):
+        lines = steps(page)
+        settings = "\n".join(line for line in lines if line.startswith("SIZES="))
+        for line in itertools.chain.from_iterable(map(expanded, lines)):
+            done = subprocess.run(
+                ["bash", "-c", f"{settings}\n{line}"], cwd=clone / folder_of(page).relative_to(ROOT),
+                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                timeout=600,
+            )  # fmt: skip
+            with open(tmp_path / "walk.log", "a") as log:
+                log.write(f"=== {page.relative_to(ROOT)}: {line}\n{done.stdout}\n")
+            if done.returncode not in exit_codes(line) or "Traceback (most recent call last)" in done.stdout:
+                stops.append(f"{page.relative_to(ROOT)}: {line}\nexit code {done.returncode}: {done.stdout[-600:]}")
+    assert not stops, "\n\n".join(stops)
+    assert {version.name: missing(version, clone / version.name) for version in EXPECTED} == {
+        version.name: [] for version in EXPECTED
+    }
+
+
+@pytest.mark.usefixtures("known_ceilings")
+def test_the_page_of_version_1_with_a_small_model(execute, monkeypatch, tmp_path):
+    """Its Python commands, in this process."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setattr(data, "load", functools.cache(data.load))
+    shutil.copy(V1 / "tiny_llama_v1_config.yaml", tmp_path)
+    model = "--num-layers 1 --hidden-dim 32 --num-heads 4 --intermediate-dim 64"
+    for line in itertools.chain.from_iterable(map(expanded, commands(V1 / "README.md"))):
+        program, script, *arguments = shlex.split(line)
+        if program == "python":
+            paths = [sorted(map(str, tmp_path.glob(word))) if "*" in word else [word] for word in arguments]
+            small = next((flags for pattern, flags in SMALL.items() if Path(script).match(pattern)), "")
+            flags = [*itertools.chain.from_iterable(paths), *small.split(), *(model.split() if small == TRAINING else ())]
+            execute(V1 / script, *flags, check=exit_codes(line)[0])
+    assert missing(V1, tmp_path) == []

@@ -1,0 +1,20 @@
+"""What the pages say, their links and the commands of their blocks, and the scripts of the versions."""
+
+import re
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+V2, V3, V4 = (ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused"))
+GUARD = 'if __name__ == "__main__":'
+SCRIPTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("version*_*/**/*.py") if GUARD in path.read_text(encoding="utf-8"))
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
+CALL = re.compile(rf"\b(?:python3?|bash|torchrun(?: --[\w-]+(?:[= ][\w.:$]+)?)*) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
+
+
+def commands(document: Path) -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in BLOCK.findall(document.read_text()) for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]

@@ -1,0 +1,183 @@
+"""Products in FP8: kernels against PyTorch, gradients against float64, and scales that are state."""
+
+from types import SimpleNamespace
+
+from common.config import ModelConfig
+from common.device import side_stream
+from common.errors import UsageError
+from common.precision import Precision
+from common.training import step as steps
+from common.training.capture import CapturedStep
+from tests.conftest import ROOT, runs_kernels
+from tests.oracle import DEVICE
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import KERNELS, fp8_block, reference
+from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.scales import ASSUMED, GRADIENT, HISTORY, Scales
+
+CONFIG = ModelConfig(
+    vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96
+)
+# The interpreter rounds FP8 wrong, so there the kernels write another format that clamps.
+FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2] if DEVICE.type == "cuda" else [torch.float16]
+BF16 = Precision(DEVICE, torch.bfloat16)
+
+
+def slot(dtype: torch.dtype, scale: float) -> Slot:
+    return Slot(torch.tensor(scale, device=DEVICE), torch.zeros((), device=DEVICE), dtype)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("scale", [1e-2, 1e-6], ids=["fits", "clamped"])
+@pytest.mark.parametrize("tokens, columns", [(16, 48), (65, 130), (1, 2)])
+@pytest.mark.parametrize("name", ["quantize", "swiglu_quantized", "swiglu_backward_quantized"])
+def test_a_kernel_stores_what_pytorch_does_by_rows_and_transposed(name, tokens, columns, scale, dtype):
+    arguments = {
+        "quantize": (numbers(tokens, columns + 3)[:, :columns],),  # a view whose rows are not together
+        "swiglu_quantized": (numbers(tokens, columns),),
+        "swiglu_backward_quantized": (numbers(tokens, columns // 2), numbers(tokens, columns)),
+    }[name]
+    ours, right = slot(dtype, scale), slot(dtype, scale)
+    rows, transposed = KERNELS[name](*(x.clone() if x.is_contiguous() else x for x in arguments), ours)
+    expected, _ = getattr(reference, name)(*(x.clone() for x in arguments), right)
+    step = torch.finfo(dtype).eps  # where a sum is rounded differently, the stored numbers are neighbours
+    torch.testing.assert_close(rows.float(), expected.float(), rtol=step, atol=2 * torch.finfo(dtype).smallest_normal)
+    assert torch.equal(transposed.float(), rows.float().T)
+    torch.testing.assert_close(ours.largest, right.largest)
+    assert scale == 1e-2 or rows.float().abs().max() == torch.finfo(dtype).max
+
+
+@runs_kernels
+@pytest.mark.parametrize("operation", [reference.quantize, KERNELS["quantize"]], ids=["pytorch", "kernel"])
+def test_what_is_not_a_number_stays_so(operation):
+    x = numbers(16, 16)
+    x[3, 5] = torch.nan
+    rows, _ = operation(x, slot(FORMATS[0], 1.0))
+    assert rows.float().isnan().nonzero().tolist() == [[3, 5]]
+
+
+def made(fp8: bool, dtype: torch.dtype = torch.bfloat16):
+    torch.manual_seed(0)
+    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"fp8": fp8}).to(DEVICE)
+    if dtype == torch.float64:
+        model.double()
+    optimizer = MasterAdamW(model, lr=1e-3, fp8=fp8)
+    precision = BF16 if dtype == torch.bfloat16 else Precision(DEVICE, None)
+    return model, optimizer, tiny_llama_v4.make_step(model, optimizer, precision)
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def gradients(fp8: bool, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    """Of every parameter in the second step, whose scales come from the first; no weight has changed by then."""
+    model, optimizer, step = made(fp8, dtype)
+    optimizer.param_groups[0].update(lr=0.0)
+    for _ in range(2):
+        step(batch())
+    return {name: model.plan.gradient[parameter].double() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_gradients_are_those_of_float64_as_far_as_three_bits_can_tell():
+    exact = gradients(False, torch.float64)
+    for name, ours in gradients(True).items():
+        error = (ours - exact[name]).norm() / exact[name].norm()
+        assert error < 0.2, f"{name}: {error:.3f}"
+    error = max((ours - exact[name]).norm() / exact[name].norm() for name, ours in gradients(False).items())
+    assert error < 0.02  # bfloat16's, so the bound above could fail
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_it_learns_as_bfloat16_does():
+    losses = {}
+    for fp8 in (False, True):
+        _, _, step = made(fp8)
+        losses[fp8] = [step(batch(number % 2)).item() for number in range(60)]
+    assert losses[True][-1] < losses[True][0] / 2
+    assert losses[True][-1] == pytest.approx(losses[False][-1], rel=0.3)
+
+
+def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():
+    scales = Scales([torch.nn.Parameter(torch.ones(16, 16, device=DEVICE))])
+    most = scales.most.cpu()
+    torch.testing.assert_close(scales.scale[0].cpu() * most, torch.tensor(ASSUMED))
+    for number in range(HISTORY + 1):
+        scales.begin(tokens=8)
+        scales.seen[0] = torch.tensor([50.0 if number == 0 else 2.0, 1.0, 0.5])
+        scales.end()
+        scales.begin(tokens=8)
+        expected = 50.0 if number < HISTORY else 2.0
+        torch.testing.assert_close(scales.scale[0].cpu() * most, torch.tensor([expected, 1.0, 0.5]))
+    scales.begin(tokens=16)  # a mean over twice as many tokens
+    assert scales.scale[0, GRADIENT].item() * most[GRADIENT] == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_scales_are_forgotten_after_the_warm_up_and_resumed_exactly():
+    model, optimizer, step = made(True)
+    steps.warm_up(model, optimizer, step, BF16, batch(), passes=2)
+    assert not optimizer.scales.largest.any()
+    for number in range(3):
+        step(batch(number))
+    weights, state = {k: v.clone() for k, v in model.state_dict().items()}, optimizer.state_dict()
+    again, other, other_step = made(True)
+    again.load_state_dict(weights)
+    other.load_state_dict(state)
+    assert torch.equal(other.scales.largest, optimizer.scales.largest) and optimizer.scales.largest.any()
+    assert torch.equal(other_step(batch(3)), step(batch(3)))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again.parameters(), model.parameters(), strict=True))
+    assert model.baseline_state_dict().keys() == made(False)[0].baseline_state_dict().keys()
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_the_eager_one():
+    losses = {}
+    for captured in (False, True):
+        model, optimizer, step = made(True)
+        with side_stream():
+            steps.warm_up(model, optimizer, step, BF16, batch(), passes=3)
+        if captured:
+            step = CapturedStep(step, batch())
+        losses[captured] = [step(batch(number)).item() for number in range(6)]
+    assert losses[True] == losses[False]
+
+
+@pytest.mark.parametrize("options, reason", [
+    ({"device": "cpu"}, "products in FP8 need a GPU"), ({"use_amp": False}, "it needs --use-amp in bfloat16"),
+    ({"amp_dtype": "float16"}, "it needs --use-amp in bfloat16"), ({"memory-plan": False}, "and the memory plan"),
+    ({"batch_size": 1, "seq_len": 8}, "must be multiples of 16"), ({"capability": (8, 6)}, "A6000 has no products in FP8"),
+    ({}, None),
+], ids=str)  # fmt: skip
+def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
+    options = dict(options)
+    capability = options.pop("capability", (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A6000")
+    monkeypatch.setattr(fp8_block.devices, "select", torch.device)
+    switches = {"fp8": True, "memory-plan": options.pop("memory-plan", True)}
+    given = {"device": "cuda", "model": CONFIG, "batch_size": 4, "seq_len": 32, "use_amp": True, "amp_dtype": None} | options
+    options = SimpleNamespace(switches=switches, **given)
+    if reason is None:
+        assert fp8_block.checked(options) is options
+    else:
+        with pytest.raises(UsageError, match=reason):
+            fp8_block.checked(options)
+
+
+def test_on_a_cpu_it_is_one_line(execute):
+    ended = execute(ROOT / "version4_ultra_fused/tiny_llama_v4.py", "--enable-fp8", "--use-amp", check=2)
+    assert ended.err.splitlines()[-1].endswith("--enable-fp8: products in FP8 need a GPU")

@@ -1,0 +1,93 @@
+"""The number format of a block's products: what FP8 can gain by arithmetic, and what its scales do.
+
+    python number_format.py --gpu "NVIDIA H200"
+    python number_format.py --scale-error -6 0 6
+
+The first command needs no GPU; it reads the data sheet's peaks. The second trains Version 4 with its block products in FP8 for 60
+steps at a small size, also on a CPU, with every scale multiplied by 2 to the power K.
+"""
+
+from common import cli, data
+from common import device as devices
+from common.analysis.formulas import peaks
+from common.analysis.output import tables
+from common.config import PRESETS, ModelConfig, resolve
+from common.errors import UsageError
+from common.precision import Precision
+from version4_ultra_fused import tiny_llama_v4 as v4
+from version4_ultra_fused.kernels.optimizer import MasterAdamW
+
+import torch
+from torch import Tensor
+
+CASTS = 10  # kernels a layer that bf16 does not have: three of x, three of gradients, four of weights
+SMALL = ModelConfig(
+    vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64
+)
+STEPS, BATCH, LENGTH = 60, 4, 32
+
+
+def layer(model: ModelConfig, tokens: int) -> tuple[int, int]:
+    """FLOPs of a layer's products in a step, forward and backward, and the bytes of casts that no other kernel does.
+
+    A cast of a number moves 4 bytes: it reads bfloat16, and writes FP8 by rows and transposed.
+    """
+    heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    d, f = model.hidden_size, model.intermediate_size
+    weights = heads * d + model.num_attention_heads * model.head_dim * d + 3 * d * f
+    return 6 * tokens * weights, 4 * (tokens * (5 * d + heads) + weights)
+
+
+def forecast(gpu: str, kernel_us: float) -> str:
+    """A table with the time of a layer by arithmetic, one row a preset."""
+    peak = peaks.datasheet(gpu) or {}
+    if "fp8" not in peak or "bf16" not in peak:
+        listed = ", ".join(pattern for pattern, each in peaks.PEAKS.items() if "fp8" in each)
+        raise UsageError(f"--gpu {gpu}: no peak of FP8 is listed; listed are {listed}")
+    rows = []
+    for preset in PRESETS:
+        config = resolve(preset)
+        flops, moved = layer(config.model, config.training.batch_size * config.training.sequence_length)
+        bf16, fp8, casts = 1e6 * flops / peak["bf16"], 1e6 * flops / peak["fp8"], 1e6 * moved / peak["bandwidth"]
+        gain, launched = bf16 - fp8 - casts, bf16 - fp8 - max(casts, CASTS * kernel_us)
+        rows.append([preset, flops / 1e9, bf16, fp8, moved / 1e6, casts, gain, launched])
+    limits = "gain, us", f"gain if a cast takes {kernel_us:g} us"
+    return tables.text(["a layer of", "GFLOP", "bf16, us", "FP8, us", "casts, MB", "casts, us", *limits], rows)
+
+
+def losses(scale_error: int, fp8: bool = True) -> list[float]:
+    """The losses of STEPS steps.
+
+    Args:
+        scale_error: every scale is multiplied by 2 to this power.
+    """
+    device = devices.select("auto")
+    devices.prepare(device, seed=0)
+    model = v4.TinyLlama(SMALL, v4.SWITCHES | {"fp8": fp8}).to(device)
+    optimizer = MasterAdamW(model, lr=3e-3, fp8=fp8)
+    if optimizer.scales:
+        optimizer.scales.most /= 2.0**scale_error
+    step = v4.make_step(model, optimizer, Precision(device, torch.bfloat16))
+    batches = data.Batches(data.markov(SMALL.vocab_size, 0), BATCH, LENGTH, STEPS, 0, device)
+    found: list[Tensor] = [step(batches[i]) for i in range(STEPS)]
+    return [loss.item() for loss in found]
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--gpu", default="NVIDIA H200", metavar="NAME", help="of the data sheet (default: NVIDIA H200)")
+    parser.add_argument("--kernel-us", type=cli.amount, default=2.0, metavar="US", help="shortest kernel of a graph (default: 2)")
+    parser.add_argument("--scale-error", type=int, nargs="+", metavar="K", help="train with scales that are 2^K times right")
+    options = parser.parse_args()
+    if options.scale_error is None:
+        print(forecast(options.gpu, options.kernel_us))
+        return
+    runs = [["bf16", losses(0, fp8=False)]] + [[f"FP8, scales x 2^{error}", losses(error)] for error in options.scale_error]
+    shown = (0, 19, 39, 59)
+    print(
+        tables.text(["products", *(f"loss {i + 1}" for i in shown)], [[name, *(found[i] for i in shown)] for name, found in runs])
+    )
+
+
+if __name__ == "__main__":
+    cli.command(main)

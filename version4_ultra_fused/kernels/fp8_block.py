@@ -1,0 +1,140 @@
+"""A block whose matrix products are in FP8 (`--enable-fp8`); `fp8.py` says how a tensor becomes 8 bits wide.
+
+The residual stream, the norms, attention, the embedding, the head and the master weights are as in `tiny_llama_v4.py`. x and W of
+a product x W^T are in e4m3, and the gradient of its result is in e5m2, which has a wider range; `scales.py` has their scales.
+"""
+
+from common import device as devices
+from common.errors import UsageError
+from common.options import Options
+from common.spans import span
+from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.attention import CausalAttention
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan, products_dtype
+from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.scales import GRADIENT, WEIGHT, X
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def checked(options: Options) -> Options:
+    """The options; raises UsageError, with the reason, where products in FP8 are asked for and cannot run."""
+    if options.switches["fp8"] and (reason := _reason(options)):
+        raise UsageError(f"--enable-fp8: {reason}")
+    return options
+
+
+def _reason(options: Options) -> str | None:
+    device, model = devices.select(options.device), options.model
+    if device.type != "cuda":
+        return "products in FP8 need a GPU"
+    name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] if torch.version.hip else ""
+    if name not in ("gfx942", "gfx950") and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)):
+        return f"{torch.cuda.get_device_name(device)} has no products in FP8"
+    if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
+        return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
+    widths = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
+    if any(width % 16 for width in widths) or options.batch_size * options.seq_len % 16:
+        return "widths and the number of tokens in a batch must be multiples of 16"
+    return None
+
+
+class Product:
+    """One product x W^T in FP8 and, later, its two gradients; it keeps x and W as these need them, transposed."""
+
+    def __init__(self, plan: MemoryPlan, parameter: Tensor) -> None:
+        assert plan.scales
+        self.plan, self.parameter = plan, parameter
+        self.x, self.weight, self.gradient = (plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N, I] -> x W^T [N, O]."""
+        return self.forward_stored(*kernels.quantize(x, self.x))
+
+    def forward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The same of an x that is in FP8, by rows and transposed."""
+        weight, self.weight_columns = kernels.quantize(self.plan.weight(self.parameter, torch.bfloat16), self.weight)
+        self.x_columns = columns
+        return self._multiply(rows, weight, self.x, self.weight, fast=True)
+
+    def backward(self, dy: Tensor) -> Tensor:
+        """dy [N, O] -> the gradient of x [N, I]; that of W goes to the plan."""
+        return self.backward_stored(*kernels.quantize(dy, self.gradient))
+
+    def backward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
+        out, x = self.plan.gradient[self.parameter], self.x_columns
+
+        def write() -> None:
+            self._multiply(columns, x, self.gradient, self.x, out=out)
+
+        self.plan.later(self.parameter, write, columns, x)
+        return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
+
+    @staticmethod
+    def _multiply(a: Tensor, b: Tensor, a_slot: Slot, b_slot: Slot, out: Tensor | None = None, fast: bool = False) -> Tensor:
+        """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores, not float32."""
+        given = {} if out is None else {"out": out}
+        return torch._scaled_mm(
+            a, b.T, scale_a=a_slot.scale, scale_b=b_slot.scale, out_dtype=torch.bfloat16, use_fast_accum=fast, **given
+        )
+
+
+class AttentionFunction(torch.autograd.Function):
+    """That of tiny_llama_v4.py, with its two products in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, branch, norm, qkv, output, block, model, length: int):
+        plan, attn = model.plan, block.self_attn
+        with span("norm"):
+            x, y, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, torch.bfloat16)
+        with span("attention"):
+            into, out_of = Product(plan, qkv), Product(plan, output)
+            with span("qkv_projection"):
+                packed = kernels.rotate(into.forward(y), model.cos, model.sin, length, attn.rotated)
+            attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
+            ctx.saved, ctx.norm, ctx.block, ctx.plan = (x, rstd, attended, into, out_of), norm, block, plan
+            with span("output_projection"):
+                return x, out_of.forward(attended.out)
+
+    @staticmethod
+    @once_differentiable
+    @span("attention")
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+        (x, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        dy = into.backward(attended.gradient(out_of.backward(dbranch)))
+        dx, dbranch, dnorm = plan.norm_backward(ctx.norm, dy, dx, x, rstd)
+        plan.block_done(ctx.block)
+        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, None, None, None, None, None
+
+
+class FeedForwardFunction(torch.autograd.Function):
+    """That of tiny_llama_v4.py, with its two products in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, branch, norm, gate_up, down, block, plan: MemoryPlan):
+        with span("norm"):
+            x, y, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, torch.bfloat16)
+        with span("mlp"):
+            into, out_of = Product(plan, gate_up), Product(plan, down)
+            with span("gate_up"):
+                gates = into.forward(y)  # [N, 2 F]
+            with span("activation"):
+                hidden = kernels.swiglu_quantized(gates, out_of.x)
+            ctx.saved, ctx.norm, ctx.plan = (x, rstd, gates, into, out_of), norm, plan
+            with span("down"):
+                return x, out_of.forward_stored(*hidden)
+
+    @staticmethod
+    @once_differentiable
+    @span("mlp")
+    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+        (x, rstd, gates, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
+        return *plan.norm_backward(ctx.norm, into.backward_stored(*dgates), dx, x, rstd), None, None, None, None
+
+
+def functions(plan: AutogradPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:
+    """The two Functions of a block where its products on x are in FP8."""
+    return (AttentionFunction, FeedForwardFunction) if plan.scales and products_dtype(x) == torch.bfloat16 else None
