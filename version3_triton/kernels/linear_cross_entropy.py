@@ -15,10 +15,11 @@ idea (Hsu et al. 2024, arXiv:2410.10989).
 Memory: the eager version holds logits, their float32 log-softmax and its gradient, at least 3 N V numbers; this one N V /
 chunks, N D for dx, and V D for dW from the forward to the backward pass, which writes its result beside it; a dW of several
 chunks, or in float16, is in float32. FLOPs are the same 6 N D V. dW's sum is in a fixed order. Each chunk after the first reads
-and writes it once more: 8 V D bytes where the BLAS adds, 12 V D in bfloat16 on AMD. So chunks cost time, and few are best.
+and writes it once more: 8 V D bytes where the BLAS adds, otherwise 12 V D in bfloat16. So chunks cost time, and few are best.
 """
 
 from common.errors import UsageError
+from common.precision import adds_in_float32
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.launch_sizes import autocast_dtype, ceil_div, tile
 
@@ -79,11 +80,11 @@ def _linear_cross_entropy_loss_and_gradient(
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b in float32; in bfloat16 on AMD each product is rounded before it is added.
+    """total + a @ b in float32; where the BLAS cannot write float32, a product in bfloat16 is rounded before it is added.
 
     FLOP counters fail at `out_dtype`: they are for runs in float32, as this repository's are.
     """
-    if a.is_cuda and a.dtype != torch.float32 and not torch.version.hip:  # cuBLAS adds to a sum of another type itself
+    if a.dtype != torch.float32 and adds_in_float32(a.device):
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from common.precision import adds_in_float32
 from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.scales import Scales
@@ -146,7 +147,7 @@ class MemoryPlan(AutogradPlan):
         def write() -> None:
             if out.dtype == dy.dtype:
                 torch.mm(dy.T, x, out=out)
-            elif dy.is_cuda and not torch.version.hip:  # cuBLAS writes its float32 sum
+            elif adds_in_float32(dy.device):
                 torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
             else:
                 out.copy_(dy.T @ x)
