@@ -15,7 +15,7 @@ from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
 from common.config import PRESETS
 from common.documents import lab_dashboard
-from common.documents.result_tables import conditions
+from common.documents.result_tables import compute, conditions
 from common.errors import UsageError
 from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, lab_file, scaling_file
 from common.studies.benchmark import benchmark_report
@@ -62,7 +62,7 @@ def section(anchor: str, *patterns: Path) -> str:
 def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
     """By what the tables of several files are told apart; the preset is a part of the file's name."""
     preset = next((part for part in path.stem.split("_") if part in PRESETS), "")
-    return {"device": run_facts.device(record), "preset": preset, "precision": record["precision"]["compute"]}
+    return {"device": run_facts.device(record), "preset": preset, "precision": compute(record)}
 
 
 def _items(path: Path, anchor: str) -> list[Table | str]:

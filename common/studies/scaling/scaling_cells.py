@@ -61,7 +61,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
 
 
 def gpu_sets(processes: int, options: ScalingOptions) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
+    """The GPUs of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
     most = torch.cuda.device_count() // processes if options.fill_gpus else 1
     if most < 2:
         return [None]

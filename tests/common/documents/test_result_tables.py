@@ -188,6 +188,7 @@ def test_a_step_is_held_against_three_limits(tmp_path):
       for table in ("versions_and_peers", "versions_and_peers_spread")),
     *((table, "measure with") for table in ("memory_saved", "launches", "amdahl", "optimizer", "profiler_cost")),
     ("curves", r"needs curve_\*\.json of two versions"), ("clocks", "no .csv file"),
+    ("number_formats", "needs format_PRESET_bf16.json and"), ("format_curves", "needs format_curve_SEED_bf16.json and"),
     ("weak_scaling", "measure with results/measure_scaling.sh"), ("answers", "holds no run and no trace"),
 ])  # fmt: skip
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.documents.sections import section
 from common.errors import UsageError
 from tests import records
-from tests.conftest import cells
+from tests.conftest import ROOT, cells
 
 import pytest
 
@@ -50,6 +50,10 @@ def test_ways_to_do_a_lever_stand_in_rows_and_presets_in_columns(tmp_path):
         ["update", "beside", "", "", "20"],
     ]
     assert cells(section("spread", tmp_path / "levers.json"))[1] == ["tiny", "rope", "epilogue", "4.5", "1", "3"]
+
+
+def test_a_profiling_lab_has_sections_too():
+    assert section("components", ROOT / "results/cpu/profiling_lab.json").startswith("AMD EPYC, 2 threads; torch 2.13.0+cpu; fp32;")
 
 
 def test_a_scaling_study_shows_efficiency_communication_and_multicast(tmp_path):

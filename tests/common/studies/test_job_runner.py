@@ -20,6 +20,9 @@ def test_gpus_are_named_as_the_environment_has_them(monkeypatch):
     assert job_runner.environment("4")["CUDA_VISIBLE_DEVICES"] == "4"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert job_runner.visible_gpus(3) == ["0", "1", "2"]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "5,3")  # which HIP reads, whatever CUDA_VISIBLE_DEVICES is
+    assert job_runner.visible_gpus(2) == ["5", "3"] and job_runner.environment("3")["HIP_VISIBLE_DEVICES"] == "3"
 
 
 def test_a_signal_keeps_the_jobs_that_were_measured(tmp_path):

@@ -1,7 +1,9 @@
 """The benchmark's cells: they are planned, measured in turn, and failures are results."""
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 
 from common import files
@@ -147,3 +149,18 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert len(losses) == len(names) and max(losses) - min(losses) < 1e-4
     for entry in measured["accuracy"]:
         assert entry["floor"] < entry["loss"] < 6 and 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5
+
+
+@pytest.mark.parametrize("part", ["benchmark", "captured", "peers"])
+def test_what_a_benchmark_with_a_failed_model_measured_is_kept(part, tmp_path):
+    """Its exit code is 1; `python` is a stand-in."""
+    for folder in ("bin", "results", "version2_pytorch_fused"):
+        (tmp_path / folder).mkdir()
+    script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
+    python = tmp_path / "bin/python"
+    python.write_text('#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\necho "{}" >"$2/benchmark.json"\nexit 1\n')
+    python.chmod(0o755)
+    path = f"{python.parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path}, check=True)
+    written = [f"{part}_tiny_{precision}.json" for precision in ("bf16", "fp32")]
+    assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written
