@@ -141,7 +141,15 @@ def timeline(*paths: Path) -> Picture:
     def draw() -> "Figure":
         figure = plots.new(WIDTH, 0.6 + 1.5 * len(panels))
         for axes, (name, panel) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels.items(), strict=True):
-            _rows(axes, panel)
+            for row, (place, shade) in enumerate((("gpu", plots.VERMILION), ("host", plots.SKY))):
+                intervals = [(start / 1e3, length / 1e3) for start, length in panel[place]]
+                axes.broken_barh(intervals, (row - 0.35, 0.7), color=shade, linewidth=0)
+            axes.vlines([launch / 1e3 for launch in panel["launches"]], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
+            if not panel["launches"]:
+                ahead = f"no launch: the host launched these steps before, the first {panel['delay_us'] / 1e3:.1f} ms ahead"
+                axes.text(WINDOW_US / 2e3, 1, ahead, ha="center", va="center")
+            axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"])
+            axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
             step = f"{panel['kernels']:,} kernels and copies in {tables.format_number(panel['step_ms'])} ms"
             axes.set_title(f"{name}: a step has {step}; {busy[name]}")
         axes.set_xlabel("ms")
@@ -181,18 +189,6 @@ def _covered(starts: pandas.Series, durations: pandas.Series) -> list[list[float
         elif start < end:
             covered.append([start, end - start])
     return [[round(number, 1) for number in interval] for interval in covered]
-
-
-def _rows(axes: "Axes", panel: dict[str, Any]) -> None:
-    for row, (name, shade) in enumerate((("gpu", plots.VERMILION), ("host", plots.SKY))):
-        intervals = [(start / 1e3, length / 1e3) for start, length in panel[name]]
-        axes.broken_barh(intervals, (row - 0.35, 0.7), color=shade, linewidth=0)
-    axes.vlines([launch / 1e3 for launch in panel["launches"]], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
-    if not panel["launches"]:
-        ahead = f"no launch: the host launched these steps before, the first {panel['delay_us'] / 1e3:.1f} ms ahead"
-        axes.text(WINDOW_US / 2e3, 1, ahead, ha="center", va="center")
-    axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"])
-    axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
 
 
 def causal_tiles() -> Picture:

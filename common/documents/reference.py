@@ -187,8 +187,8 @@ def _first_version(folder: Path) -> str | None:
     """A column per preset: all that exercises 1 to 3 of Version 1 ask of a run."""
     if not any(folder.glob("v[0-9]_*_profile.json.gz")):
         return None
-    columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in result_tables.baseline_runs(folder)}
-    run, _ = next(result_tables.baseline_runs(folder))
+    runs = list(result_tables.baseline_runs(folder))
+    columns, run = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in runs}, runs[0][0]
     head = f"Runs of {run_facts.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
     return f"{head}\n\n{_columns(result_tables.label(run), columns)}"
 

@@ -184,7 +184,7 @@ def trials(folder: Path) -> str:
 def curves(folder: Path) -> str:
     """A column per version after the first: the largest difference of its losses to the first version's, at five steps."""
     runs = [run_record.read_timed(path) for path in sorted(folder.glob("curve_*.json"))]
-    if len(runs) < 2:
+    if len(runs) < 2 or len({len(run["loss"]["all"]) for run in runs}) > 1:
         raise UsageError(f"{folder} needs curve_*.json of two versions: runs with the same --num-steps and --metrics-out FILE")
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]

@@ -8,7 +8,7 @@ from common.errors import RunError
 from common.records import scaling_file
 from common.records.scaling_file import Scaling, place
 from common.studies import job_runner
-from common.studies.scaling import prediction, scaling_results
+from common.studies.scaling import scaling_results
 from common.studies.scaling.scaling_results import Row
 
 LEAST = ("overlapped, ms", "of it waiting, ms", "peak MiB", "exposed communication, ms")
@@ -89,7 +89,7 @@ def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
     result = plots.new(10, 4.6)
     result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
     for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
-        by_model = prediction.extrapolate(measured, scaling)
+        by_model = scaling_results.extrapolate(measured, scaling)
         for i, (model, form) in enumerate(scaling_file.pairs(measured)):
             own = [row for row in rows if (row["scaling"], row["model"], row["parallel"]) == (scaling, model, form)]
             points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}

@@ -217,12 +217,6 @@ def test_the_formula_gives_what_the_h100_saved_at_medium() -> None:
         assert row[5] == row[-2], row  # in MiB, thousands apart
 
 
-def test_intensity_of_a_product() -> None:
-    assert appendix.product_intensity(8, 4, 2) == 2 * 8 * 4 * 2 / (4 * (32 + 8 + 16))
-    assert appendix.product_intensity(8, 4, 2, element=2) == 2 * appendix.product_intensity(8, 4, 2)
-    assert appendix.product_intensity(8, 4, 2, cast_bytes=224) == appendix.product_intensity(8, 4, 2) / 2
-
-
 def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
     """Products 0.4 and 0.1 ms, other kernels 0.3 ms, of a step of 1 ms."""
     operators = [("aten::mm", 800), ("aten::bmm", 200), ("aten::add", 600)]

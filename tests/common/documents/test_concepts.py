@@ -83,12 +83,6 @@ def test_a_trace_without_a_gpu_is_refused(tmp_path):
         concepts.timeline(trace(path, cpu))
 
 
-def test_the_sizes_of_a_gpu_come_from_its_trace(tmp_path):
-    table = concepts.chip(trace(tmp_path / "trace.json", gpu_trace()))
-    assert "A GPU" in table and "| multiprocessors (SM, CU) | 100 |" in table
-    assert "KiB | 3 |" in table and "GiB | 2 |" in table
-
-
 def test_tiles_are_computed_where_the_mask_keeps_a_score():
     kept = torch.ones(concepts.LENGTH, concepts.LENGTH).tril().unfold(0, concepts.TILE, concepts.TILE)
     sums = kept.unfold(1, concepts.TILE, concepts.TILE).sum(dim=(-1, -2))

@@ -1,14 +1,18 @@
-"""Pictures of the documents: what they show, and when they are out of date."""
+"""Pictures of the documents: what they show, and when they are out of date.
+
+tests/end_to_end/test_documents.py fails when the numbers of a picture in the documents have changed.
+"""
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import pictures, rewrite
 from common.errors import UsageError
-from tests.conftest import ROOT, texts
-from tests.records import peers, scaling
+from tests.conftest import texts
+from tests.records import peers
 from tests.small_traces import event
 
 import pytest
@@ -25,6 +29,16 @@ def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):
     assert small == {"v1": (1.0, 0.5, 2.0), "v1-captured": (3.0, 2.0, 4.0), "v4": (20.0, 20 / 1.5, 40 / 1.5)}
     assert picture.description.endswith("tiny: v4 40x (40 to 40), small: v4 20x (13.3 to 26.7)")
     assert {"v1", "v4", "captured-bf16", "v1-captured", "40x", "3x", "20x"} <= texts(picture.drawn())
+
+
+SHOWN = {marked[3].split()[0]: marked[3] for path in rewrite.documents() for marked in rewrite.MARKED.finditer(path.read_text())}
+
+
+@pytest.mark.parametrize("name", rewrite.PICTURES)
+def test_a_picture_of_the_documents_is_drawn_for_who_can_see_it_and_who_cannot(name):
+    (picture,) = rewrite.pictures(f"<!-- picture: {SHOWN[name]} -->\n<!-- /picture -->")
+    drawn = picture.drawn()
+    assert ElementTree.fromstring(drawn).findtext("{*}title") == picture.description and len(texts(drawn)) > 5
 
 
 def test_every_version_has_a_colour_and_every_peer_is_grey():
@@ -106,15 +120,6 @@ def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_pa
     assert {"v1", "v4", " 4 kernels", " 25", "elementwise"} <= texts(picture.drawn())
 
 
-def test_the_kernels_of_a_compiled_layer_are_found_though_their_names_differ(tmp_path):
-    layers = [[f"triton_per_fused_add_mean_rsqrt_{i}", "nvjet_a", f"triton_poi_fused_silu_{i}", "nvjet_b"] for i in range(4)]
-    picture = pictures.layer_kernels(kernel_trace(tmp_path / "traces" / "v2_compile_tiny.json", *layers))
-    assert [kind for kind, _ in picture.numbers["v2, compiled"]["layer"]] == [
-        "reductions", "matrix products", "elementwise", "matrix products",
-    ]  # fmt: skip
-    assert "v2, compiled" in texts(picture.drawn())
-
-
 def test_a_trace_in_which_nothing_repeats_or_without_kernels_has_no_layer(tmp_path):
     path = kernel_trace(tmp_path / "traces" / "v1_tiny.json", *[["nvjet"]] * 3)
     with pytest.raises(UsageError, match="repeats once for each of 4 layers"):
@@ -123,35 +128,3 @@ def test_a_trace_in_which_nothing_repeats_or_without_kernels_has_no_layer(tmp_pa
     path.write_text(json.dumps({"traceEvents": events}))
     with pytest.raises(UsageError, match="v1_tiny.json has no kernels of a GPU"):
         pictures.layer_kernels(path)
-
-
-def test_fusions_are_switched_on_one_after_another():
-    picture = pictures.fusions(ROOT / "results/h200/v2_ablation_tiny_fp32.json")
-    assert [row[0] for row in picture.numbers] == ["none", "+ QKV", "+ flash", "+ SwiGLU", "+ compile"]
-    assert [row[1] for row in picture.numbers] == [546, 510, 446, 422, 177]
-    assert {"+ compile", "177", "8.59"} <= texts(picture.drawn())
-
-
-def test_rates_of_kernels_are_those_of_the_largest_shape():
-    picture = pictures.kernel_rates(ROOT / "results/h200/kernels_memory.json")
-    assert list(picture.numbers) == ["rms_norm", "add_rms_norm", "apply_rope", "swiglu"]
-    assert list(picture.numbers["swiglu"])[-1] == "kernel"
-    assert picture.numbers["rms_norm"]["kernel"] == 94.1  # as the table of version3_triton/README.md shows it
-    assert "4 x 8192 tokens, D = 4,096" in picture.description
-
-
-def test_the_spans_of_a_step_add_up_to_its_time():
-    picture = pictures.step_spans(ROOT / "results/cpu", ROOT / "results/h100")
-    assert len(picture.numbers) == 5
-    assert all(sum(shares.values()) == pytest.approx(100, abs=0.5) for shares in picture.numbers.values())
-    tiny = picture.numbers["tiny, NVIDIA H100 80GB HBM3"]
-    assert (tiny["attention"], tiny[pictures.IDLE]) == (3.7, 92.1)  # as the table of version1_pytorch_baseline/README.md has them
-    assert {"attention", "92", pictures.IDLE} <= texts(picture.drawn())
-
-
-def test_the_efficiency_on_several_gpus_is_that_of_weak_scaling(tmp_path):
-    path = tmp_path / "scaling_large_bf16.json"
-    path.write_text(json.dumps(scaling()))
-    picture = pictures.scaling_efficiency(tmp_path)
-    assert picture.numbers == {"large, bf16": {"v1, ddp": {1: 100.0, 2: 80.0}}}
-    assert "large, bf16: v1, ddp 80% on 2" in picture.description and "efficiency, %" in picture.drawn()
