@@ -111,6 +111,3 @@ def test_a_problem_without_minutes_is_refused(small, tmp_path):
     write_page(tmp_path, "\n### Problem 3: no time\n\nText.\n")
     with pytest.raises(UsageError, match="page.md: Problem 3: no time: no line such as"):
         reference.problems()
-
-
-# ----------------------------------------------------------------------------------------------------------------- answers
