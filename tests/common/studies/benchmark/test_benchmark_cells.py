@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import threading
 
@@ -101,22 +100,6 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
     assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_keeps_what_was_measured(number, config, tmp_path, capsys):
-    def outcome(model, batch_size):
-        if (model, batch_size) == ("v2", 4):
-            os.kill(os.getpid(), number)
-            return {"status": "failed", "reason": "KeyboardInterrupt"}
-        return {}
-
-    code, calls, measured = measured_with(outcome, config, tmp_path / "benchmark.json")
-    assert code == 128 + number and calls[-1] == ("v2", 4) and measured["status"] == "interrupted"
-    assert [cell["status"] for cell in measured["cells"]] == ["ok", "ok", "ok", "not run"]
-    assert len(measured["cells"][2]["runs"]) == 1  # of two repeats
-    text = benchmark_report.analyze(tmp_path / "benchmark.json").markdown()
-    assert "- v2, B 4, S 8: not run" in text and "The run was interrupted" in text
 
 
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
