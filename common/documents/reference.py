@@ -47,20 +47,16 @@ def first_sentence(text: str) -> str:
     return re.sub(":$", ".", re.split(r"(?<=[.?!]) ", paragraph)[0])
 
 
-def _is_script(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree.body)
-
-
 def _python(path: Path) -> Command | None:
     """Of a file that `python FILE` or `python -m MODULE` runs; a module of common counts if its docstring says so."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    text = ast.get_docstring(tree) or ""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    text, parts = ast.get_docstring(tree) or "", path.relative_to(ROOT).with_suffix("").parts
+    folder, line = path.parent, f"python {path.name}"
+    found = any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree.body)
     if parts[0] == "common":
-        line = f"python -m {'.'.join(part for part in parts if part != '__main__')}"
-        found = parts[-1] == "__main__" or (_is_script(tree) and re.search(rf"{re.escape(line)}\b", text))
-        return Command(ROOT, line, first_sentence(text)) if found else None
-    return Command(path.parent, f"python {path.name}", first_sentence(text)) if _is_script(tree) else None
+        folder, line = ROOT, f"python -m {'.'.join(part for part in parts if part != '__main__')}"
+        found = parts[-1] == "__main__" or (found and bool(re.search(rf"{re.escape(line)}\b", text)))
+    return Command(folder, line, first_sentence(text)) if found else None
 
 
 def _shell(path: Path) -> Command | None:

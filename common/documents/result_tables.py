@@ -61,7 +61,7 @@ def compared(folder: Path) -> list[list[TimedRun]]:
     reference = min(runs[0]["version"] for runs in groups)
     for first, *others in groups:
         if first["version"] != reference or not others:
-            case = f"{first['training']['preset']}_{first['precision']['compute']}"
+            case = f"{first['training']['preset']}_{compute(first)}"
             raise UsageError(f"{folder} needs compare_{case}_{reference}.json, and a run of another version beside it")
     return groups
 
@@ -71,10 +71,6 @@ def label(run: Record) -> str:
     switched = re.findall(r"--(enable|disable)-([\w-]+)", run["command"])
     changes = (name if change == "enable" else f"no {name}" for change, name in switched)
     return ", ".join([run["version"].replace("v", "Version "), *changes])
-
-
-def case(run: TimedRun) -> list[str]:
-    return [run["training"]["preset"], run["precision"]["compute"]]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *records: Record) -> str:

@@ -163,10 +163,12 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
         }  # fmt: skip
         if found := outcome.get("found"):
             measured.update({key: outcome[key] for key in ("device", "environment")} | found["common"])
-            result["step_ms"], result["peak_mib"] = found["step_ms"], found["peak_mib"]
-            result["tokens_per_second"] = batch_size * options.seq_len / found["step_ms"]["median"] * 1e3
+            peak, step_ms = found["peak_mib"], found["step_ms"]
             allowed = options.target_memory_usage * measured["device"]["memory_mib"]
-            result["status"] = "ok" if found["peak_mib"] <= allowed else "over target"
+            result = {
+                "batch_size": batch_size, "status": "ok" if peak <= allowed else "over target", "step_ms": step_ms,
+                "tokens_per_second": batch_size * options.seq_len / step_ms["median"] * 1e3, "peak_mib": peak,
+            }  # fmt: skip
         measured["trials"].append(result)
         if measured["device"]:  # known since the first trial that came to its end
             files.write_measurement(path, measured, "--output-dir")

@@ -83,7 +83,11 @@ def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, kno
     batches = []
     for n in measured["processes"]:
         own = [cell for cell in cells if cell["processes"] == n]
-        jobs = [_job(cell, known, options, profiled=repeat == 0) for repeat in range(options.repeats) for cell in own]
+        jobs = [
+            Job(cell, place(cell), partial(scaling_job.run, cell, known[cell["model"]], options, repeat == 0))
+            for repeat in range(options.repeats)
+            for cell in own
+        ]
         batches.append((jobs, gpu_sets(n, options)))
     with signals.deferred() as received:
         with progress("measuring the link"):
@@ -92,10 +96,6 @@ def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, kno
             left_out.append(f"the model on paper: {problem}")
             print(f"leaves out {left_out[-1]}")
         return job_runner.run_all(batches, measured, path, received, _store, _line)
-
-
-def _job(cell: Cell, known: dict[str, Model], options: ScalingOptions, profiled: bool) -> Job:
-    return Job(cell, place(cell), partial(scaling_job.run, cell, known[cell["model"]], options, profiled))
 
 
 def _store(cell: Cell, outcome: job_runner.Outcome) -> None:
