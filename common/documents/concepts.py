@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from common.analysis.formulas import flops
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import plots, run_facts, tables
+from common.analysis.profiles import communication
 from common.analysis.profiles.json_elements import elements
 from common.analysis.reports import bandwidth as traffic
 from common.config import ModelConfig
@@ -181,14 +182,8 @@ def _window(path: Path) -> dict[str, Any]:
 
 def _covered(starts: pandas.Series, durations: pandas.Series) -> list[list[float]]:
     """[start, length] of each interval of the window that one or more events cover."""
-    covered: list[list[float]] = []
-    for start, end in sorted(zip(starts, starts + durations, strict=True)):
-        start, end = max(0.0, start), min(WINDOW_US, end)
-        if covered and start <= sum(covered[-1]):
-            covered[-1][1] = max(covered[-1][1], end - covered[-1][0])
-        elif start < end:
-            covered.append([start, end - start])
-    return [[round(number, 1) for number in interval] for interval in covered]
+    seen = zip(starts.clip(lower=0.0), (starts + durations).clip(upper=WINDOW_US), strict=True)
+    return [[round(start, 1), round(end - start, 1)] for start, end in communication.union(seen)]
 
 
 def causal_tiles() -> Picture:

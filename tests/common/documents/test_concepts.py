@@ -7,7 +7,7 @@ from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.documents import concepts
 from common.errors import UsageError
-from tests import branched_traces, records
+from tests import records
 from tests.conftest import texts
 from tests.small_traces import gpu_trace
 
@@ -62,14 +62,6 @@ def test_a_timeline_has_launches_and_the_intervals_of_the_kernels(tmp_path):
     assert panel["delay_us"] == 6
     assert panel["busy"] == pytest.approx(100 * 159 / (125 + 60), abs=0.1)  # the kernel before ends at 5 us
     assert "A GPU" in picture.description and "v1, small" in " ".join(texts(picture.drawn()))
-
-
-def test_a_timeline_says_that_a_graph_was_launched_before(tmp_path):
-    picture = concepts.timeline(trace(tmp_path / "traces" / "v4_small.json", branched_traces.trace(graph=True)))
-    panel = picture.numbers["v4, small"]
-    assert panel["launches"] == [] and panel["kernels"] == len(branched_traces.KERNELS)
-    assert panel["gpu"] == [[0, 10], [11, 19], [33, 10]]
-    assert "no launch" in " ".join(texts(picture.drawn()))
 
 
 def test_a_trace_without_a_gpu_is_refused(tmp_path):

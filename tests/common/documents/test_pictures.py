@@ -3,17 +3,16 @@
 tests/end_to_end/test_documents.py fails when the numbers of a picture in the documents have changed.
 """
 
-import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.documents import pictures, rewrite
 from common.errors import UsageError
+from common.files import write_json
 from tests.conftest import texts
 from tests.records import peers
-from tests.small_traces import event
+from tests.small_traces import gpu_trace
 
 import pytest
 
@@ -81,50 +80,8 @@ def test_memory_over_a_step_agrees_with_the_formulas_of_its_two_highest_moments(
     assert areas["scores [B, H, S, S]"][5] == pytest.approx(kept["scores"])
 
 
-def test_the_picture_of_memory_has_the_measured_peak_of_the_first_model(tmp_path):
-    peers(tmp_path / "peers_medium_bf16.json", v1=20.0, v4=0.5)
-    picture = pictures.memory(tmp_path)
-    assert picture.numbers["medium"]["model"] == "v1" and picture.numbers["medium"]["peak"] == 1 / 1024
-    assert {"measured peak", "gradients", "medium, 8 x 128 tokens"} <= texts(picture.drawn())
-    assert "Memory over one training step of v1 in bf16, by formula" in picture.description
-
-
-def kernel_trace(path: Path, *layers: list[str]) -> Path:
-    """One step on a GPU: an embedding, the kernels of each layer, and an optimizer's; they take 2.0, 2.01, 2.02, ... us."""
-    names = ["gather_kernel", *sum(layers, []), *["multi_tensor_apply"] * 2 * len(layers)]
-    events = [event("user_annotation", "ProfilerStep#0", 0, 1000)]
-    for i, name in enumerate(names):
-        events += [
-            event("cpu_op", "aten::op", 3 * i, 3 * i + 2),
-            event("cuda_runtime", "cudaLaunchKernel", 3 * i, 3 * i + 1, correlation=i),
-            event("kernel", name, 500 + 3 * i, 502 + 3.01 * i, 0, stream=7, correlation=i),
-        ]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
-def test_the_kernels_of_a_layer_are_those_that_repeat_once_for_each_layer(tmp_path):
-    """The second layer is taken. The optimizer's kernels repeat as well, but none of them is a matrix product."""
-    layer = ["rms_norm_kernel", "nvjet_a", "silu_elementwise", "nvjet_b"]
-    picture = pictures.layer_kernels(
-        kernel_trace(tmp_path / "traces" / "v1_tiny.json", *[layer] * 4),
-        kernel_trace(tmp_path / "traces" / "v4_tiny.json", *[["nvjet"]] * 4),
-    )
-    kinds = ["reductions", "matrix products", "elementwise", "matrix products"]
-    assert picture.numbers["v1"]["layer"] == list(zip(kinds, (2.05, 2.06, 2.07, 2.08), strict=True))
-    assert picture.numbers["v1"]["step"] == {"matrix products": 8, "reductions": 4, "elementwise": 12, "copies": 1}
-    assert picture.description.endswith(
-        "v1: 4 in a layer's forward pass, 25 with copies in a step; v4: 1 in a layer's forward pass, 13 with copies in a step"
-    )
-    assert {"v1", "v4", " 4 kernels", " 25", "elementwise"} <= texts(picture.drawn())
-
-
-def test_a_trace_in_which_nothing_repeats_or_without_kernels_has_no_layer(tmp_path):
-    path = kernel_trace(tmp_path / "traces" / "v1_tiny.json", *[["nvjet"]] * 3)
+def test_a_trace_in_which_nothing_repeats_has_no_layer(tmp_path):
+    (tmp_path / "traces").mkdir()
+    write_json(tmp_path / "traces/v1_tiny.json", gpu_trace())
     with pytest.raises(UsageError, match="repeats once for each of 4 layers"):
-        pictures.layer_kernels(path)
-    events = [each for each in json.loads(path.read_text())["traceEvents"] if each["cat"] != "kernel"]
-    path.write_text(json.dumps({"traceEvents": events}))
-    with pytest.raises(UsageError, match="v1_tiny.json has no kernels of a GPU"):
-        pictures.layer_kernels(path)
+        pictures.layer_kernels(tmp_path / "traces/v1_tiny.json")
