@@ -46,7 +46,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
     found: list[Cell] = []
     for name in options.models:
         supported = getattr(known[name].load(), "PARALLEL", ranks.FORMS)
-        altered = known[name].captured or known[name].flags  # fully_shard takes neither a captured nor a compiled step
+        altered = known[name].captured or known[name].flags or options.capture_step  # fully_shard takes no such step
         refused = [form for form in options.forms if form not in supported or (altered and form == "fsdp")]
         left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
         places: list[tuple[ranks.Form | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]

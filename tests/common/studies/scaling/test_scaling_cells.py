@@ -39,6 +39,9 @@ def test_a_cell_of_both_scalings_is_measured_once_and_what_cannot_be_measured_is
     ]  # fmt: skip
     assert places(cells) == [("v4", None, 1, 4), ("v4", "ddp", 2, 4), ("v4", "ddp", 2, 2), ("v4", "ddp", 3, 4)]
 
+    _, left_out = scaling_cells.plan(study_options.scaling(capture_step=True), KNOWN)
+    assert left_out == ["v1, fsdp: v1 does not support it"]  # not a captured step
+
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(devices, "select", lambda name: torch.device("cuda"))
