@@ -79,45 +79,17 @@ def test_before_the_fusions_add_up_to_a_layer_of_version_1(config: ModelConfig, 
 
 
 @each_config
-@pytest.mark.parametrize("name", ["Q, K, V: one product", "gate, up: one product"])
-def test_one_product_after_is_what_version_2_runs(config: ModelConfig, name: str) -> None:
-    hidden, ffn, small = config.hidden_size, config.intermediate_size, config.num_key_value_heads * config.head_dim
-    sizes = (hidden, small, small) if name.startswith("Q") else (ffn, ffn)
-    x, weight = torch.randn(3, 17, hidden), torch.randn(sum(sizes), hidden)
-    measured = both_passes(lambda x, w: v2.project(x, w, sizes, fused=True), x, weight)
+@pytest.mark.parametrize("name", ["Q, K, V: one product", "gate, up: one product", "flash attention"])
+def test_what_version_2_runs_after_a_fusion(config: ModelConfig, name: str) -> None:
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    if name == "flash attention":
+        q, k, v = (torch.randn(3, 17, count, config.head_dim) for count in heads)
+        measured = both_passes(lambda *qkv: v2.attention(*(t.transpose(1, 2) for t in qkv)), q, k, v)
+    else:
+        sizes = [count * config.head_dim for count in heads] if name.startswith("Q") else [config.intermediate_size] * 2
+        x, weight = torch.randn(3, 17, config.hidden_size), torch.randn(sum(sizes), config.hidden_size)
+        measured = both_passes(lambda x, w: v2.project(x, w, sizes, fused=True), x, weight)
     assert measured == [(change.operators[1], change.bytes[1]) for change in changes(config, 3, 17)[name]]
-
-
-@each_config
-def test_flash_attention_after_is_one_operator_over_its_arguments_and_results(config: ModelConfig) -> None:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    q, k, v = (torch.randn(3, 17, count, config.head_dim) for count in (heads, kv_heads, kv_heads))
-    measured = both_passes(lambda *qkv: v2.attention(*(t.transpose(1, 2) for t in qkv)), q, k, v)
-    assert measured == [(change.operators[1], change.bytes[1]) for change in changes(config, 3, 17)["flash attention"]]
-
-
-@each_config
-def test_elementwise_chains_after_are_their_arguments_and_results(config: ModelConfig) -> None:
-    batch, length = 3, 17
-    x, weight, statistic = torch.empty(batch, length, config.hidden_size), torch.empty(config.hidden_size), torch.empty(51)
-    q = torch.empty(batch, config.num_attention_heads, length, config.head_dim)
-    k = torch.empty(batch, config.num_key_value_heads, length, config.head_dim)
-    cos, gate = torch.empty(length, config.head_dim), torch.empty(batch, length, config.intermediate_size)
-    rotation = 2 * nbytes(q, k, cos)
-    expected = {
-        "RoPE": [rotation, rotation],
-        "SwiGLU": [nbytes(gate, gate, gate), nbytes(gate, gate, gate, gate, gate)],  # dy, gate, up in; two gradients out
-        "residual + RMSNorm, twice": [
-            2 * nbytes(x, x, weight, x, x, statistic),  # x, branch, weight in; sum, normalised sum, 1 / rms out
-            2 * nbytes(x, x, x, weight, statistic, x, weight),  # sum, dy, d(sum), weight, 1 / rms in; dx, dweight out
-        ],
-    }
-    found = changes(config, batch, length)
-    assert {name: [change.bytes[1] for change in found[name]] for name in expected} == expected
-
-
-def nbytes(*tensors: Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def test_foreach_adamw_moves_what_the_table_says() -> None:

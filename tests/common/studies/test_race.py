@@ -121,9 +121,5 @@ def test_a_script_that_replaces_the_timer_is_refused_by_the_evaluators_clock(run
     assert "it replaced the timer" in read_json(tmp_path / "race_replaces_the_timer.json")["refused"]
 
 
-def test_a_name_with_a_slash_is_refused(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["race.py", str(V2), "--name", "a/b"])
-    with pytest.raises(UsageError, match=r"--name a/b: it is a part of the file race_NAME\.json, so it has no slash"):
-        race.main()
-    assert not any(tmp_path.iterdir())
+def test_a_name_with_a_slash_is_refused(refused):
+    assert "--name a/b: it is a part of the file race_NAME.json, so it has no slash" in refused(RACE, V2, "--name", "a/b")
