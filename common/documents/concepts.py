@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OPERATORS = 24  # of the roofline, the longest
-NAMED = {  # those with a label, and its place in points from the dot
+NAMED = {  # the operators of the roofline with a label, and its place in points from the dot
     "mm (mlp)": (7, -7), "mm (attention)": (-7, -9), "bmm (attention)": (-6, -11), "_softmax (attention)": (7, -7),
     "silu_backward (mlp)": (-8, 4), "mul (norm)": (3, -15), "sum (attention)": (7, -5), "mean (norm)": (8, -4),
 }  # fmt: skip
@@ -56,7 +55,7 @@ def roofline(folder: Path, path: Path) -> Picture:
     peak, bandwidth = peaks[compute] / 1e12, peaks["bandwidth"] / 1e12
     points = {
         row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12)
-        for row in sorted(traffic.from_profile(profile)[0], key=lambda row: -row.seconds)[:OPERATORS]
+        for row in sorted(traffic.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]
         if row.flops
     }
     shares = {}

@@ -25,8 +25,6 @@ import pandas
 # That have scripts, beside the root itself. What a script writes lies in folders below, such as handouts.
 FOLDERS = ("results", "slurm", "version*_*", "version*_*/exercises", "version*_*/exercises/*")
 SHELLS = {".sh": "bash", ".sbatch": "sbatch"}
-TARGET = re.compile(r"^([a-z-]+):.*?## (.*)$", re.MULTILINE)
-HEADING = re.compile(r"^##+ +(.*)$")
 TITLE = re.compile(r"(?:Problem|Part) (?:(\d+|\w)\b)?(?: ?\(([\w ]+)\))?(?:: (.*))?")
 MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optional)\. (After [^*]+|Needs nothing before)\.\*")
 RUN_ROWS = (
@@ -81,8 +79,8 @@ def scripts() -> list[Path]:
 
 def all_commands() -> list[Command]:
     """The targets of the Makefile, the commands of the root, then those of each folder."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = [Command(ROOT, f"make {name}", f"{purpose[0].upper()}{purpose[1:]}.") for name, purpose in TARGET.findall(makefile)]
+    named = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = [Command(ROOT, f"make {name}", f"{purpose[0].upper()}{purpose[1:]}.") for name, purpose in named]
     found = [_python(path) if path.suffix == ".py" else _shell(path) for path in scripts()]
     return sorted(filter(None, targets + found), key=lambda command: command.folder)
 
@@ -132,7 +130,7 @@ def headings(page: Path) -> Iterator[tuple[re.Match[str], str]]:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)[1:]
     for line, below in zip(parts[::2], parts[1::2], strict=True):
-        if (heading := HEADING.match(line)) and (title := TITLE.match(heading[1])):
+        if (heading := re.match(r"##+ +(.*)$", line)) and (title := TITLE.match(heading[1])):
             yield title, below.strip()
 
 
