@@ -1,6 +1,5 @@
 """The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from common.analysis.formulas import footprint
 from common.analysis.formulas.forecast import FOREACH_ADAMW, Change, layer_changes
 from common.config import ModelConfig
 from common.documents import appendix
-from common.files import read_json, write_json
 from common.rope import rope_tables
 from tests.conftest import ROOT, cells
 from tests.operators import OperatorMode, saved_bytes, stored_bytes
@@ -187,21 +185,6 @@ def test_the_formula_gives_what_the_h100_saved_at_medium() -> None:
     assert len(rows) == 2
     for row in rows:
         assert row[5] == row[-2], row  # in MiB, thousands apart
-
-
-def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
-    """Products 0.4 and 0.1 ms, other kernels 0.3 ms, of a step of 1 ms."""
-    operators = [("aten::mm", 800), ("aten::bmm", 200), ("aten::add", 600)]
-    profile = read_json(H100 / "v1_tiny_profile.json.gz")
-    profile |= {
-        "profiled_steps": 2, "step_us": profile["step_us"][:2], "device_busy_us": 1600,
-        "operators": [profile["operators"][0] | {"name": name, "self_device_us": us} for name, us in operators],
-    }  # fmt: skip
-    run = json.loads((H100 / "v1_tiny.json").read_text())
-    run["step_ms"]["median"] = 1.0
-    write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
-    (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
-    assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
 
 
 def test_every_recorded_step_takes_at_least_its_bound() -> None:
