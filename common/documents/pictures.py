@@ -20,7 +20,7 @@ from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
-from common.documents.result_tables import IDLE, cases, find, headline, ratio, span_shares
+from common.documents.result_tables import IDLE, find, headline, ratio, span_shares
 from common.errors import UsageError
 from common.records import kernel_benchmark_file, scaling_file
 from common.studies.scaling import scaling_results
@@ -154,10 +154,10 @@ def memory(folder: Path) -> Picture:
     """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
     said: list[str] = []
     panels: dict[str, dict[str, Any]] = {}
-    for case in (case for case in cases(folder, "bf16") if case.preset in ("medium", "large")):
+    found, (model, *_) = headline(folder)
+    for case in (case for case in found if case.preset in ("medium", "large")):
         config, preset = ModelConfig.model_validate(case.study["model"]), case.preset
-        model, first = next(iter(case.cells.items()))
-        peak = median(run["peak_mib"] for run in first["runs"]) / 2**10
+        peak = median(run["peak_mib"] for run in case.cells[model]["runs"]) / 2**10
         areas, kept = held(config, *case.shape), footprint.activations(config, *case.shape, "cuda")
         panels[preset] = {"shape": case.shape, "peak": peak, "model": model, "areas": areas}
         stays = {name: max(areas[name]) for name in ("weights", "AdamW's moments", "gradients")} | {"activations": kept["total"]}
@@ -373,6 +373,9 @@ def scaling_efficiency(folder: Path) -> Picture:
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
                 line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
                 line[row["processes"]] = round(100 * row["efficiency"], 1)
+    panels = {title: panel for title, panel in panels.items() if panel}
+    if not panels:
+        raise UsageError(f"{folder}: no scaling_*.json has an efficiency on several GPUs")
     device = study["device"]["name"] if study["device"] else ""
     least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
     said = [

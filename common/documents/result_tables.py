@@ -197,9 +197,11 @@ def number_formats(folder: Path) -> str:
         before, after = ([*map(run_record.read_timed, sorted(folder.glob(f"format_{preset}_{name}*.json")))] for name in FORMATS)
         if before and after:
             old, new = (median(run["step_ms"]["median"] for run in found) for found in (before, after))
-            peaks = [run_facts.peak_flops(after[0], name) for name in FORMATS]
-            shares = [100 * median(run["flops_per_second"] for run in after) / peak if peak else None for peak in peaks]
-            rows.append([preset, old, new, old / new, run_facts.mfu(before[0]), *shares])
+            shares = []
+            for found, name in ((before, "bf16"), (after, "bf16"), (after, "fp8")):
+                peak = run_facts.peak_flops(found[0], name)
+                shares.append(peak and 100 * median(run["flops_per_second"] for run in found) / peak)
+            rows.append([preset, old, new, old / new, *shares])
             runs += before + after
     if not runs:
         raise UsageError(f"{folder} needs format_PRESET_bf16.json and format_PRESET_fp8.json of a preset")
@@ -343,11 +345,11 @@ def weak_scaling(folder: Path) -> str:
         studies.append(scaling_file.read(path))
         for row in scaling_results.results(studies[-1]):
             if row["scaling"] == "weak" and row["ms"]:
-                time = tables.format_time(row["ms"])
+                shared = f", {100 * row['efficiency']:.0f}%" if row["parallel"] and row["efficiency"] else ""
                 for form in [row["parallel"]] if row["parallel"] else studies[-1]["forms"]:
                     cells = found.setdefault((preset, precision, row["model"], form), {})
-                    cells[row["processes"]] = time if row["processes"] == 1 else f"{time}, {100 * row['efficiency']:.0f}%"
-    found = {key: cells for key, cells in found.items() if len(cells) > 1}
+                    cells[row["processes"]] = tables.format_time(row["ms"]) + shared
+    found = {key: cells for key, cells in found.items() if any(count > 1 for count in cells)}
     counts = sorted({count for cells in found.values() for count in cells})
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]

@@ -11,7 +11,7 @@ from common.documents import pictures, rewrite
 from common.errors import UsageError
 from common.files import write_json
 from tests.conftest import texts
-from tests.records import peers
+from tests.records import benchmark, peers
 from tests.small_traces import gpu_trace
 
 import pytest
@@ -78,6 +78,13 @@ def test_memory_over_a_step_agrees_with_the_formulas_of_its_two_highest_moments(
     assert totals[10] == pytest.approx(stays["total"])
     assert max(totals) >= footprint.least_peak(config, *shape, "cuda") * (1 - 1e-9)
     assert areas["scores [B, H, S, S]"][5] == pytest.approx(kept["scores"])
+
+
+def test_a_preset_at_which_version_1_ran_out_of_memory_is_not_in_the_picture_of_memory(tmp_path):
+    peers(tmp_path / "peers_medium_bf16.json", v1=20.0)
+    cell = {"model": "v1", "batch_size": 8, "sequence_length": 128, "status": "out of memory", "reason": "CUDA", "runs": []}
+    write_json(tmp_path / "peers_large_bf16.json", benchmark([cell]))
+    assert list(pictures.memory(tmp_path).numbers) == ["medium"]
 
 
 def test_a_trace_in_which_nothing_repeats_has_no_layer(tmp_path):

@@ -5,7 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
-from common.documents import result_tables
+from common.documents import pictures, result_tables
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests import records
@@ -143,6 +143,15 @@ def test_a_step_is_held_against_three_limits(tmp_path):
     found = dict(zip(header, row, strict=True))
     shares = [found[name] for name in ("MFU %", "% of measured GEMM", "% of measured copy", "launches, % of step")]
     assert shares == ["10", "20", "6", "20"] and (found["launches"], found["GPU idle %"]) == ("100", "75")
+
+
+def test_weak_scaling_of_a_model_that_fits_no_single_gpu_has_no_efficiency(tmp_path):
+    measured = records.scaling()
+    measured["cells"][0] |= {"status": "out of memory", "reason": "CUDA", "runs": []}
+    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(measured))
+    assert cells(result_tables.weak_scaling(tmp_path))[1] == ["large", "bf16", "v1", "ddp", "10 ms"]
+    with pytest.raises(UsageError, match="has an efficiency on several GPUs"):
+        pictures.scaling_efficiency(tmp_path)
 
 
 @pytest.mark.parametrize("table, message", [
