@@ -16,20 +16,6 @@ from tests.small_traces import gpu_trace
 
 import pytest
 
-
-def test_the_ladder_shows_every_model_and_names_the_fastest(tmp_path):
-    peers(tmp_path / "peers_tiny_bf16.json", v1=20.0, v4=0.5, captured_bf16=0.75)
-    peers(tmp_path / "peers_small_bf16.json", v1=40.0, v4=1.5)
-    peers(tmp_path / "captured_small_bf16.json", v1=20.0, v1_captured=10.0, v2_captured=5.0)  # more processes of v1
-    peers(tmp_path / "peers_small_fp32.json", v1=50.0)  # of another precision, so not in the picture
-    picture = pictures.ladder(tmp_path)
-    tiny, small = picture.numbers.values()
-    assert list(picture.numbers) == ["tiny, bf16, 8 x 128", "small, bf16, 8 x 128"] and tiny["v4"] == (40.0, 40.0, 40.0)
-    assert small == {"v1": (1.0, 0.5, 2.0), "v1-captured": (3.0, 2.0, 4.0), "v4": (20.0, 20 / 1.5, 40 / 1.5)}
-    assert picture.description.endswith("tiny: v4 40x (40 to 40), small: v4 20x (13.3 to 26.7)")
-    assert {"v1", "v4", "captured-bf16", "v1-captured", "40x", "3x", "20x"} <= texts(picture.drawn())
-
-
 SHOWN = {marked[3].split()[0]: marked[3] for path in rewrite.documents() for marked in rewrite.MARKED.finditer(path.read_text())}
 
 
