@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from common import ROOT, files
+from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.errors import UsageError
 from common.progress import progress
@@ -152,3 +153,11 @@ def timed_out(seconds: float | None) -> Outcome:
 def reason(cell: Attempted) -> str:
     """Why a cell was not measured, in one line."""
     return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
+
+
+def last_run(cell: Any) -> str:
+    """The outcome of a cell's last job, for the terminal."""
+    if cell["status"] != "ok":
+        return reason(cell)
+    run = cell["runs"][-1]
+    return f"{tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"

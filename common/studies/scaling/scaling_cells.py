@@ -12,7 +12,6 @@ from typing import Any
 
 from common import cli, ranks, signals
 from common import device as devices
-from common.analysis.output import tables
 from common.errors import UsageError
 from common.precision import SHORT
 from common.progress import progress
@@ -104,7 +103,4 @@ def _store(cell: Cell, outcome: job_runner.Outcome) -> None:
 
 
 def _line(cell: Cell) -> str:
-    if cell["status"] != "ok":
-        return f"{place(cell):<28} {job_runner.reason(cell)}"
-    run = cell["runs"][-1]
-    return f"{place(cell):<28} {tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
+    return f"{place(cell):<28} {job_runner.last_run(cell)}"

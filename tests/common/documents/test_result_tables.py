@@ -50,12 +50,8 @@ def test_runs_are_compared_with_the_first_version_at_the_same_preset_and_precisi
     write(tmp_path / "compare_tiny_fp32_v1.json")
     write(tmp_path / "compare_tiny_fp32_v3.json", "v3")
     write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp")
-    write(
-        tmp_path / "compare_small_bf16_v2_compiled.json",
-        "v2",
-        "small",
-        "--use-amp --enable-torch-compile --disable-swiglu-fusion",
-    )
+    switches = "--use-amp --enable-torch-compile --disable-swiglu-fusion"
+    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", switches)
     groups, compute, label = result_tables.compared(tmp_path), result_tables.compute, result_tables.label
     assert [[(run["training"]["preset"], compute(run), label(run)) for run in group] for group in groups] == [
         [("tiny", "fp32", "Version 1"), ("tiny", "fp32", "Version 3")],
