@@ -120,7 +120,7 @@ class Evaluator:
         parts = np.array_split(names[text.tokens], PARTS)
 
         def batches(parts: list[np.ndarray], count: int, seed: int) -> Batches:
-            dataset = replace(text, tokens=np.concatenate(parts))
+            dataset = replace(text, tokens=np.concatenate(parts), name=f"{text.name} ({len(parts)} of its {PARTS} parts)")
             return Batches(dataset, options.batch_size, options.seq_len, count, seed, torch.device("cpu"))
 
         self.batches = batches([part for i, part in enumerate(parts) if i % HELD_OUT], BATCHES, secrets.randbits(63))

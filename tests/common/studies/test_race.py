@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
@@ -82,6 +83,12 @@ def test_the_text_of_a_race_has_other_names_each_time(evaluator, config):
     again = race.Evaluator(evaluator.options, markov(50, 0))
     assert not (evaluator.held_out[0][0] == again.held_out[0][0]).all()
     assert not (evaluator.batches[0][0] == again.batches[0][0]).all()
+
+
+def test_a_text_that_is_too_short_says_so_of_its_held_out_parts(threads, config):
+    text = markov(50, 0)
+    with pytest.raises(UsageError, match=r"\(20 of its 400 parts\) has 20 tokens, too few for a sequence length of 30"):
+        race.Evaluator(study_options.resolved(config, "--seq-len", "30"), replace(text, tokens=text.tokens[:400]))
 
 
 def test_more_than_the_device_can_do_is_refused(evaluator, monkeypatch):
