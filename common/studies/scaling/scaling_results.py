@@ -88,8 +88,8 @@ def extrapolate(measured: Scaling, scaling: str) -> dict[tuple[str, str], dict[i
     return {pair: {n: value[1] for n, value in values.items() if value} for pair, values in found.items() if all(values.values())}
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}%"
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f}%"
 
 
 def _named(row: Row) -> list[object]:

@@ -34,6 +34,8 @@ def test_the_model_needs_the_step_on_one_process_and_a_link_and_goes_on_to_thous
     for measured in (records.scaling(link=None), without):
         assert scaling_results.predict(measured, "weak", "v1", "ddp", 2) is None
         assert scaling_results.model_table(measured, "weak")[1] == []
+        header, _ = scaling_results.step_table(scaling_results.results(measured))
+        assert not {"on paper, ms", "its error"} & {*header} and "ms/step" in header
     assert scaling_results.extrapolate(without, "strong") == {} and rows_of(without)["weak", "ddp", 2]["efficiency"] is None
 
     header, body = scaling_results.model_table(records.scaling(), "weak")
