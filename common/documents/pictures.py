@@ -73,7 +73,7 @@ class Picture(NamedTuple):
         return path.is_file() and f'data-digest="{self.digest()}"' in path.read_text(encoding="utf-8")[:2000]
 
 
-def described(parts: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
+def described(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
     """The numbers of each part as text: "a: x 1%, y 2%; b: ..."."""
 
     def numbers(row: Mapping[str, float]) -> str:

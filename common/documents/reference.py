@@ -150,22 +150,17 @@ def problems() -> list[Problem]:
     return found
 
 
-def page_title(page: Path) -> str:
-    """The version and the first heading of a page, such as "Version 1, Exercise 1: ..."."""
-    heading = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
-    return f"Version {page.relative_to(ROOT).parts[0][len('version')]}, {heading[2:]}"
-
-
 def all_problems() -> str:
     """A row per page with its problems and their minutes on a laptop: those that are a must, then the optional ones."""
     rows = []
     for page, group in groupby(problems(), lambda problem: problem.page):
         link, found = page.relative_to(ROOT).as_posix(), list(group)
+        heading = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
         must, optional = (
             ", ".join(f"[({each.name})]({link}#{each.anchor}) {each.laptop}" for each in found if each.must is kind)
             for kind in (True, False)
         )
-        rows.append([f"[{page_title(page)}]({link})", must, optional])
+        rows.append([f"[Version {link[len('version')]}, {heading[2:]}]({link})", must, optional])
     return tables.markdown(["page", "must", "optional"], rows)
 
 

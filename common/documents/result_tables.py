@@ -26,7 +26,6 @@ from common.studies.scaling import scaling_results
 
 import pandas
 
-PRECISIONS = ("fp32", "bf16")
 FORMATS = ("bf16", "fp8")  # of a block's products
 Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
 
@@ -39,7 +38,7 @@ def find(folder: Path, pattern: str, script: str = "measure_versions.sh") -> lis
 
     In `pattern`, which holds globs, "{preset}" and "{precision}" stand for their names; `script` in results/ writes such files.
     """
-    pairs = [(preset, precision) for preset in PRESETS for precision in (PRECISIONS if "{precision}" in pattern else [""])]
+    pairs = [(preset, precision) for preset in PRESETS for precision in (("fp32", "bf16") if "{precision}" in pattern else [""])]
     globs = [(a, b, one.format(preset=a, precision=b)) for a, b in pairs for one in pattern.split()]
     found = [(preset, precision, path) for preset, precision, glob in globs for path in sorted(folder.glob(glob))]
     if not found:
