@@ -56,14 +56,14 @@ for run in "$@"; do
             python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
                 --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
                 --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" \
-                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
+                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work" || [ $? -eq 1 ]
             mv "$work/benchmark.json" "$out/benchmark_${preset}_$precision.json"
         fi
         at_the_preset=("${common[@]}" --batch-sizes preset --seq-lengths preset --num-steps "${run#*:}" --metrics throughput,memory
             --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" --output-dir "$work")
         if [[ $parts = *,captured,* ]]; then
             models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
-            python benchmark_suite.py "${at_the_preset[@]}" --models $models
+            python benchmark_suite.py "${at_the_preset[@]}" --models $models || [ $? -eq 1 ]
             mv "$work/benchmark.json" "$out/captured_${preset}_$precision.json"
         fi
         if [[ $parts = *,peers,* ]]; then

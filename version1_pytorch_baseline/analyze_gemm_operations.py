@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import cli, config
 from common import device as devices
-from common.files import writable_file, write_measurement
+from common.files import writable_file
 from common.precision import AMP_DTYPES, Precision
 from common.studies import gemm_operations
 
@@ -32,11 +32,7 @@ def main() -> None:
     devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(options.dtype))
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
-
-    def keep(measured: dict) -> None:
-        write_measurement(path, measured, "--output-dir")
-
-    gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32, keep)
+    gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32, path)
     print(gemm_operations.analyze(path, path.parent))
 
 

@@ -17,7 +17,7 @@ from common.analysis.output import tables
 from common.analysis.profiles import load_kernels
 from common.config import PRESETS, ModelConfig
 from common.documents.architecture import peaks_of, preset
-from common.documents.result_tables import baseline_runs, case, cases, compared, label, table
+from common.documents.result_tables import baseline_runs, cases, compared, compute, label, table
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
 
@@ -138,9 +138,17 @@ def memory_saved(folder: Path) -> str:
     for pair in pairs:
         first, peaks = pair[0], [run["memory"]["peak_mib"] for run in pair]
         shape = first["training"]["batch_size"], first["training"]["sequence_length"]
-        mixed, on_gpu = first["precision"]["compute"] != "fp32", first["device"]["kind"] != "cpu"
+        mixed, on_gpu = compute(first) != "fp32", first["device"]["kind"] != "cpu"
         derived = kept_less(ModelConfig(**first["model"]), *shape, mixed, on_gpu)
-        rows.append([*case(first), *peaks, peaks[0] - peaks[1], *(value / MIB for value in derived.values())])
+        rows.append(
+            [
+                first["training"]["preset"],
+                compute(first),
+                *peaks,
+                peaks[0] - peaks[1],
+                *(value / MIB for value in derived.values()),
+            ]
+        )
     columns = [*(f"{label(run)}, MiB" for run in pairs[0]), "saved, measured", "scores", "log-sum-exp", "casts", "views"]
     return table(["preset", "precision", *columns, "saved, derived"], rows, *(run for pair in pairs for run in pair))
 

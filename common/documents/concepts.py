@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from common.analysis.formulas import flops
 from common.analysis.formulas.peaks import datasheet
 from common.analysis.output import plots, run_facts, tables
+from common.analysis.profiles import communication
 from common.analysis.profiles.json_elements import elements
 from common.analysis.reports import bandwidth as traffic
 from common.config import ModelConfig
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OPERATORS = 24  # of the roofline, the longest
-NAMED = {  # those with a label, and its place in points from the dot
+NAMED = {  # the operators of the roofline with a label, and its place in points from the dot
     "mm (mlp)": (7, -7), "mm (attention)": (-7, -9), "bmm (attention)": (-6, -11), "_softmax (attention)": (7, -7),
     "silu_backward (mlp)": (-8, 4), "mul (norm)": (3, -15), "sum (attention)": (7, -5), "mean (norm)": (8, -4),
 }  # fmt: skip
@@ -55,7 +55,7 @@ def roofline(folder: Path, path: Path) -> Picture:
     peak, bandwidth = peaks[compute] / 1e12, peaks["bandwidth"] / 1e12
     points = {
         row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12)
-        for row in sorted(traffic.from_profile(profile)[0], key=lambda row: -row.seconds)[:OPERATORS]
+        for row in sorted(traffic.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]
         if row.flops
     }
     shares = {}
@@ -141,7 +141,15 @@ def timeline(*paths: Path) -> Picture:
     def draw() -> "Figure":
         figure = plots.new(WIDTH, 0.6 + 1.5 * len(panels))
         for axes, (name, panel) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels.items(), strict=True):
-            _rows(axes, panel)
+            for row, (place, shade) in enumerate((("gpu", plots.VERMILION), ("host", plots.SKY))):
+                intervals = [(start / 1e3, length / 1e3) for start, length in panel[place]]
+                axes.broken_barh(intervals, (row - 0.35, 0.7), color=shade, linewidth=0)
+            axes.vlines([launch / 1e3 for launch in panel["launches"]], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
+            if not panel["launches"]:
+                ahead = f"no launch: the host launched these steps before, the first {panel['delay_us'] / 1e3:.1f} ms ahead"
+                axes.text(WINDOW_US / 2e3, 1, ahead, ha="center", va="center")
+            axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"])
+            axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
             step = f"{panel['kernels']:,} kernels and copies in {tables.format_number(panel['step_ms'])} ms"
             axes.set_title(f"{name}: a step has {step}; {busy[name]}")
         axes.set_xlabel("ms")
@@ -173,26 +181,8 @@ def _window(path: Path) -> dict[str, Any]:
 
 def _covered(starts: pandas.Series, durations: pandas.Series) -> list[list[float]]:
     """[start, length] of each interval of the window that one or more events cover."""
-    covered: list[list[float]] = []
-    for start, end in sorted(zip(starts, starts + durations, strict=True)):
-        start, end = max(0.0, start), min(WINDOW_US, end)
-        if covered and start <= sum(covered[-1]):
-            covered[-1][1] = max(covered[-1][1], end - covered[-1][0])
-        elif start < end:
-            covered.append([start, end - start])
-    return [[round(number, 1) for number in interval] for interval in covered]
-
-
-def _rows(axes: "Axes", panel: dict[str, Any]) -> None:
-    for row, (name, shade) in enumerate((("gpu", plots.VERMILION), ("host", plots.SKY))):
-        intervals = [(start / 1e3, length / 1e3) for start, length in panel[name]]
-        axes.broken_barh(intervals, (row - 0.35, 0.7), color=shade, linewidth=0)
-    axes.vlines([launch / 1e3 for launch in panel["launches"]], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
-    if not panel["launches"]:
-        ahead = f"no launch: the host launched these steps before, the first {panel['delay_us'] / 1e3:.1f} ms ahead"
-        axes.text(WINDOW_US / 2e3, 1, ahead, ha="center", va="center")
-    axes.set_yticks([0, 1], ["GPU: kernels", "host: operators\nand launches (|)"])
-    axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5))
+    seen = zip(starts.clip(lower=0.0), (starts + durations).clip(upper=WINDOW_US), strict=True)
+    return [[round(start, 1), round(end - start, 1)] for start, end in communication.union(seen)]
 
 
 def causal_tiles() -> Picture:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
+from common.analysis.output.tables import Table
 from common.analysis.reports import roofline
 from common.errors import UsageError
 from common.files import read
@@ -22,10 +23,8 @@ FILE = "profiling_lab.json"
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION)
 
-Rows = tuple[list[str], list[list[Any]]]  # header and rows, as common.analysis.output.tables takes them
 
-
-def components(results: Components) -> Rows:
+def components(results: Components) -> Table:
     """Each component of attention: time, share of the total, memory, work, bound."""
     rows = []
     for framework, found in results.items():
@@ -37,13 +36,13 @@ def components(results: Components) -> Rows:
     return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], rows
 
 
-def over_lengths(unit: str, *names: str) -> Callable[[list[dict[str, Any]]], Rows]:
+def over_lengths(unit: str, *names: str) -> Callable[[list[dict[str, Any]]], Table]:
     """The rows of a table over the sequence length S, with a column for each name."""
     header = ["S", *(f"{name} {unit}" for name in names)]
     return lambda results: (header, [[row["seq_len"], *map(row.get("ms", row).get, names)] for row in results])
 
 
-def bottlenecks(results: list[Way]) -> Rows:
+def bottlenecks(results: list[Way]) -> Table:
     """Each bottleneck: the mistake, then the same work done better."""
     first = {row["bottleneck"]: row["ms"] for row in reversed(results)}
     rows = [
@@ -53,7 +52,7 @@ def bottlenecks(results: list[Way]) -> Rows:
     return ["bottleneck", "way", "ms", "against the first"], rows
 
 
-def fixes(results: list[Fix]) -> Rows:
+def fixes(results: list[Fix]) -> Table:
     """A training step of Version 1 with each fix."""
     rows, plain = [], results[0]["step_ms"]["median"]
     for row in results:
@@ -63,7 +62,7 @@ def fixes(results: list[Fix]) -> Rows:
     return ["fix", "ms/step", "p20 to p80", "against none", "peak MiB", "loss"], rows
 
 
-def layer(results: Layer) -> Rows:
+def layer(results: Layer) -> Table:
     """The time of one layer, forward and backward, by span."""
     whole = results["profiled_ms"]
     rows: list[list[Any]] = []
@@ -74,7 +73,7 @@ def layer(results: Layer) -> Rows:
     return ["span", "forward ms", "backward ms", "% of the profiled pass"], rows
 
 
-def component_figure(rows: Rows) -> "plots.Figure":
+def component_figure(rows: Table) -> "plots.Figure":
     """Horizontal bars, in one colour for each framework."""
     frame = pandas.DataFrame(rows[1], columns=rows[0])
     times = frame.pivot(index="component", columns="framework", values="ms")
@@ -87,7 +86,7 @@ def component_figure(rows: Rows) -> "plots.Figure":
     return result
 
 
-def line_figure(rows: Rows) -> "plots.Figure":
+def line_figure(rows: Table) -> "plots.Figure":
     """A line for each column of `over_lengths`, on logarithmic axes; columns without values are left out."""
     header, body = rows
     unit = header[-1].split()[-1]
@@ -108,8 +107,8 @@ class Part(NamedTuple):
 
     title: str
     text: str  # with the fields that `page` fills in
-    rows: Callable[[Any], Rows]
-    draw: Callable[[Rows], "plots.Figure"] | None = None
+    rows: Callable[[Any], Table]
+    draw: Callable[[Table], "plots.Figure"] | None = None
     description: str = ""  # of the figure
 
 
@@ -200,7 +199,7 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def longest(rows: Rows) -> list[str]:
+def longest(rows: Table) -> list[str]:
     """A sentence for each framework with the total of its components and the longest of them."""
     said = []
     for framework in dict.fromkeys(row[0] for row in rows[1]):

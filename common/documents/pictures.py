@@ -20,7 +20,7 @@ from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import kernel_benchmark
 from common.config import ModelConfig
 from common.documents import architecture
-from common.documents.result_tables import IDLE, cases, find, headline, ratio, span_shares
+from common.documents.result_tables import IDLE, find, headline, ratio, span_shares
 from common.errors import UsageError
 from common.records import kernel_benchmark_file, scaling_file
 from common.studies.scaling import scaling_results
@@ -28,7 +28,6 @@ from common.studies.scaling import scaling_results
 import pandas
 
 COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
-SHOWN = ("medium", "large")  # the presets whose memory is shown
 GIB = 2**30
 WIDTH = 9  # inches of a picture; with letters of 9 points, a slide of 1920 x 1080 shows none smaller than 18 points
 STYLE: dict[Any, Any] = {  # matplotlib's parameters
@@ -74,7 +73,7 @@ class Picture(NamedTuple):
         return path.is_file() and f'data-digest="{self.digest()}"' in path.read_text(encoding="utf-8")[:2000]
 
 
-def described(parts: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
+def described(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
     """The numbers of each part as text: "a: x 1%, y 2%; b: ..."."""
 
     def numbers(row: Mapping[str, float]) -> str:
@@ -155,10 +154,10 @@ def memory(folder: Path) -> Picture:
     """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
     said: list[str] = []
     panels: dict[str, dict[str, Any]] = {}
-    for case in (case for case in cases(folder, "bf16") if case.preset in SHOWN):
+    found, (model, *_) = headline(folder)
+    for case in (case for case in found if case.preset in ("medium", "large")):
         config, preset = ModelConfig.model_validate(case.study["model"]), case.preset
-        model, first = next(iter(case.cells.items()))
-        peak = median(run["peak_mib"] for run in first["runs"]) / 2**10
+        peak = median(run["peak_mib"] for run in case.cells[model]["runs"]) / 2**10
         areas, kept = held(config, *case.shape), footprint.activations(config, *case.shape, "cuda")
         panels[preset] = {"shape": case.shape, "peak": peak, "model": model, "areas": areas}
         stays = {name: max(areas[name]) for name in ("weights", "AdamW's moments", "gradients")} | {"activations": kept["total"]}
@@ -229,41 +228,42 @@ def layer_kernels(*paths: Path) -> Picture:
     It is the second layer of the first profiled step. From the compiled Version 2 on, a layer's first kernel also adds the result
     of the layer before. The first layer has nothing to add, and torch.compile puts the embedding into its first kernel.
     """
-    layers: dict[str, list[tuple[str, float]]] = {}
-    counts: dict[str, dict[str, int]] = {}
+    panels: dict[str, dict[str, Any]] = {}
     for path in paths:
         name, size = path.name.split(".")[0].rsplit("_", 1)
         _, kernels = gpu_trace(path)
         step = kernels[kernels.step == kernels.step.min()].sort_values("start_us")
         kinds = [kernel_names.kind(kernel) for kernel in step.name]
         layer = _second_layer(kinds, architecture.preset(size)[0].num_layers)
-        version = name.replace("_compile", ", compiled")
-        layers[version] = [(kind, round(us, 2)) for kind, us in zip(kinds[layer], step.duration_us[layer], strict=True)]
-        counts[version] = {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
-    totals = {version: sum(kinds.values()) for version, kinds in counts.items()}
+        panels[name.replace("_compile", ", compiled")] = {
+            "layer": [(kind, round(us, 2)) for kind, us in zip(kinds[layer], step.duration_us[layer], strict=True)],
+            "step": {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
+        }
+    totals = {version: sum(panel["step"].values()) for version, panel in panels.items()}
     said = [
-        f"{version}: {len(layer)} in a layer's forward pass, {totals[version]:,} with copies in a step"
-        for version, layer in layers.items()
+        f"{version}: {len(panel['layer'])} in a layer's forward pass, {totals[version]:,} with copies in a step"
+        for version, panel in panels.items()
     ]
-    panels = {version: {"layer": layer, "step": counts[version]} for version, layer in layers.items()}
 
     def draw() -> "plots.Figure":
         figure = plots.new(WIDTH, 1.2 + 0.5 * len(panels))
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
-        for version, layer in layers.items():
+        longest = 0.0
+        for version, panel in panels.items():
             end = 0.0
-            for kind, us in layer:
+            for kind, us in panel["layer"]:
                 left.barh(version, us, 0.6, left=end, color=KINDS[kind], edgecolor="white", linewidth=0.8)
                 end += us
-            left.text(end, version, f" {len(layer)} kernels", va="center")
+            longest = max(longest, end)
+            left.text(end, version, f" {len(panel['layer'])} kernels", va="center")
             right.text(totals[version], version, f" {totals[version]:,}", va="center")
-        ends = [0] * len(counts)
-        for kind in [kind for kind in KINDS if any(kind in kinds for kinds in counts.values())]:
-            number = [kinds.get(kind, 0) for kinds in counts.values()]
-            right.barh(list(counts), number, 0.6, left=ends, color=KINDS[kind], label=kind)
+        ends = [0] * len(panels)
+        for kind in [kind for kind in KINDS if any(kind in panel["step"] for panel in panels.values())]:
+            number = [panel["step"].get(kind, 0) for panel in panels.values()]
+            right.barh(list(panels), number, 0.6, left=ends, color=KINDS[kind], label=kind)
             ends = [end + more for end, more in zip(ends, number, strict=True)]
         left.invert_yaxis()
-        left.set_xlim(0, 1.15 * max(sum(us for _, us in layer) for layer in layers.values()))
+        left.set_xlim(0, 1.15 * longest)
         right.set_xlim(0, 1.15 * max(ends))
         left.set_title("One layer, forward: kernels end to end, us")
         right.set_title("Kernels and copies in a step")
@@ -373,6 +373,9 @@ def scaling_efficiency(folder: Path) -> Picture:
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
                 line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
                 line[row["processes"]] = round(100 * row["efficiency"], 1)
+    panels = {title: panel for title, panel in panels.items() if panel}
+    if not panels:
+        raise UsageError(f"{folder}: no scaling_*.json has an efficiency on several GPUs")
     device = study["device"]["name"] if study["device"] else ""
     least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
     said = [

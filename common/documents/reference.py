@@ -25,8 +25,6 @@ import pandas
 # That have scripts, beside the root itself. What a script writes lies in folders below, such as handouts.
 FOLDERS = ("results", "slurm", "version*_*", "version*_*/exercises", "version*_*/exercises/*")
 SHELLS = {".sh": "bash", ".sbatch": "sbatch"}
-TARGET = re.compile(r"^([a-z-]+):.*?## (.*)$", re.MULTILINE)
-HEADING = re.compile(r"^##+ +(.*)$")
 TITLE = re.compile(r"(?:Problem|Part) (?:(\d+|\w)\b)?(?: ?\(([\w ]+)\))?(?:: (.*))?")
 MINUTES = re.compile(r"\*(\d+) min on a laptop, (\d+) min on a GPU\. (Must|Optional)\. (After [^*]+|Needs nothing before)\.\*")
 RUN_ROWS = (
@@ -47,20 +45,16 @@ def first_sentence(text: str) -> str:
     return re.sub(":$", ".", re.split(r"(?<=[.?!]) ", paragraph)[0])
 
 
-def _is_script(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree.body)
-
-
 def _python(path: Path) -> Command | None:
     """Of a file that `python FILE` or `python -m MODULE` runs; a module of common counts if its docstring says so."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    text = ast.get_docstring(tree) or ""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    text, parts = ast.get_docstring(tree) or "", path.relative_to(ROOT).with_suffix("").parts
+    folder, line = path.parent, f"python {path.name}"
+    found = any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree.body)
     if parts[0] == "common":
-        line = f"python -m {'.'.join(part for part in parts if part != '__main__')}"
-        found = parts[-1] == "__main__" or (_is_script(tree) and re.search(rf"{re.escape(line)}\b", text))
-        return Command(ROOT, line, first_sentence(text)) if found else None
-    return Command(path.parent, f"python {path.name}", first_sentence(text)) if _is_script(tree) else None
+        folder, line = ROOT, f"python -m {'.'.join(part for part in parts if part != '__main__')}"
+        found = parts[-1] == "__main__" or (found and bool(re.search(rf"{re.escape(line)}\b", text)))
+    return Command(folder, line, first_sentence(text)) if found else None
 
 
 def _shell(path: Path) -> Command | None:
@@ -85,8 +79,8 @@ def scripts() -> list[Path]:
 
 def all_commands() -> list[Command]:
     """The targets of the Makefile, the commands of the root, then those of each folder."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = [Command(ROOT, f"make {name}", f"{purpose[0].upper()}{purpose[1:]}.") for name, purpose in TARGET.findall(makefile)]
+    named = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = [Command(ROOT, f"make {name}", f"{purpose[0].upper()}{purpose[1:]}.") for name, purpose in named]
     found = [_python(path) if path.suffix == ".py" else _shell(path) for path in scripts()]
     return sorted(filter(None, targets + found), key=lambda command: command.folder)
 
@@ -136,7 +130,7 @@ def headings(page: Path) -> Iterator[tuple[re.Match[str], str]]:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)[1:]
     for line, below in zip(parts[::2], parts[1::2], strict=True):
-        if (heading := HEADING.match(line)) and (title := TITLE.match(heading[1])):
+        if (heading := re.match(r"##+ +(.*)$", line)) and (title := TITLE.match(heading[1])):
             yield title, below.strip()
 
 
@@ -156,22 +150,17 @@ def problems() -> list[Problem]:
     return found
 
 
-def page_title(page: Path) -> str:
-    """The version and the first heading of a page, such as "Version 1, Exercise 1: ..."."""
-    heading = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
-    return f"Version {page.relative_to(ROOT).parts[0][len('version')]}, {heading[2:]}"
-
-
 def all_problems() -> str:
     """A row per page with its problems and their minutes on a laptop: those that are a must, then the optional ones."""
     rows = []
     for page, group in groupby(problems(), lambda problem: problem.page):
         link, found = page.relative_to(ROOT).as_posix(), list(group)
+        heading = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
         must, optional = (
             ", ".join(f"[({each.name})]({link}#{each.anchor}) {each.laptop}" for each in found if each.must is kind)
             for kind in (True, False)
         )
-        rows.append([f"[{page_title(page)}]({link})", must, optional])
+        rows.append([f"[Version {link[len('version')]}, {heading[2:]}]({link})", must, optional])
     return tables.markdown(["page", "must", "optional"], rows)
 
 
@@ -187,8 +176,8 @@ def _first_version(folder: Path) -> str | None:
     """A column per preset: all that exercises 1 to 3 of Version 1 ask of a run."""
     if not any(folder.glob("v[0-9]_*_profile.json.gz")):
         return None
-    columns = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in result_tables.baseline_runs(folder)}
-    run, _ = next(result_tables.baseline_runs(folder))
+    runs = list(result_tables.baseline_runs(folder))
+    columns, run = {run["training"]["preset"]: _run_rows(run, profile) for run, profile in runs}, runs[0][0]
     head = f"Runs of {run_facts.device(run)} in {run['precision']['compute']}; torch {run['environment']['torch']}"
     return f"{head}\n\n{_columns(result_tables.label(run), columns)}"
 

@@ -20,14 +20,12 @@ from common.config import PRESETS
 from common.errors import UsageError
 from common.records import benchmark_file, run_record, scaling_file, step_profile
 from common.records.benchmark_file import Benchmark, Cell
-from common.records.fields import Ceilings
 from common.records.run_record import TimedRun
 from common.studies import known_models
 from common.studies.scaling import scaling_results
 
 import pandas
 
-PRECISIONS = ("fp32", "bf16")
 FORMATS = ("bf16", "fp8")  # of a block's products
 Record = Mapping[str, Any]  # of a run or a study: it has the keys of fields.Header
 
@@ -40,7 +38,7 @@ def find(folder: Path, pattern: str, script: str = "measure_versions.sh") -> lis
 
     In `pattern`, which holds globs, "{preset}" and "{precision}" stand for their names; `script` in results/ writes such files.
     """
-    pairs = [(preset, precision) for preset in PRESETS for precision in (PRECISIONS if "{precision}" in pattern else [""])]
+    pairs = [(preset, precision) for preset in PRESETS for precision in (("fp32", "bf16") if "{precision}" in pattern else [""])]
     globs = [(a, b, one.format(preset=a, precision=b)) for a, b in pairs for one in pattern.split()]
     found = [(preset, precision, path) for preset, precision, glob in globs for path in sorted(folder.glob(glob))]
     if not found:
@@ -62,7 +60,7 @@ def compared(folder: Path) -> list[list[TimedRun]]:
     reference = min(runs[0]["version"] for runs in groups)
     for first, *others in groups:
         if first["version"] != reference or not others:
-            case = f"{first['training']['preset']}_{first['precision']['compute']}"
+            case = f"{first['training']['preset']}_{compute(first)}"
             raise UsageError(f"{folder} needs compare_{case}_{reference}.json, and a run of another version beside it")
     return groups
 
@@ -74,18 +72,15 @@ def label(run: Record) -> str:
     return ", ".join([run["version"].replace("v", "Version "), *changes])
 
 
-def case(run: TimedRun) -> list[str]:
-    return [run["training"]["preset"], run["precision"]["compute"]]
-
-
-def rows_of(runs: Iterable[TimedRun], columns: Sequence[str]) -> list[list[object]]:
-    """A row per run with these columns of `run_facts.columns`."""
-    return [[run_facts.columns(run)[name] for name in columns] for run in runs]
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *records: Record) -> str:
     """A Markdown table below the conditions of the records that it was made from."""
     return f"{conditions(*records)}\n\n{tables.markdown(columns, rows)}"
+
+
+def compute(record: Record) -> str:
+    """The number format."""
+    precision = record["precision"]  # text in a profiling_lab.json
+    return precision if isinstance(precision, str) else precision["compute"]
 
 
 def conditions(*records: Record) -> str:
@@ -97,8 +92,7 @@ def conditions(*records: Record) -> str:
     for record in records:
         facts += map(" ".join, ({"torch": record["environment"]["torch"]} | record.get("packages", {})).items())
     models = (tables.letters(record["model"]) if "model" in record else "" for record in records)
-    compute = (record["precision"]["compute"] for record in records)
-    configurations = {", ".join(filter(None, pair)) for pair in zip(compute, models, strict=True)}
+    configurations = {", ".join(filter(None, pair)) for pair in zip(map(compute, records), models, strict=True)}
     dates = sorted(record["date"][:10] for record in records)
     facts += [*configurations][: len(configurations) == 1] + [" to ".join(dict.fromkeys([dates[0], dates[-1]]))]
     if len(records) == 1:
@@ -111,15 +105,20 @@ def conditions(*records: Record) -> str:
 
 def training(*folders: Path) -> str:
     """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
-    columns = ["preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak memory",
-               "TFLOP/s", "MFU %", "% of measured GEMM", "loss"]  # fmt: skip
-    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
+    return _facts(
+        folders, "preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak memory",
+        "TFLOP/s", "MFU %", "% of measured GEMM", "loss",
+    )  # fmt: skip
 
 
 def phases(*folders: Path) -> str:
     """A row per run: its forward pass, backward pass and optimizer in ms, timed apart."""
-    columns = ["run", "forward ms", "backward ms", "optimizer ms"]
-    return tables.markdown(columns, rows_of((run for run, _ in baseline_runs(*folders)), columns))
+    return _facts(folders, "run", "forward ms", "backward ms", "optimizer ms")
+
+
+def _facts(folders: Sequence[Path], *columns: str) -> str:
+    """A row per run with these columns of `run_facts.columns`."""
+    return tables.markdown(columns, [[run_facts.columns(run)[name] for name in columns] for run, _ in baseline_runs(*folders)])
 
 
 IDLE = "GPU idle, or outside operators"
@@ -147,27 +146,24 @@ def spans(*folders: Path) -> str:
 
 def ceilings(*folders: Path) -> str:
     """A row per device: the highest rates that its first run measured."""
-    found: dict[str, Ceilings] = {}
+    rows: dict[str, list[object]] = {}
     for run, _ in baseline_runs(*folders):
-        if run["ceilings"]:
-            found.setdefault(run_facts.device(run), run["ceilings"])
-    rows = [
-        [name, c["precision"], c["flops_per_second"] / 1e12, c["bytes_per_second"] / 1e9, c["operation_seconds"] * 1e6]
-        for name, c in found.items()
-    ]
-    return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows)
+        if best := run["ceilings"]:
+            rates = best["flops_per_second"] / 1e12, best["bytes_per_second"] / 1e9, best["operation_seconds"] * 1e6
+            rows.setdefault(run_facts.device(run), [run_facts.device(run), best["precision"], *rates])
+    return tables.markdown(["device", "precision", "GEMM TFLOP/s", "copy GB/s", "one small operation, us"], rows.values())
 
 
 def efficiency(*folders: Path) -> str:
     """A row per run that measured ceilings: how near a step comes to three limits, and how long the GPU waits."""
-    names: list[str] = []
+    header: list[str] = []
     rows: list[list[object]] = []
     for run, path in baseline_runs(*folders):
         if run["ceilings"]:
             limits = bandwidth.step_limits(step_profile.read(path), run)
-            names = list(limits)
+            header = ["run", *limits]
             rows.append([run_facts.columns(run)["run"], *limits.values()])
-    return tables.markdown(["run", *names], rows)
+    return tables.markdown(header, rows)
 
 
 def trials(folder: Path) -> str:
@@ -183,7 +179,7 @@ def trials(folder: Path) -> str:
 def curves(folder: Path) -> str:
     """A column per version after the first: the largest difference of its losses to the first version's, at five steps."""
     runs = [run_record.read_timed(path) for path in sorted(folder.glob("curve_*.json"))]
-    if len(runs) < 2:
+    if len(runs) < 2 or len({len(run["loss"]["all"]) for run in runs}) > 1:
         raise UsageError(f"{folder} needs curve_*.json of two versions: runs with the same --num-steps and --metrics-out FILE")
     expected, *others = [run["loss"]["all"] for run in runs]
     far = [[abs(a - b) for a, b in zip(losses, expected, strict=True)] for losses in others]
@@ -200,10 +196,14 @@ def number_formats(folder: Path) -> str:
         before, after = ([*map(run_record.read_timed, sorted(folder.glob(f"format_{preset}_{name}*.json")))] for name in FORMATS)
         if before and after:
             old, new = (median(run["step_ms"]["median"] for run in found) for found in (before, after))
-            peaks = [run_facts.peak_flops(after[0], name) for name in FORMATS]
-            shares = [100 * median(run["flops_per_second"] for run in after) / peak if peak else None for peak in peaks]
-            rows.append([preset, old, new, old / new, run_facts.mfu(before[0]), *shares])
+            shares = []
+            for found, name in ((before, "bf16"), (after, "bf16"), (after, "fp8")):
+                peak = run_facts.peak_flops(found[0], name)
+                shares.append(peak and 100 * median(run["flops_per_second"] for run in found) / peak)
+            rows.append([preset, old, new, old / new, *shares])
             runs += before + after
+    if not runs:
+        raise UsageError(f"{folder} needs format_PRESET_bf16.json and format_PRESET_fp8.json of a preset")
     names = ["preset", "bf16, ms", "FP8, ms", "times as fast", "bf16: MFU, %", "FP8: MFU, % of bf16's peak", "% of FP8's"]
     return table(names, rows, *runs)
 
@@ -211,6 +211,8 @@ def number_formats(folder: Path) -> str:
 def format_curves(folder: Path) -> str:
     """A row per seed: the loss with and without products in FP8, a mean of the last 20 steps (`format_curve_*.json`)."""
     runs = [[*map(run_record.read_timed, sorted(folder.glob(f"format_curve_*_{name}.json")))] for name in FORMATS]
+    if not runs[0] or len(runs[0]) != len(runs[1]):
+        raise UsageError(f"{folder} needs format_curve_SEED_bf16.json and format_curve_SEED_fp8.json of each seed")
     pairs = [*zip(*runs, strict=True)]
     rows = [[pair[0]["training"]["seed"], *(f"{run_facts.last_loss(run):.3f}" for run in pair)] for pair in pairs]
     return table(["seed", "bf16: loss", "FP8: loss"], rows, *sum(runs, []))
@@ -342,11 +344,11 @@ def weak_scaling(folder: Path) -> str:
         studies.append(scaling_file.read(path))
         for row in scaling_results.results(studies[-1]):
             if row["scaling"] == "weak" and row["ms"]:
-                time = tables.format_time(row["ms"])
+                shared = f", {100 * row['efficiency']:.0f}%" if row["parallel"] and row["efficiency"] else ""
                 for form in [row["parallel"]] if row["parallel"] else studies[-1]["forms"]:
                     cells = found.setdefault((preset, precision, row["model"], form), {})
-                    cells[row["processes"]] = time if row["processes"] == 1 else f"{time}, {100 * row['efficiency']:.0f}%"
-    found = {key: cells for key, cells in found.items() if len(cells) > 1}
+                    cells[row["processes"]] = tables.format_time(row["ms"]) + shared
+    found = {key: cells for key, cells in found.items() if any(count > 1 for count in cells)}
     counts = sorted({count for cells in found.values() for count in cells})
     columns = ["preset", "precision", "version", "form", *(f"{count} GPU{'s' * (count > 1)}" for count in counts)]
     rows = [[*key, *(cells.get(count, "") for count in counts)] for key, cells in sorted(found.items())]

@@ -25,7 +25,8 @@ from common.errors import RunError, UsageError
 from common.files import write_text
 
 MARKED = re.compile(r"(<!-- (section|table|picture): ([\w./*# -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
+# By the name in a marker: functions of the marker's paths. A table's returns Markdown.
+TABLES: dict[str, Callable[..., str]] = lab_dashboard.TABLES | {function.__name__: function for function in (
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
@@ -34,13 +35,11 @@ FUNCTIONS = (  # each takes the paths of its marker and returns Markdown
     results.format_curves, results.versions_and_peers, results.versions_and_peers_spread, results.lengths, results.weak_scaling,
     results.clocks, compiled_kernels.machine_code, compiled_kernels.tritons, concepts.chip, reference.commands,
     reference.all_problems, reference.answers,
-)  # fmt: skip
-DRAWN = (
+)}  # fmt: skip
+PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in (
     drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
     drawings.scaling_efficiency, concepts.roofline, concepts.timeline, concepts.causal_tiles,
-)  # fmt: skip
-TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS} | lab_dashboard.TABLES
-PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in DRAWN}
+)}  # fmt: skip
 
 
 def documents() -> list[Path]:

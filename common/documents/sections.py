@@ -15,7 +15,7 @@ from common.analysis.output.report import Report, Table
 from common.analysis.reports import kernel_benchmark, levers
 from common.config import PRESETS
 from common.documents import lab_dashboard
-from common.documents.result_tables import conditions
+from common.documents.result_tables import compute, conditions
 from common.errors import UsageError
 from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, lab_file, scaling_file
 from common.studies.benchmark import benchmark_report
@@ -39,8 +39,8 @@ def section(anchor: str, *patterns: Path) -> str:
     paths = [path for pattern in patterns for path in pattern.parent.glob(pattern.name)]
     if not paths:
         raise UsageError(f"there is no {' or '.join(map(str, patterns))}")
-    items = {path: _items(path, anchor) for path in paths}
-    named = {path: _named(path, files.read_json(path)) for path in paths}
+    items, records = {path: _items(path, anchor) for path in paths}, {path: files.read_json(path) for path in paths}
+    named = {path: _named(path, record) for path, record in records.items()}
     paths.sort(key=lambda path: ([*PRESETS, ""].index(named[path]["preset"]), named[path]["precision"], path))
     columns = [name for name in ("device", "preset", "precision") if len({names[name] for names in named.values()}) > 1]
     joined: dict[tuple[str, ...], Table] = {}  # by title and header
@@ -52,7 +52,7 @@ def section(anchor: str, *patterns: Path) -> str:
             key = (item.title, *header)
             known = joined.get(key)
             joined[key] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
-    parts = [conditions(*map(files.read_json, paths))]
+    parts = [conditions(*(records[path] for path in paths))]
     for table in joined.values():
         parts += [f"**{table.title}**"] * bool(table.title) + [tables.markdown(table.header, table.rows, table.code).strip()]
     parts += [text for text in paragraphs[0] if all(text in others for others in paragraphs)]
@@ -62,7 +62,7 @@ def section(anchor: str, *patterns: Path) -> str:
 def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
     """By what the tables of several files are told apart; the preset is a part of the file's name."""
     preset = next((part for part in path.stem.split("_") if part in PRESETS), "")
-    return {"device": run_facts.device(record), "preset": preset, "precision": record["precision"]["compute"]}
+    return {"device": run_facts.device(record), "preset": preset, "precision": compute(record)}
 
 
 def _items(path: Path, anchor: str) -> list[Table | str]:

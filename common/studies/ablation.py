@@ -42,7 +42,6 @@ from torch import Tensor
 ENDED_EARLY = "the study ended before the losses were read and the launches were counted"
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
-PROFILED = "--num-steps 5 --profile-steps 2"  # the last two of five steps
 
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
 
@@ -151,7 +150,8 @@ def build(
 def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
-        options = cli.parse(cli.parser(None).parse_args([*PROFILED.split(), "--profile-dir", folder]))
+        flags = ["--num-steps", "5", "--profile-steps", "2", "--profile-dir", folder]  # the last two of five steps
+        options = cli.parse(cli.parser(None).parse_args(flags))
         profiler = Profiler(options, device)
         profiler.start()
         for step in range(options.num_steps):

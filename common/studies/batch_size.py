@@ -83,9 +83,6 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
                 tried[size] = values[target]
         return tried[size]
 
-    def fits(size: int) -> bool:
-        return speed(size) > 0
-
     def holds(size: int) -> bool:
         return speed(size) * (1 + TOLERANCE) >= max(tried.values())
 
@@ -120,7 +117,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
         return f"batch size {size} does not fit: {statuses[size]}"
 
     ended = double()
-    bisect(fits, max)
+    bisect(lambda size: speed(size) > 0, max)
     size = bisect(holds, min if target == "throughput" else max)
     best = fitting[max(fitting, key=speed)]
     above = min((other for other in tried if other > size), default=None)
@@ -161,11 +158,10 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
         if outcome["status"] == "failed":
             kind = UsageError if outcome["reason"].startswith("UsageError: ") else RunError
             raise kind(f"the trial of batch size {batch_size} failed: {outcome['reason']}")
-        found = outcome.pop("found", None)
         result: Trial = {
             "batch_size": batch_size, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None
         }  # fmt: skip
-        if found:
+        if found := outcome.get("found"):
             measured.update({key: outcome[key] for key in ("device", "environment")} | found["common"])
             peak, step_ms = found["peak_mib"], found["step_ms"]
             allowed = options.target_memory_usage * measured["device"]["memory_mib"]

@@ -22,9 +22,8 @@ the measured bandwidth (memory), and the time to issue one operation (launch).
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from common import device as devices
 from common import files
@@ -161,15 +160,15 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
 
 def measure(
     config: ModelConfig, batch_sizes: list[int], sequence_lengths: list[int], device: torch.device, precision: Precision,
-    allow_tf32: bool, keep: Callable[[dict[str, Any]], None] = lambda measured: None,
-) -> dict[str, Any]:  # fmt: skip
-    """Times all products over the grid, prints a line for each round, and returns the content of gemm_analysis.json.
+    allow_tf32: bool, path: Path,
+) -> None:  # fmt: skip
+    """Times all products over the grid, and prints a line for each round.
 
-    After each point of the grid in each round, `keep` gets the content so far, with the points of which all products are timed.
-    Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
+    After each point of the grid in each round it writes gemm_analysis.json (`path`), with the points of which all products are
+    timed. Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
     """
     grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
-    step = {point: (products(config, *point), fused_products(config, *point)) for point in grid}
+    step = {point: {"gemms": products(config, *point), "fused": fused_products(config, *point)} for point in grid}
     samples: defaultdict[Shape, list[float]] = defaultdict(list)
     calls: Counter[Shape] = Counter()
     peaks: list[Ceilings] = []
@@ -187,7 +186,7 @@ def measure(
         with progress(f"round {number} of {ROUNDS}"):
             peaks.append(ceilings.measure(device, precision))
             for i, point in enumerate(grid, 1):
-                for product in itertools.chain(*step[point]):
+                for product in itertools.chain(*step[point].values()):
                     shape = shape_of(product)
                     if shape not in timed:
                         times, count = time_product(product, device, precision.dtype)
@@ -196,9 +195,9 @@ def measure(
                         timed.add(shape)
                 complete = grid[:i] if number == 1 else grid
                 ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
+                for part in ("gemms", "fused"):
+                    measured[part] = [timing(done, product) for done in complete for product in step[done][part]]
                 measured |= {
-                    "gemms": [timing(done, product) for done in complete for product in step[done][0]],
-                    "fused": [timing(done, product) for done in complete for product in step[done][1]],
                     "notes": [ended] if (number, point) != (ROUNDS, grid[-1]) else [],
                     "ceilings": {
                         "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
@@ -207,9 +206,8 @@ def measure(
                         "precision": precision.name,
                     },
                 }
-                keep(measured)
+                files.write_measurement(path, measured, "--output-dir")
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
-    return measured
 
 
 def read(path: Path) -> Measurement:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from common import ROOT, files
+from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.errors import UsageError
 from common.progress import progress
@@ -35,10 +36,10 @@ class Job(NamedTuple):
 
     cell: Attempted
     name: str  # shown while the job runs
-    run: Callable[[str | None], Outcome]  # takes CUDA_VISIBLE_DEVICES of the job, None to keep the variable as it is
+    run: Callable[[str | None], Outcome]  # takes the GPUs of the job, as `visible_gpus` names them
 
 
-Batch = tuple[list[Job], list[str | None]]  # jobs, and CUDA_VISIBLE_DEVICES of as many of them as run at the same time
+Batch = tuple[list[Job], list[str | None]]  # jobs, and the GPUs of as many of them as run at the same time
 
 
 def run_all(
@@ -113,21 +114,27 @@ def side_by_side(jobs: list[Any], run: Callable[[Any, str | None], Any], places:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def visible_variable() -> str:
+    """The variable that names the GPUs: CUDA_VISIBLE_DEVICES, unless HIP's own is set, which HIP reads in its place."""
+    own = "HIP_VISIBLE_DEVICES"
+    return own if torch.version.hip and own in os.environ else "CUDA_VISIBLE_DEVICES"
+
+
 def visible_gpus(count: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES for each of `count` GPUs; None for one, which keeps the variable. UsageError: there are fewer."""
+    """The value of `visible_variable` for each of `count` GPUs; None for one, which keeps it. UsageError: there are fewer."""
     if count == 1:
         return [None]
     present = torch.cuda.device_count()
     if count > present:
         raise UsageError(f"--gpus {count}: GPUs here: {present}")
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get(visible_variable())
     return [*(named.split(",") if named else map(str, range(present)))][:count]
 
 
 def environment(gpus: str | None) -> dict[str, str]:
     """The environment of a job's processes, which find this repository whatever their folder is."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    return os.environ | {"PYTHONPATH": paths} | ({visible_variable(): gpus} if gpus else {})
 
 
 def not_measured(report: Report, measured: Mapping[str, Any], facts: list[tuple[str, str]]) -> None:
@@ -146,3 +153,11 @@ def timed_out(seconds: float | None) -> Outcome:
 def reason(cell: Attempted) -> str:
     """Why a cell was not measured, in one line."""
     return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
+
+
+def last_run(cell: Any) -> str:
+    """The outcome of a cell's last job, for the terminal."""
+    if cell["status"] != "ok":
+        return reason(cell)
+    run = cell["runs"][-1]
+    return f"{tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"

@@ -67,8 +67,6 @@ class Entry(NamedTuple):
 
     losses: list[float]
     ms_per_step: float
-    training: float  # seconds in its steps
-    own: float  # the same by its own clock
     state: dict[str, Tensor]  # after the last block
 
 
@@ -122,7 +120,7 @@ class Evaluator:
         parts = np.array_split(names[text.tokens], PARTS)
 
         def batches(parts: list[np.ndarray], count: int, seed: int) -> Batches:
-            dataset = replace(text, tokens=np.concatenate(parts))
+            dataset = replace(text, tokens=np.concatenate(parts), name=f"{text.name} ({len(parts)} of its {PARTS} parts)")
             return Batches(dataset, options.batch_size, options.seq_len, count, seed, torch.device("cpu"))
 
         self.batches = batches([part for i, part in enumerate(parts) if i % HELD_OUT], BATCHES, secrets.randbits(63))
@@ -131,7 +129,7 @@ class Evaluator:
     def drive(self, script: Path, seconds: float, judged: bool) -> Entry:
         """Has a script train for so many seconds, at least two blocks; raises Refused if it fails, or a check if it is judged."""
         losses: list[float] = []
-        spent, training, own, count = 0.0, 0.0, 0.0, 1
+        spent, training, own, count = 0.0, 0.0, 0.0, 1  # seconds in all, in its steps, and in these by its own clock; steps
         with contestant(script, self.options) as ask:
             while spent < seconds or len(losses) <= 1:
                 taken = len(losses)
@@ -141,12 +139,14 @@ class Evaluator:
                 took = time.perf_counter() - start
                 drawn = taken <= 1 or spent + took >= seconds or secrets.randbelow(2**30) < 2**30 * CHECKS * took / seconds
                 state = safetensors.torch.load(ask(None)) if drawn else {}
-                spent += time.perf_counter() - start
+                spent += time.perf_counter() - start if drawn else took  # so that the last block is always drawn
                 training, own, losses = training + took, own + clocked / 1e3, losses + found
                 if state and judged:
                     self.check(taken, block, found, state)
                 count = min(max(SHORTEST, round(BLOCK_SECONDS * count / took)), LONGEST)
-        return Entry(losses, 1e3 * spent / len(losses), training, own, state)
+        if judged and 2 * own + SLACK < training:
+            raise Refused(f"its clock counts {own:.3g} s where {training:.3g} s have passed: it replaced the timer")
+        return Entry(losses, 1e3 * spent / len(losses), state)
 
     def check(self, taken: int, block: np.ndarray, losses: list[float], state: dict[str, Tensor]) -> None:
         """Repeats a block, before which the script has `taken` steps, with Version 1; compares losses, gradients and updates."""
@@ -187,8 +187,6 @@ class Evaluator:
         baseline = self.drive(self.baseline, 60 * minutes * BASELINE_SHARE, judged=False)
         print(f"Version 1: {len(baseline.losses)} steps of {tables.format_time(baseline.ms_per_step)}", flush=True)
         entry = self.drive(script, 60 * minutes * (1 - BASELINE_SHARE), judged=True)
-        if 2 * entry.own + SLACK < entry.training:
-            raise Refused(f"its clock counts {entry.own:.3g} s where {entry.training:.3g} s have passed: it replaced the timer")
         apart = [a - b for a, b in zip(baseline.losses, entry.losses, strict=False)]
         window = min(WINDOW, len(apart))
         curve = np.abs(np.convolve(apart, np.full(window, 1 / window), "valid")).max()

@@ -19,7 +19,6 @@ from typing import Any
 
 from common import cli, signals
 from common import device as devices
-from common.analysis.output import tables
 from common.precision import SHORT
 from common.records.benchmark_file import METRICS, SCHEMA, Cell, Entry, place
 from common.studies import job_runner
@@ -88,11 +87,8 @@ def _blank(model: Model, shape: BenchmarkOptions) -> Entry:
 
 def _line(entry: Any) -> str:
     """The outcome of a process, for the terminal."""
-    if entry["status"] != "ok":
-        found = job_runner.reason(entry)
-    elif "runs" in entry:
-        run = entry["runs"][-1]
-        found = f"{tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
-    else:
+    if "loss" in entry:
         found = f"loss {entry['loss']:.5f}, largest gradient error {entry['gradient_error']:.2g}"
+    else:
+        found = job_runner.last_run(entry)
     return f"{entry['model']:<12} B {entry['batch_size']:<4} S {entry['sequence_length']:<5} {found}"

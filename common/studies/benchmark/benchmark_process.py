@@ -1,9 +1,6 @@
 """The jobs of a benchmark, each in a new process: step times and memory of a model, or its loss and its errors.
 
 Run as a module, it is that process.
-
-Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them, because PyTorch
-then picks faster kernels, such as cuDNN's backward pass of attention.
 """
 
 import math
@@ -81,14 +78,18 @@ def main() -> None:
 
 
 def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
-    """A new model's training step, checked, and its precision. An external baseline runs without deterministic algorithms."""
+    """A new model's training step, checked, and its precision.
+
+    Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them: PyTorch then
+    picks faster kernels, such as cuDNN's backward pass of attention.
+    """
     version, device = model.load(), devices.select(options.device)
     capture_step = model.captured or None  # None: as the model has it
     settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
     precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     if not model.path:
-        torch.use_deterministic_algorithms(False)  # which would make PyTorch pick slower kernels than its users get
+        torch.use_deterministic_algorithms(False)
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from common import cli, ranks, signals
 from common import device as devices
-from common.analysis.output import tables
 from common.errors import UsageError
 from common.precision import SHORT
 from common.progress import progress
@@ -46,7 +45,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
     found: list[Cell] = []
     for name in options.models:
         supported = getattr(known[name].load(), "PARALLEL", ranks.FORMS)
-        altered = known[name].captured or known[name].flags  # fully_shard takes neither a captured nor a compiled step
+        altered = known[name].captured or known[name].flags or options.capture_step  # fully_shard takes no such step
         refused = [form for form in options.forms if form not in supported or (altered and form == "fsdp")]
         left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
         places: list[tuple[ranks.Form | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
@@ -61,7 +60,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
 
 
 def gpu_sets(processes: int, options: ScalingOptions) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
+    """The GPUs of the jobs that run at the same time: as many as there are GPUs for with --fill-gpus, else one."""
     most = torch.cuda.device_count() // processes if options.fill_gpus else 1
     if most < 2:
         return [None]
@@ -83,7 +82,11 @@ def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, kno
     batches = []
     for n in measured["processes"]:
         own = [cell for cell in cells if cell["processes"] == n]
-        jobs = [_job(cell, known, options, profiled=repeat == 0) for repeat in range(options.repeats) for cell in own]
+        jobs = [
+            Job(cell, place(cell), partial(scaling_job.run, cell, known[cell["model"]], options, repeat == 0))
+            for repeat in range(options.repeats)
+            for cell in own
+        ]
         batches.append((jobs, gpu_sets(n, options)))
     with signals.deferred() as received:
         with progress("measuring the link"):
@@ -94,17 +97,10 @@ def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, kno
         return job_runner.run_all(batches, measured, path, received, _store, _line)
 
 
-def _job(cell: Cell, known: dict[str, Model], options: ScalingOptions, profiled: bool) -> Job:
-    return Job(cell, place(cell), partial(scaling_job.run, cell, known[cell["model"]], options, profiled))
-
-
 def _store(cell: Cell, outcome: job_runner.Outcome) -> None:
     cell |= outcome.get("traced", {}) | {"parameters": outcome["parameters"]}
     cell["runs"].append(outcome["run"])
 
 
 def _line(cell: Cell) -> str:
-    if cell["status"] != "ok":
-        return f"{place(cell):<28} {job_runner.reason(cell)}"
-    run = cell["runs"][-1]
-    return f"{place(cell):<28} {tables.format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
+    return f"{place(cell):<28} {job_runner.last_run(cell)}"

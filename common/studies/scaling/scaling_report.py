@@ -8,7 +8,7 @@ from common.errors import RunError
 from common.records import scaling_file
 from common.records.scaling_file import Scaling, place
 from common.studies import job_runner
-from common.studies.scaling import prediction, scaling_results
+from common.studies.scaling import scaling_results
 from common.studies.scaling.scaling_results import Row
 
 LEAST = ("overlapped, ms", "of it waiting, ms", "peak MiB", "exposed communication, ms")
@@ -23,15 +23,13 @@ def analyze(path: Path) -> Report:
     rows = scaling_results.results(measured)
     training = {"sequence_length": measured["sequence_length"]}
     conditions = run_facts.describe(measured | {"training": training}, "batch_size")
-    shared = ["Jobs ran at the same time where there were GPUs left for them, and shared the host."] * measured.get(
-        "filled", False
-    )
+    filled = "Jobs ran at the same time where there were GPUs left for them, and shared the host."
     report = Report("Scaling over processes")
     report.json("scaling", measured)
     report.text(
         f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
         f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
-        *shared,
+        *[filled] * measured.get("filled", False),
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
@@ -58,7 +56,19 @@ def analyze(path: Path) -> Report:
             "overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond the shortest "
             "time of the same collective among the ranks."
         )
-    _model(report, measured, rows)
+    on_paper = {scaling: scaling_results.model_table(measured, scaling) for scaling in titles}
+    link = measured["link"]
+    if link and any(body for _, body in on_paper.values()):
+        report.section("A model on paper", "paper")
+        report.text(
+            f"A model, not a measurement. Link: {tables.format_number(link['gb_per_second'])} GB/s in each direction, "
+            f"{tables.format_number(link['microseconds'])} us ({link['source']}). All GPUs are taken to have "
+            "this link, also those beyond one host.",
+            *filter(None, [scaling_results.error_of_model(rows)]),
+        )
+        for scaling, (header, body) in on_paper.items():
+            if body:
+                report.table(header, body, title=f"{scaling} scaling: efficiency by the model")
     cells = measured["cells"]
     missing = [(place(cell), job_runner.reason(cell)) for cell in cells if cell["status"] != "ok"]
     missing += [(place(cell), f"no communication: {cell['trace_problem']}") for cell in cells if "trace_problem" in cell]
@@ -67,29 +77,12 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def _model(report: Report, measured: Scaling, rows: list[Row]) -> None:
-    found = {scaling: scaling_results.model_table(measured, scaling) for scaling in ("weak", "strong")}
-    link = measured["link"]
-    if not link or not any(body for _, body in found.values()):
-        return
-    report.section("A model on paper", "paper")
-    report.text(
-        f"A model, not a measurement. Link: {tables.format_number(link['gb_per_second'])} GB/s in each direction, "
-        f"{tables.format_number(link['microseconds'])} us ({link['source']}). All GPUs are taken to have "
-        "this link, also those beyond one host.",
-        *filter(None, [scaling_results.error_of_model(rows)]),
-    )
-    for scaling, (header, body) in found.items():
-        if body:
-            report.table(header, body, title=f"{scaling} scaling: efficiency by the model")
-
-
 def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
     """Efficiency in weak and in strong scaling: points were measured, dashed lines are the model."""
     result = plots.new(10, 4.6)
     result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
     for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
-        by_model = prediction.extrapolate(measured, scaling)
+        by_model = scaling_results.extrapolate(measured, scaling)
         for i, (model, form) in enumerate(scaling_file.pairs(measured)):
             own = [row for row in rows if (row["scaling"], row["model"], row["parallel"]) == (scaling, model, form)]
             points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}

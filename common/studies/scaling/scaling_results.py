@@ -2,6 +2,10 @@
 
 Efficiency is a job's throughput over n times that of one process, at the same batch of a process (weak scaling) or of the job
 (strong scaling).
+
+The model on paper predicts the step on n processes by the formulas of `analysis.formulas.data_parallel`. It gives them the median
+step on one process, which forward pass, backward pass and update share as they share its profile; the link of the study (`link`);
+and kinds and bytes of the collectives in the traces, where these show them, or else those of the form on paper.
 """
 
 from statistics import median
@@ -10,12 +14,12 @@ from typing import Any
 from common.analysis.formulas import data_parallel
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
-from common.records.scaling_file import Scaling, Split, one_process, place, share, step_of, whole_batch
-from common.studies.scaling import prediction
+from common.records.scaling_file import PHASES, Scaling, Split, one_process, pairs, place, share, step_of, whole_batch
 
 import pandas
 
 MULTICAST = "NCCL_NVLS_ENABLE"
+EXTRAPOLATED = [2**i for i in range(13)]  # GPUs
 COLUMNS = (
     "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
     "efficiency", "peak_mib", *Split.__annotations__, "model_ms", "model_efficiency", "model_error",
@@ -36,7 +40,7 @@ def results(measured: Scaling) -> list[Row]:
                 continue
             known = {name: value for name, value in cell.items() if name in COLUMNS}
             row: Row = dict.fromkeys(COLUMNS) | known | {"scaling": scaling}
-            paper = prediction.predict(measured, scaling, cell["model"], cell["parallel"], n) if cell["parallel"] else None
+            paper = predict(measured, scaling, cell["model"], cell["parallel"], n) if cell["parallel"] else None
             row |= dict(zip(("model_ms", "model_efficiency"), paper or (None, None), strict=True))
             if cell["status"] == "ok":
                 row |= {name: median(run["step_ms"][name] for run in cell["runs"]) for name in ("p20", "p80")}
@@ -52,8 +56,40 @@ def results(measured: Scaling) -> list[Row]:
     return rows
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}%"
+def transfers(measured: Scaling, model: str, form: str, parameters: int) -> list[data_parallel.Transfer]:
+    """The collectives of a step: as the traces of the fewest processes show them, or as the form has them on paper."""
+    for cell in measured["cells"]:  # fewest processes first
+        found = [
+            data_parallel.Transfer(each["kind"], each["bytes"], each["count"], each["beside"])
+            for each in cell.get("collectives", []) if each["bytes"] is not None and each["kind"] in data_parallel.KINDS
+        ]  # fmt: skip
+        if (cell["model"], cell["parallel"]) == (model, form) and found and len(found) == len(cell["collectives"]):
+            return found
+    return data_parallel.transfers(form, parameters, measured["model"]["num_layers"])
+
+
+def predict(measured: Scaling, scaling: str, model: str, form: str, processes: int) -> tuple[float, float] | None:
+    """Milliseconds of a step and efficiency by the model on paper, if the step on one process and a link are known."""
+    one = one_process(measured, scaling, model)
+    if not one or "shares" not in one or not measured["link"]:
+        return None
+    whole, part = step_of(one), share(scaling, processes)
+    step = data_parallel.Step(*(whole * one["shares"].get(phase, 0.0) for phase in PHASES))
+    path = data_parallel.Link(measured["link"]["gb_per_second"], measured["link"]["microseconds"])
+    moved = transfers(measured, model, form, one.get("parameters", 1))
+    ms = data_parallel.step_ms(form, moved, step, processes, path, part)
+    return (ms, data_parallel.efficiency(whole, ms, part)) if ms else None
+
+
+def extrapolate(measured: Scaling, scaling: str) -> dict[tuple[str, str], dict[int, float]]:
+    """Efficiency by the number of GPUs, for each model and form that the model on paper can predict."""
+    counts = [n for n in EXTRAPOLATED if scaling == "weak" or measured["global_batch_size"] % n == 0]
+    found = {pair: {n: predict(measured, scaling, *pair, n) for n in counts} for pair in pairs(measured)}
+    return {pair: {n: value[1] for n, value in values.items() if value} for pair, values in found.items() if all(values.values())}
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f}%"
 
 
 def _named(row: Row) -> list[object]:
@@ -86,7 +122,7 @@ def communication_table(rows: list[Row]) -> Table:
 
 def model_table(measured: Scaling, scaling: str) -> Table:
     """A row for each number of GPUs, a column for each model and form: the efficiency that the model on paper predicts."""
-    found = prediction.extrapolate(measured, scaling)
+    found = extrapolate(measured, scaling)
     counts = next(iter(found.values()), {})  # the same for all
     body = [[n, *(_percent(efficiencies[n]) for efficiencies in found.values())] for n in counts]
     return ["GPUs", *(f"{model}, {form}: model" for model, form in found)], body

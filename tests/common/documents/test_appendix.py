@@ -1,6 +1,5 @@
 """The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from common.analysis.formulas import footprint
 from common.analysis.formulas.forecast import FOREACH_ADAMW, Change, layer_changes
 from common.config import ModelConfig
 from common.documents import appendix
-from common.files import read_json, write_json
 from common.rope import rope_tables
 from tests.conftest import ROOT, cells
 from tests.operators import OperatorMode, saved_bytes, stored_bytes
@@ -79,45 +77,17 @@ def test_before_the_fusions_add_up_to_a_layer_of_version_1(config: ModelConfig, 
 
 
 @each_config
-@pytest.mark.parametrize("name", ["Q, K, V: one product", "gate, up: one product"])
-def test_one_product_after_is_what_version_2_runs(config: ModelConfig, name: str) -> None:
-    hidden, ffn, small = config.hidden_size, config.intermediate_size, config.num_key_value_heads * config.head_dim
-    sizes = (hidden, small, small) if name.startswith("Q") else (ffn, ffn)
-    x, weight = torch.randn(3, 17, hidden), torch.randn(sum(sizes), hidden)
-    measured = both_passes(lambda x, w: v2.project(x, w, sizes, fused=True), x, weight)
+@pytest.mark.parametrize("name", ["Q, K, V: one product", "gate, up: one product", "flash attention"])
+def test_what_version_2_runs_after_a_fusion(config: ModelConfig, name: str) -> None:
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    if name == "flash attention":
+        q, k, v = (torch.randn(3, 17, count, config.head_dim) for count in heads)
+        measured = both_passes(lambda *qkv: v2.attention(*(t.transpose(1, 2) for t in qkv)), q, k, v)
+    else:
+        sizes = [count * config.head_dim for count in heads] if name.startswith("Q") else [config.intermediate_size] * 2
+        x, weight = torch.randn(3, 17, config.hidden_size), torch.randn(sum(sizes), config.hidden_size)
+        measured = both_passes(lambda x, w: v2.project(x, w, sizes, fused=True), x, weight)
     assert measured == [(change.operators[1], change.bytes[1]) for change in changes(config, 3, 17)[name]]
-
-
-@each_config
-def test_flash_attention_after_is_one_operator_over_its_arguments_and_results(config: ModelConfig) -> None:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    q, k, v = (torch.randn(3, 17, count, config.head_dim) for count in (heads, kv_heads, kv_heads))
-    measured = both_passes(lambda *qkv: v2.attention(*(t.transpose(1, 2) for t in qkv)), q, k, v)
-    assert measured == [(change.operators[1], change.bytes[1]) for change in changes(config, 3, 17)["flash attention"]]
-
-
-@each_config
-def test_elementwise_chains_after_are_their_arguments_and_results(config: ModelConfig) -> None:
-    batch, length = 3, 17
-    x, weight, statistic = torch.empty(batch, length, config.hidden_size), torch.empty(config.hidden_size), torch.empty(51)
-    q = torch.empty(batch, config.num_attention_heads, length, config.head_dim)
-    k = torch.empty(batch, config.num_key_value_heads, length, config.head_dim)
-    cos, gate = torch.empty(length, config.head_dim), torch.empty(batch, length, config.intermediate_size)
-    rotation = 2 * nbytes(q, k, cos)
-    expected = {
-        "RoPE": [rotation, rotation],
-        "SwiGLU": [nbytes(gate, gate, gate), nbytes(gate, gate, gate, gate, gate)],  # dy, gate, up in; two gradients out
-        "residual + RMSNorm, twice": [
-            2 * nbytes(x, x, weight, x, x, statistic),  # x, branch, weight in; sum, normalised sum, 1 / rms out
-            2 * nbytes(x, x, x, weight, statistic, x, weight),  # sum, dy, d(sum), weight, 1 / rms in; dx, dweight out
-        ],
-    }
-    found = changes(config, batch, length)
-    assert {name: [change.bytes[1] for change in found[name]] for name in expected} == expected
-
-
-def nbytes(*tensors: Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def test_foreach_adamw_moves_what_the_table_says() -> None:
@@ -215,27 +185,6 @@ def test_the_formula_gives_what_the_h100_saved_at_medium() -> None:
     assert len(rows) == 2
     for row in rows:
         assert row[5] == row[-2], row  # in MiB, thousands apart
-
-
-def test_intensity_of_a_product() -> None:
-    assert appendix.product_intensity(8, 4, 2) == 2 * 8 * 4 * 2 / (4 * (32 + 8 + 16))
-    assert appendix.product_intensity(8, 4, 2, element=2) == 2 * appendix.product_intensity(8, 4, 2)
-    assert appendix.product_intensity(8, 4, 2, cast_bytes=224) == appendix.product_intensity(8, 4, 2) / 2
-
-
-def test_shares_of_a_step_add_up_and_bound_it(tmp_path: Path) -> None:
-    """Products 0.4 and 0.1 ms, other kernels 0.3 ms, of a step of 1 ms."""
-    operators = [("aten::mm", 800), ("aten::bmm", 200), ("aten::add", 600)]
-    profile = read_json(H100 / "v1_tiny_profile.json.gz")
-    profile |= {
-        "profiled_steps": 2, "step_us": profile["step_us"][:2], "device_busy_us": 1600,
-        "operators": [profile["operators"][0] | {"name": name, "self_device_us": us} for name, us in operators],
-    }  # fmt: skip
-    run = json.loads((H100 / "v1_tiny.json").read_text())
-    run["step_ms"]["median"] = 1.0
-    write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
-    (tmp_path / "v1_tiny.json").write_text(json.dumps(run))
-    assert appendix.amdahl(tmp_path).splitlines()[-1] == "| tiny | 40 | 10 | 30 | 20 | 1.25 | 2.5 |"
 
 
 def test_every_recorded_step_takes_at_least_its_bound() -> None:

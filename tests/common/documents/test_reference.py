@@ -2,7 +2,7 @@
 
 import re
 
-from common.documents import reference, result_tables
+from common.documents import reference
 from common.errors import UsageError
 from tests.conftest import ROOT, cells
 
@@ -111,15 +111,3 @@ def test_a_problem_without_minutes_is_refused(small, tmp_path):
     write_page(tmp_path, "\n### Problem 3: no time\n\nText.\n")
     with pytest.raises(UsageError, match="page.md: Problem 3: no time: no line such as"):
         reference.problems()
-
-
-# ----------------------------------------------------------------------------------------------------------------- answers
-
-
-def test_an_answer_sheet_has_the_run_of_each_preset_and_an_mfu_where_there_is_one():
-    runs = {row[0]: row[1:] for row in cells(reference.answers(ROOT / "results/h100").split("\n\n")[1])}
-    assert runs["Version 1"] == ["tiny", "small", "medium"]
-    known = dict(zip(*cells(result_tables.training(ROOT / "results/h100"))[:2], strict=True))
-    assert runs["MFU %"][0] == known["MFU %"] and runs["tokens/s"][0] == known["tokens/s"]
-
-    assert "MFU %" not in reference.answers(ROOT / "results/cpu").split("\n\n")[1]

@@ -5,12 +5,11 @@ import gzip
 import json
 from pathlib import Path
 
-from common.documents import result_tables
+from common.documents import pictures, result_tables
 from common.documents.rewrite import TABLES
 from common.errors import UsageError
 from tests import records
 from tests.conftest import ROOT, cells
-from tests.records import benchmark, scaling
 
 import pytest
 
@@ -41,24 +40,22 @@ def test_curves_show_how_far_the_others_have_come(tmp_path):
 
 
 def test_curves_need_two_versions_of_one_length(tmp_path):
-    write(tmp_path / "curve_v1.json")
-    with pytest.raises(UsageError, match=r"needs curve_\*\.json of two versions"):
-        result_tables.curves(tmp_path)
     for version, steps in (("v1", 20), ("v2", 40)):
         write(tmp_path / f"curve_{version}.json", version, loss=[1.0] * steps)
-    with pytest.raises(ValueError, match="zip"):
-        result_tables.curves(tmp_path)
+        with pytest.raises(UsageError, match=r"needs curve_\*\.json of two versions: runs with the same --num-steps"):
+            result_tables.curves(tmp_path)
 
 
 def test_runs_are_compared_with_the_first_version_at_the_same_preset_and_precision(tmp_path):
     write(tmp_path / "compare_tiny_fp32_v1.json")
     write(tmp_path / "compare_tiny_fp32_v3.json", "v3")
     write(tmp_path / "compare_small_bf16_v1.json", "v1", "small", "--use-amp")
-    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", "--use-amp --enable-torch-compile")
-    groups = result_tables.compared(tmp_path)
-    assert [[(*result_tables.case(run), result_tables.label(run)) for run in group] for group in groups] == [
+    switches = "--use-amp --enable-torch-compile --disable-swiglu-fusion"
+    write(tmp_path / "compare_small_bf16_v2_compiled.json", "v2", "small", switches)
+    groups, compute, label = result_tables.compared(tmp_path), result_tables.compute, result_tables.label
+    assert [[(run["training"]["preset"], compute(run), label(run)) for run in group] for group in groups] == [
         [("tiny", "fp32", "Version 1"), ("tiny", "fp32", "Version 3")],
-        [("small", "bf16", "Version 1"), ("small", "bf16", "Version 2, torch-compile")],
+        [("small", "bf16", "Version 1"), ("small", "bf16", "Version 2, torch-compile, no swiglu-fusion")],
     ]
 
 
@@ -72,32 +69,20 @@ def test_a_comparison_needs_the_reference_and_another_run_everywhere(tmp_path, l
         result_tables.compared(tmp_path)
 
 
-@pytest.mark.parametrize("flags, label", [
-    ("--num-steps 5", "Version 2"),
-    ("--enable-torch-compile --disable-swiglu-fusion", "Version 2, torch-compile, no swiglu-fusion"),
-])  # fmt: skip
-def test_a_run_is_named_by_its_version_and_the_switches_it_changed(flags, label):
-    assert result_tables.label({"version": "v2", "command": f"tiny_llama_v2.py {flags} --metrics-out x.json"}) == label
-
-
-def summary(ms: float) -> dict[str, float]:
-    return {"median": ms, "p20": ms, "p80": ms, "count": 2}
-
-
-def one_process(ms: float) -> dict:
-    return {"step_ms": summary(ms), "peak_mib": 9.0, "reserved_mib": 12.0, "kind": "GPU allocator"}
-
-
-def suite(path: Path, **cells: dict[str, float | str]) -> None:
-    """A benchmark of one shape: by model its ms per step (memory as well, for a captured one), or why there are none."""
+def suite(path: Path, **cells: float | str) -> None:
+    """A benchmark of one shape: by model its ms per step, which its three processes spread around, or why there are none."""
     entries = []
     for model, outcome in cells.items():
-        ok = isinstance(outcome, float)
-        runs = [one_process(outcome + extra) for extra in (1.0, 0.0, -0.5)] if ok else []
-        status = {"status": "ok" if ok else outcome, "reason": None}
-        entries.append({"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128, "runs": runs} | status)
-    shared = {key: RECORD[key] for key in ("date", "device", "environment", "model", "precision")}
-    path.write_text(json.dumps(benchmark(entries, command="benchmark_suite.py --repeats 3 --output-dir /tmp/x", **shared)))
+        times = [outcome + extra for extra in (1.0, 0.0, -0.5)] if isinstance(outcome, float) else []
+        entries.append({
+            "model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128,
+            "status": "ok" if times else outcome, "reason": None,
+            "runs": [
+                {"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 2}, "peak_mib": 9.0, "kind": "GPU allocator"}
+                for ms in times
+            ],
+        })  # fmt: skip
+    path.write_text(json.dumps(records.benchmark(entries)))
 
 
 def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(tmp_path):
@@ -125,42 +110,13 @@ def test_a_folder_without_the_first_model_in_bf16_has_no_headline(tmp_path):
         result_tables.versions_and_peers(tmp_path)
 
 
-def test_the_spread_of_versions_and_peers_has_every_case(tmp_path):
-    suite(tmp_path / "peers_tiny_fp32.json", v4=2.0)
-    suite(tmp_path / "captured_tiny_fp32.json", v1=8.0, v1_captured=2.0)
-    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed")
-    assert cells(result_tables.versions_and_peers_spread(tmp_path)) == [
-        ["model", "tiny, fp32, 8 x 128", "small, bf16, 8 x 128"],
-        ["v4", "2 (1.5 to 3), 0.01", "4 (3.5 to 5), 0.01"],
-        ["v1", "8 (7.5 to 9), 0.01", "6 (5.5 to 7), 0.01"],
-        ["v1-captured", "2 (1.5 to 3), 0.01", ""],
-        ["liger", "", "failed"],
-    ]
-
-
-def test_number_formats_are_compared_by_preset_and_by_seed(tmp_path):
-    device = RECORD["device"] | {"name": "NVIDIA H200"}
-    for name, ms, last in (("bf16", 20.0, 4.0), ("fp8", 16.0, 5.0)):
-        settings = {"device": device, "flops_per_second": 400e12, "precision": {"compute": "bf16", "tf32": False}}
-        write(tmp_path / f"format_medium_{name}.json", ms=ms, **settings)
-        write(tmp_path / f"format_curve_3_{name}.json", loss=[last] * 20, **settings)
-    assert cells(result_tables.number_formats(tmp_path))[1] == ["medium", "20", "16", "1.25", "40.4", "40.4", "20.2"]
-    assert cells(result_tables.format_curves(tmp_path))[1] == ["0", "4.000", "5.000"]
-
-
 def test_a_run_is_a_row(tmp_path):
-    losses, device = [7.0] + [2.0] * 19 + [3.0, 5.0] * 10, RECORD["device"] | {"name": "A GPU"}
-    write(tmp_path / "v1_tiny.json", loss=losses, ms=12.5, parameters=2_500_000, device=device)
-    header, row = cells(result_tables.training(tmp_path))
-    found = dict(zip(header, row, strict=True))
-    assert (found["ms/step"], found["M parameters"], found["MFU %"]) == ("12.5", "2.5", "")
-    assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
+    shared = {"loss": [7.0] + [2.0] * 19 + [3.0, 5.0] * 10, "ms": 12.5, "parameters": 2_500_000, "flops_per_second": 16.75e12}
     ceilings = {"flops_per_second": 33.5e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
-    measured_only = {"utilization": 0.5, "peak_flops_per_second": 33.5e12, "peak_source": "measured GEMM"}
-    device = RECORD["device"] | {"name": "NVIDIA H200"}
-    write(tmp_path / "v1_tiny.json", device=device, flops_per_second=16.75e12, ceilings=ceilings, mfu=measured_only)
-    header, row = cells(result_tables.training(tmp_path))
-    found = dict(zip(header, row, strict=True))
+    write(tmp_path / "v1_tiny.json", device=RECORD["device"] | {"name": "NVIDIA H200"}, ceilings=ceilings, **shared)
+    found = dict(zip(*cells(result_tables.training(tmp_path)), strict=True))
+    assert (found["ms/step"], found["M parameters"]) == ("12.5", "2.5")
+    assert found["loss"] == "7.00 to 4.00 in 40 steps"  # the mean of the last 20
     assert (found["MFU %"], found["% of measured GEMM"]) == ("25", "50"), "MFU is a share of the data sheet's peak alone"
 
 
@@ -182,37 +138,25 @@ def test_a_step_is_held_against_three_limits(tmp_path):
     assert shares == ["10", "20", "6", "20"] and (found["launches"], found["GPU idle %"]) == ("100", "75")
 
 
+def test_weak_scaling_of_a_model_that_fits_no_single_gpu_has_no_efficiency(tmp_path):
+    measured = records.scaling()
+    measured["cells"][0] |= {"status": "out of memory", "reason": "CUDA", "runs": []}
+    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(measured))
+    assert cells(result_tables.weak_scaling(tmp_path))[1] == ["large", "bf16", "v1", "ddp", "10 ms"]
+    with pytest.raises(UsageError, match="has an efficiency on several GPUs"):
+        pictures.scaling_efficiency(tmp_path)
+
+
 @pytest.mark.parametrize("table, message", [
     *((table, "measure with results/measure_v1.sh folder") for table in ("training", "phases", "spans", "efficiency")),
     *((table, "measure with results/measure_versions.sh folder")
       for table in ("versions_and_peers", "versions_and_peers_spread")),
     *((table, "measure with") for table in ("memory_saved", "launches", "amdahl", "optimizer", "profiler_cost")),
     ("curves", r"needs curve_\*\.json of two versions"), ("clocks", "no .csv file"),
+    ("number_formats", "needs format_PRESET_bf16.json and"), ("format_curves", "needs format_curve_SEED_bf16.json and"),
     ("weak_scaling", "measure with results/measure_scaling.sh"), ("answers", "holds no run and no trace"),
 ])  # fmt: skip
 def test_an_empty_folder_names_the_script_that_fills_it(tmp_path, table, message):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match=message):
         TABLES[table](tmp_path / "folder")
-
-
-def test_weak_scaling_stands_in_a_row_for_each_form(tmp_path):
-    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(scaling()))
-    header, *rows = cells(result_tables.weak_scaling(tmp_path))
-    assert header == ["preset", "precision", "version", "form", "1 GPU", "2 GPUs"]
-    assert rows == [["large", "bf16", "v1", "ddp", "8 ms", "10 ms, 80%"]]
-
-
-def test_clock_and_power_are_those_of_training_on_each_gpu(tmp_path):
-    steps = [1.0] * 12 + [5.0] * 50 + [3.0] * 100
-    times = summary(5.0) | {"all": steps, "profiled": 0}
-    (tmp_path / "alone_1.json").write_text(json.dumps(records.record() | {"step_ms": times}))
-    (tmp_path / "job.json").write_text(json.dumps(records.record()))
-    idle = ["0.0,0,0,70,0,345,0", "0.0,1,0,70,0,345,0"]
-    busy = ["1.0,0,100,690,0,1600,0", "1.0,1,100,650,0,1500,0", "2.0,0,100,680,0,1650,0", "2.0,1,100,700,0,1400,0"]
-    head = "seconds,gpu,utilization_percent,power_w,memory_mib,clock_mhz,memory_clock_mhz"
-    (tmp_path / "alone.csv").write_text("\n".join([head, *(line for line in idle + busy if ",1," in line[:6])]))
-    (tmp_path / "job.csv").write_text("\n".join([head, *idle, *busy]))
-    alone, first, second = cells(result_tables.clocks(tmp_path))[1:]
-    assert alone == ["alone", "1", "1", "3", "3", "1,450", "675"]
-    assert [first[:2], first[-2:], second[:2], second[-2:]] == [["job", "0"], ["1,625", "685"], ["job", "1"], ["1,450", "675"]]

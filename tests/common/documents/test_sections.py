@@ -6,7 +6,7 @@ from pathlib import Path
 from common.documents.sections import section
 from common.errors import UsageError
 from tests import records
-from tests.conftest import cells
+from tests.conftest import ROOT, cells
 
 import pytest
 
@@ -34,35 +34,8 @@ def test_tables_of_several_files_are_joined_and_columns_say_by_what_the_files_di
     assert [row[:6] for row in rows] == [[preset, "v1", "8", "128", "2", "1 to 3"] for preset in ("tiny", "small")]
 
 
-def test_ways_to_do_a_lever_stand_in_rows_and_presets_in_columns(tmp_path):
-    times = {("tiny", "rope", "epilogue"): 4.5, ("tiny", "rope", "library"): 5.5, ("small", "rope", "epilogue"): 6.5,
-             ("", "update", "beside"): 20.0}  # fmt: skip
-    rows = [
-        {"preset": preset, "lever": lever, "way": way, "us": SECONDS | {"median": us}}
-        for (preset, lever, way), us in times.items()
-    ]
-    head = {key: value for key, value in records.record().items() if key != "model"}
-    (tmp_path / "levers.json").write_text(json.dumps(head | {"schema": "tiny-llama-levers/1", "rows": rows}))
-    assert cells(section("medians", tmp_path / "levers.json")) == [
-        ["lever", "way", "tiny, us", "small, us", "own sizes, us"],
-        ["rope", "epilogue", "4.5", "6.5", ""],
-        ["rope", "library", "5.5", "", ""],
-        ["update", "beside", "", "", "20"],
-    ]
-    assert cells(section("spread", tmp_path / "levers.json"))[1] == ["tiny", "rope", "epilogue", "4.5", "1", "3"]
-
-
-def test_a_scaling_study_shows_efficiency_communication_and_multicast(tmp_path):
-    (tmp_path / "scaling_large_bf16.json").write_text(json.dumps(records.scaling()))
-    text = section("weak", tmp_path / "scaling_large_bf16.json")
-    header, _, row = cells(text)
-    shown = dict(zip(header, row, strict=True))
-    names = ("form", "ms/step", "efficiency", "exposed communication, ms")
-    assert [shown[name] for name in names] == ["ddp", "10", "80.0%", "4"]
-    assert "NVLink multicast was off (NCCL_NVLS_ENABLE=0)." in text
-    assert [row[:4] for row in cells(section("strong", tmp_path / "scaling_large_bf16.json"))[1:]] == [
-        ["v1", "one process", "1", "4"], ["v1", "ddp", "2", "2"]
-    ]  # fmt: skip
+def test_a_profiling_lab_has_sections_too():
+    assert "2 threads; torch 2.13.0+cpu; fp32" in section("components", ROOT / "results/cpu/profiling_lab.json")
 
 
 def test_what_cannot_be_shown_is_said(tmp_path):

@@ -74,14 +74,6 @@ def test_a_study_of_version_2(study, capsys):
 
 
 @pytest.mark.usefixtures("few_combinations")
-def test_in_half_precision(study):
-    measured, _ = study("--use-amp")
-    assert measured["precision"] == {"compute": "bf16"}
-    plain, _, fused = (c["loss"] for c in measured["combinations"])
-    assert 0 < abs(plain - fused) < 0.02
-
-
-@pytest.mark.usefixtures("few_combinations")
 def test_every_combination_is_captured_and_keeps_its_model(study, monkeypatch):
     """On the CPU, so the step is not captured in truth; a graph would not keep the weights that it reads."""
     captured, models = [], []
@@ -105,7 +97,7 @@ def test_every_combination_is_captured_and_keeps_its_model(study, monkeypatch):
 
 
 @pytest.mark.usefixtures("few_combinations")
-def test_a_signal_ends_the_study_after_the_round(study, monkeypatch):
+def test_a_signal_ends_the_study_in_half_precision_after_the_round(study, monkeypatch):
     def interrupted(function, device, warmup, iterations):
         function()
         if not sent:
@@ -114,7 +106,9 @@ def test_a_signal_ends_the_study_after_the_round(study, monkeypatch):
 
     sent = []
     monkeypatch.setattr(ablation, "benchmark", interrupted)
-    measured, text = study(rounds=3, code=128 + signal.SIGTERM)
+    measured, text = study("--use-amp", rounds=3, code=128 + signal.SIGTERM)
+    plain, _, fused = (c["loss"] for c in measured["combinations"])
+    assert measured["precision"] == {"compute": "bf16"} and 1e-5 < abs(plain - fused) < 0.02
     assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
     assert "stopped after 1 of 3 rounds." in text
 

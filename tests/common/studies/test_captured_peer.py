@@ -1,17 +1,12 @@
-"""The hand-fused LLaMA computes what Version 1 does, with working copies or without, and its AdamW is PyTorch's."""
+"""The hand-fused LLaMA's working copies, and its AdamW, which is PyTorch's. What it computes: test_external_baselines.py."""
 
 from argparse import Namespace
 
-from common.precision import Precision
-from common.studies import accuracy, captured_peer
-from common.studies.external_baselines import HandFused
+from common.studies import captured_peer
 from common.training import version_files
 from tests import study_options
-from version1_pytorch_baseline import tiny_llama_v1
 
-import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -25,25 +20,6 @@ def built(dtype: torch.dtype) -> tuple[nn.Module, captured_peer.CompiledAdamW]:
     torch.manual_seed(3)
     model = captured_peer.TinyLlama(CONFIG)
     return model, captured_peer.CompiledAdamW(model, dtype, OPTIONS.learning_rate, compiled=False)
-
-
-@pytest.mark.parametrize("working", [None, torch.float32], ids=["masters", "copies"])
-@pytest.mark.parametrize("fused_loss", [True, False], ids=["linear_cross_entropy", "cross_entropy"])
-def test_logits_loss_and_gradients_are_those_of_version_1(working, fused_loss, monkeypatch):
-    if not fused_loss:
-        monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
-    elif not hasattr(F, "linear_cross_entropy"):
-        pytest.skip("this PyTorch has no linear_cross_entropy")
-    torch.manual_seed(3)
-    peer, precision = HandFused("peer", {}, working=working), Precision(CPU, None)
-    ours, theirs = tiny_llama_v1.TinyLlama(CONFIG), peer.make_model(OPTIONS)
-    state = accuracy.weights(ours)  # with norms that are not 1
-    for model in (ours, theirs):
-        accuracy.exchange(model, state)  # also checks that they come back from baseline_state_dict
-    expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, BATCH, precision)
-    got = accuracy.outputs(peer, theirs, OPTIONS, BATCH, precision)
-    assert expected.keys() == got.keys()
-    assert {name: e for name in expected if not (e := accuracy.error(expected[name], got[name])) < 1e-5} == {}
 
 
 def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,13 +1,12 @@
 """GEMM analysis: the products are those that Version 1 runs, the numbers follow from the times, bad input is one line."""
 
 import csv
-import json
+import itertools
 from collections import Counter
 from pathlib import Path
 
 from common import files
-from common.analysis.formulas import flops
-from common.config import PRESETS, ModelConfig, resolve
+from common.config import ModelConfig, resolve
 from common.errors import RunError
 from common.files import write_json
 from common.precision import Precision
@@ -56,25 +55,14 @@ def test_the_products_are_those_of_a_training_step_of_version_1(name, length):
     assert ran.found == expected
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_products_need_the_flops_of_the_formula(preset):
-    config = resolve(preset).model
-    products = gemm_operations.products(config, 3, 40)
-    counted = sum(2 * p["batch"] * p["m"] * p["n"] * p["k"] * p["per_step"] for p in products)
-    assert counted == flops.training_step(config, 3, 40, causal=False)["total"]
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
-    def work(products, names):
-        return Counter({p: 0 for p in gemm_operations.PHASES}) + sum(
-            (Counter({p["phase"]: p["m"] * p["n"] * p["k"]}) for p in products if p["gemm"] in names), Counter()
-        )
+    def work(products, names, phase):
+        return sum(p["m"] * p["n"] * p["k"] for p in products if p["gemm"] in names and p["phase"] == phase)
 
     separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
-    for whole, parts in gemm_operations.FUSED.items():
-        assert work(fused, [whole]) == work(separate, parts)
-        assert set(work(fused, [whole])) == set(gemm_operations.PHASES)
+    for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.PHASES):
+        assert work(fused, [whole], phase) == work(separate, parts, phase) > 0
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -86,7 +74,8 @@ def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
 
 
 def test_rates_shares_and_bounds_follow_from_the_times():
-    rows = gemm_operations.describe(records.gemms(CONFIGS["gqa"])).to_dict("records")
+    measured = records.gemms(CONFIGS["gqa"])
+    rows = gemm_operations.describe(measured).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     for point in (2, 4):
@@ -97,14 +86,9 @@ def test_rates_shares_and_bounds_follow_from_the_times():
     assert down["intensity"] == pytest.approx(intensity)
     assert intensity < 10 and down["limit"] == "memory"  # the ceilings meet at 1e12 / 1e11 = 10 FLOP/byte
     assert down["bound_tflops"] == pytest.approx(intensity * 0.1)
-
-
-def test_the_limit_is_what_takes_longest():
-    measured = records.gemms(CONFIGS["gqa"])
-    measured["ceilings"]["operation_seconds"] = 1.0
-    assert set(gemm_operations.describe(measured)["limit"]) == {"launch"}
-    measured["ceilings"] |= {"operation_seconds": 0.0, "bytes_per_second": 1e15}
-    assert set(gemm_operations.describe(measured)["limit"]) == {"compute"}
+    for changed, limit in (({"operation_seconds": 1.0}, "launch"), ({"bytes_per_second": 1e15}, "compute")):
+        ceilings = measured["ceilings"] | {"operation_seconds": 0.0} | changed
+        assert set(gemm_operations.describe(measured | {"ceilings": ceilings})["limit"]) == {limit}
 
 
 def analyzed(measured: dict, folder: Path) -> str:
@@ -119,7 +103,8 @@ def test_doubtful_numbers_are_counted(tmp_path):
     assert f"30 % of the median: 0 of {shapes} shapes" in analyzed(measured, tmp_path)
     for row in measured["gemms"]:
         row["ms"] = {"median": 1e-9, "p20": 1e-9, "p80": 2e-9, "count": 9}
-    said = analyzed(measured, tmp_path)
+    said = analyzed(measured | {"notes": ["it ended in round 1 of 3"]}, tmp_path)
+    assert "The measurement is incomplete: it ended in round 1 of 3." in said
     assert f"bound: {shapes} of {shapes} shapes" in said and f"30 % of the median: {shapes} of {shapes} shapes" in said
     assert "something else was running" in (tmp_path / "gemm_analysis.md").read_text()
 
@@ -133,54 +118,45 @@ def test_the_report_compares_fused_with_separate_products(tmp_path):
     report = (tmp_path / "gemm_analysis.md").read_text()
     assert "**B = 4, S = 8**" in report and "A GPU" in report and "1 TFLOP/s" in report
     assert "B = 4, S = 8" not in summary and len(cells(report[report.index("**B = 4") :])) == 1 + 30
-    assert (tmp_path / "gemm_analysis.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.usefixtures("known_ceilings")
 def test_the_script_measures_and_reports(execute, config, tmp_path):
     arguments = ("--model-config", config, "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
     printed = execute(SCRIPT, *arguments, "--output-dir", "out")
-    measured = json.loads((tmp_path / "out/gemm_analysis.json").read_text())
-    assert measured["schema"] == "tiny-llama-gemms/1" and measured["device"]["kind"] == "cpu"
-    assert len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
-    files.check(tmp_path, measured, flops_file.Measurement)
+    measured = files.read(tmp_path / "out/gemm_analysis.json", flops_file.Measurement)
+    assert measured["device"]["kind"] == "cpu" and len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
-    assert len(rows) == 30
+    assert len(rows) == 30 and all(row["share_percent"] for row in rows)
     assert {row["gemm"] for row in rows} == {name for kind in gemm_operations.KINDS.values() for name in kind[0]}
-    assert {row["share_percent"] != "" for row in rows} == {True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
     ]  # fmt: skip
     assert "separate / fused" in printed.out and "out/gemm_analysis.png" in printed.out
 
 
-def test_the_figure_names_both_regions_and_every_kind():
-    measured = records.gemms(CONFIGS["gqa"])
-    figure = gemm_operations.figure(measured, gemm_operations.describe(measured), "a title")
-    left, right = figure.axes
-    assert {"memory-bound", "compute-bound"} <= {text.get_text() for text in left.texts}
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(gemm_operations.KINDS)
-    assert sum(bar.get_height() for bar in right.patches) == pytest.approx(200)  # 100 % for each of two points
+def measured_on_the_cpu(path: Path, config: str, batch_sizes: list[int], lengths: list[int]) -> dict:
+    cpu = torch.device("cpu")
+    gemm_operations.measure(CONFIGS[config], batch_sizes, lengths, cpu, Precision(cpu, None), False, path)
+    return files.read_json(path)
 
 
-def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
+def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch, tmp_path):
     timed = []
 
     def clock(product, device, dtype):
         timed.append(gemm_operations.shape_of(product))
         return [float(len(timed))], 5  # later is slower
 
-    cpu = torch.device("cpu")
     best = {"flops_per_second": 1.0, "bytes_per_second": 1.0, "operation_seconds": 1.0}
     worse = {"flops_per_second": 0.5, "bytes_per_second": 0.5, "operation_seconds": 2.0}
     peaks = iter([worse, best, worse])
     monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: next(peaks))
     monkeypatch.setattr(gemm_operations, "time_product", clock)
-    measured = gemm_operations.measure(CONFIGS["mha"], [1, 2], [4, 8], cpu, Precision(cpu, None), False)
+    measured = measured_on_the_cpu(tmp_path / "gemm_analysis.json", "mha", [1, 2], [4, 8])
     assert set(Counter(timed).values()) == {gemm_operations.ROUNDS}
     by_name = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]): row for row in measured["gemms"]}
     assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
@@ -191,34 +167,14 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch):
     assert measured["ceilings"] == best | {"precision": "fp32"}
 
 
-def test_the_points_that_are_complete_are_kept(monkeypatch, tmp_path):
-    """In the first round the second of two points is interrupted: the report is about the first, and says so."""
-    cpu, kept = torch.device("cpu"), []
-    best = {"flops_per_second": 1e9, "bytes_per_second": 1e9, "operation_seconds": 1e-6}
-    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: best)
-    monkeypatch.setattr(gemm_operations, "time_product", lambda *_: ([1.0], 1))
-
-    def keep(measured: dict) -> None:
-        kept.append(measured)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        gemm_operations.measure(CONFIGS["mha"], [1, 2], [8], cpu, Precision(cpu, None), False, keep)
-    write_json(tmp_path / "gemm_analysis.json", kept[0])
-    report = " ".join(gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path).split())
-    assert {row["batch_size"] for row in kept[0]["gemms"] + kept[0]["fused"]} == {1} and len(kept[0]["gemms"]) == 30
-    assert "incomplete: it ended in round 1 of 3, with 1 of 2 points timed." in report
-
-
-def test_out_of_memory_says_what_to_lower(monkeypatch):
+@pytest.mark.usefixtures("known_ceilings")
+def test_out_of_memory_says_what_to_lower(monkeypatch, tmp_path):
     def full(*_):
         raise torch.OutOfMemoryError("full")
 
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: {})
     monkeypatch.setattr(gemm_operations, "operand", full)
     with pytest.raises(RunError, match=r"out of memory in q_proj, 1 x \[16, 32\] @ \[32, 32\]: lower --batch-sizes"):
-        gemm_operations.measure(CONFIGS["gqa"], [2], [8], cpu, Precision(cpu, None), False)
+        measured_on_the_cpu(tmp_path / "gemm_analysis.json", "gqa", [2], [8])
 
 
 def test_the_configuration_file_is_the_preset_tiny():

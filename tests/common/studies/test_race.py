@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
@@ -84,6 +85,12 @@ def test_the_text_of_a_race_has_other_names_each_time(evaluator, config):
     assert not (evaluator.batches[0][0] == again.batches[0][0]).all()
 
 
+def test_a_text_that_is_too_short_says_so_of_its_held_out_parts(threads, config):
+    text = markov(50, 0)
+    with pytest.raises(UsageError, match=r"\(20 of its 400 parts\) has 20 tokens, too few for a sequence length of 30"):
+        race.Evaluator(study_options.resolved(config, "--seq-len", "30"), replace(text, tokens=text.tokens[:400]))
+
+
 def test_more_than_the_device_can_do_is_refused(evaluator, monkeypatch):
     monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS | {"flops_per_second": 1e3})
     with pytest.raises(race.Refused, match=r"its steps stand for .*FLOP/s, and this device reaches"):
@@ -121,9 +128,5 @@ def test_a_script_that_replaces_the_timer_is_refused_by_the_evaluators_clock(run
     assert "it replaced the timer" in read_json(tmp_path / "race_replaces_the_timer.json")["refused"]
 
 
-def test_a_name_with_a_slash_is_refused(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["race.py", str(V2), "--name", "a/b"])
-    with pytest.raises(UsageError, match=r"--name a/b: it is a part of the file race_NAME\.json, so it has no slash"):
-        race.main()
-    assert not any(tmp_path.iterdir())
+def test_a_name_with_a_slash_is_refused(refused):
+    assert "--name a/b: it is a part of the file race_NAME.json, so it has no slash" in refused(RACE, V2, "--name", "a/b")

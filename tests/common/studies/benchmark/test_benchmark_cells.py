@@ -1,7 +1,8 @@
 """The benchmark's cells: they are planned, measured in turn, and failures are results."""
 
 import os
-import signal
+import shutil
+import subprocess
 import threading
 
 from common import files
@@ -101,22 +102,6 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_keeps_what_was_measured(number, config, tmp_path, capsys):
-    def outcome(model, batch_size):
-        if (model, batch_size) == ("v2", 4):
-            os.kill(os.getpid(), number)
-            return {"status": "failed", "reason": "KeyboardInterrupt"}
-        return {}
-
-    code, calls, measured = measured_with(outcome, config, tmp_path / "benchmark.json")
-    assert code == 128 + number and calls[-1] == ("v2", 4) and measured["status"] == "interrupted"
-    assert [cell["status"] for cell in measured["cells"]] == ["ok", "ok", "ok", "not run"]
-    assert len(measured["cells"][2]["runs"]) == 1  # of two repeats
-    text = benchmark_report.analyze(tmp_path / "benchmark.json").markdown()
-    assert "- v2, B 4, S 8: not run" in text and "The run was interrupted" in text
-
-
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     """Its errors against float64 are computed in this process, which is quicker than a new one."""
 
@@ -147,3 +132,18 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert len(losses) == len(names) and max(losses) - min(losses) < 1e-4
     for entry in measured["accuracy"]:
         assert entry["floor"] < entry["loss"] < 6 and 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5
+
+
+@pytest.mark.parametrize("part", ["benchmark", "captured", "peers"])
+def test_what_a_benchmark_with_a_failed_model_measured_is_kept(part, tmp_path):
+    """Its exit code is 1; `python` is a stand-in."""
+    for folder in ("bin", "results", "version2_pytorch_fused"):
+        (tmp_path / folder).mkdir()
+    script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
+    python = tmp_path / "bin/python"
+    python.write_text('#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\necho "{}" >"$2/benchmark.json"\nexit 1\n')
+    python.chmod(0o755)
+    path = f"{python.parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path}, check=True)
+    written = [f"{part}_tiny_{precision}.json" for precision in ("bf16", "fp32")]
+    assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written

@@ -1,6 +1,6 @@
 """The scaling study's numbers: efficiencies, the model beside them, what it needs, and how far it goes on."""
 
-from common.studies.scaling import prediction, scaling_results
+from common.studies.scaling import scaling_results
 from tests import records
 
 import pytest
@@ -32,9 +32,11 @@ def test_the_model_needs_the_step_on_one_process_and_a_link_and_goes_on_to_thous
     without = records.scaling()
     without["cells"] = without["cells"][1:]
     for measured in (records.scaling(link=None), without):
-        assert prediction.predict(measured, "weak", "v1", "ddp", 2) is None
+        assert scaling_results.predict(measured, "weak", "v1", "ddp", 2) is None
         assert scaling_results.model_table(measured, "weak")[1] == []
-    assert prediction.extrapolate(without, "strong") == {} and rows_of(without)["weak", "ddp", 2]["efficiency"] is None
+        header, _ = scaling_results.step_table(scaling_results.results(measured))
+        assert not {"on paper, ms", "its error"} & {*header} and "ms/step" in header
+    assert scaling_results.extrapolate(without, "strong") == {} and rows_of(without)["weak", "ddp", 2]["efficiency"] is None
 
     header, body = scaling_results.model_table(records.scaling(), "weak")
     assert header == ["GPUs", "v1, ddp: model", "v1, fsdp: model"] and [row[0] for row in body][-1] == 4096
