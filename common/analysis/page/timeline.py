@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.profiles import trace_events
+from common.analysis.profiles import load_kernels, trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_names import COMMUNICATION, kind, short_name
@@ -135,7 +135,8 @@ def of_events(path: Path) -> dict[str, Any]:
     labels: dict[Any, str] = {}  # of a process, and of one of its threads
     found: list[tuple[tuple, Any]] = []
     begun: dict[tuple, list[Any]] = defaultdict(list)
-    for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
+    key = "" if load_kernels.recognize(path) == "list of events" else "traceEvents"
+    for number, event in enumerate(elements(path, key, trace_events.NO_TRACE)):
         if not isinstance(event, dict) or event.get("ph") not in ("X", "B", "E", "M"):
             continue
         process, thread = event.get("pid"), event.get("tid")
