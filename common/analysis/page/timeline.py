@@ -11,7 +11,7 @@ A timeline is plain JSON, times in ns since its first event:
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,7 +167,7 @@ def of_events(path: Path) -> dict[str, Any]:
 
 
 def _timeline(
-    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), memory: list[tuple[float, float]] | None = None
+    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), held: Sequence[tuple[float, float]] = ()
 ) -> dict[str, Any]:
     kept = sorted(found, key=lambda event: (event.on_device, event.duration))[-EVENTS:]
     begin = min((event.start for event in kept), default=0.0)
@@ -188,7 +188,6 @@ def _timeline(
             position("groups", event.group), position("details", event.detail), ns(event.beside),
         ))  # fmt: skip
         last[event.track] = start
-    held = memory or []
     size = len(held) // POINTS + 1
     points = [max(held[i : i + size], key=lambda point: point[1]) for i in range(0, len(held), size)]
     return {

@@ -20,15 +20,16 @@ hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The 
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.trace_events import DeviceEvent, HostEvent
 from common.errors import UsageError
 from common.progress import progress
-from common.records.step_profile import Detail, Kernel, Operator, Sums
+from common.records.step_profile import Sums
 from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas
@@ -49,6 +50,8 @@ KERNEL_COLUMNS = (
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
+
+Interval = tuple[float, float]  # start and end
 
 
 @dataclass
@@ -73,13 +76,9 @@ class Trace:
     host: list[HostEvent] = field(default_factory=list)  # in order of start: from these the frames were made
 
     def device_busy_us(self) -> float:
-        """Time in which at least one kernel of the profiled steps runs: the union of their intervals."""
-        kernels = self.kernels[self.kernels.step >= 0].sort_values("start_us")
-        busy, end = 0.0, float("-inf")
-        for start, duration in zip(kernels.start_us, kernels.duration_us, strict=True):
-            busy += max(0.0, start + duration - max(start, end))
-            end = max(end, start + duration)
-        return busy
+        """Time in which at least one kernel of the profiled steps runs."""
+        kernels = self.kernels[self.kernels.step >= 0]
+        return length(union(zip(kernels.start_us, kernels.start_us + kernels.duration_us, strict=True)))
 
     def step_us(self) -> list[float]:
         """Wall time of each step."""
@@ -100,6 +99,21 @@ class Trace:
             found.append((float(max(start, before)), float(end)))
             before = end
         return found
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same instants as disjoint intervals, by start."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: list[Interval]) -> float:
+    return float(sum(end - start for start, end in intervals))
 
 
 def load(path: Path) -> Trace:
@@ -239,7 +253,7 @@ def _memory_rows(host: list[HostEvent]) -> list[tuple]:
     ]  # fmt: skip
 
 
-def _sorted(table: pandas.DataFrame, column: str) -> list[dict[Any, Any]]:
+def _sorted(table: pandas.DataFrame, column: str) -> Any:
     """The rows, the largest first."""
     return table.sort_values(column, ascending=False, kind="stable").to_dict("records")
 
@@ -262,12 +276,12 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
     detailed = operators[operators.span.isin(INNER_SPANS.values())]
     by_detail = detailed.groupby(["span", "detail", "phase"], sort=False)[own_time].sum().rename("us").reset_index()
     return {
-        "operators": cast(list[Operator], _sorted(by_operator, own_time)),
-        "kernels": cast(list[Kernel], _sorted(by_kernel, "device_us")),
-        "details": cast(list[Detail], _sorted(by_detail, "us")),
+        "operators": _sorted(by_operator, own_time),
+        "kernels": _sorted(by_kernel, "device_us"),
+        "details": _sorted(by_detail, "us"),
         "step_us": trace.step_us(),
         "profiled_steps": len(trace.steps),
-        "device_busy_us": float(trace.device_busy_us()),
+        "device_busy_us": trace.device_busy_us(),
         "launch": {"count": len(launched), "mean_delay_us": float(launched.mean()) if len(launched) else 0.0},
         "memory_peak_bytes": int(memory.total_bytes.max()) if len(memory) else None,
     }

@@ -15,11 +15,11 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from common.analysis.profiles import chrome_trace, trace_events
+from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.errors import UsageError
@@ -39,7 +39,6 @@ ITEM_BYTES = {
     "int8": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
 
-Interval = tuple[float, float]  # start and end
 Key = tuple[int, str, int]  # of a collective: step, kind, and number within both
 
 Sizes = TypedDict("Sizes", {"Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str]})
@@ -146,31 +145,9 @@ def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
     return found
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same instants as disjoint intervals, by start."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-def length(intervals: list[Interval]) -> float:
-    return float(sum(end - start for start, end in intervals))
-
-
 def common_length(one: list[Interval], other: list[Interval]) -> float:
     """Time in both of two unions."""
-    total, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        total += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
+    return length(one) + length(other) - length(union([*one, *other]))
 
 
 def split(ranks: list[Traced]) -> list[Split]:
