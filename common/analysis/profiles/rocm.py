@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def read_pmc_perf(path: Path) -> Kernels:
     if read_bytes(path, len(SQLITE)) == SQLITE:
         sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
         rows = [row for each in passes(path) for row in _query(each, sql)]
-        frame = pandas.DataFrame(rows, columns=list(COUNTER_COLUMNS)).astype(str)
+        frame = _as_text(rows, COUNTER_COLUMNS)
     else:
         frame = read_frame(path)
     launches = _launches(path, frame)
@@ -92,8 +93,12 @@ def source_of_database(path: Path) -> str:
 
 def read_rocpd(path: Path) -> Kernels:
     rows = _query(path, 'SELECT name, start, "end" FROM kernels ORDER BY start')
-    frame = pandas.DataFrame(rows, columns=["Kernel_Name", "Start_Timestamp", "End_Timestamp"]).astype(str)
-    return build("rocpd", path, _launches(path, frame))
+    return build("rocpd", path, _launches(path, _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))))
+
+
+def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:
+    """Rows of a database in the form of `read_frame`."""
+    return pandas.DataFrame([["" if cell is None else str(cell) for cell in row] for row in rows], columns=list(columns))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:
