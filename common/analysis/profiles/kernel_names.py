@@ -52,7 +52,7 @@ PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|flo
 def short_name(name: str) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    The part that distinguishes PyTorch's kernels must fit into NAME_WIDTH: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    The part that distinguishes PyTorch's kernels must fit in NAME_WIDTH: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
     Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
     """
     name = re.sub(r" [\[(](clone )?\.kd[\])]$|\.kd$|\(anonymous namespace\)::|<unnamed>::", "", name)
