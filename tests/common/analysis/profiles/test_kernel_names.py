@@ -42,7 +42,8 @@ NAMES = {
         "_flash_attention_forward", "_short_attention_backward",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)",
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128, 4>>(pytorch_flash::Flash_fwd_params)",
-        "aten::_scaled_dot_product_flash_attention_for_cpu", "attn_fwd", "bwd_kernel_dk_dv", "bwd_preprocess", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
+        "aten::_scaled_dot_product_flash_attention_for_cpu", "attn_fwd", "bwd_kernel_dk_dv",
+        "bwd_preprocess", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
         "void ck_tile::kentry<ck_tile::FmhaFwdKernel<float>>(ck_tile::FmhaFwdKernel<float>::Kargs)",
     ),
     "reductions": (
