@@ -45,8 +45,8 @@ OPERATOR_COLUMNS = (
     "input_shapes", "input_types", "allocated_bytes", "detail",
 )  # fmt: skip
 KERNEL_COLUMNS = (
-    "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us", "operators", "graph",
-    "detail",
+    "name", "category", "start_us", "duration_us", "stream", "sent", "span", "phase", "step", "launch_delay_us", "operators",
+    "graph", "detail",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
@@ -66,7 +66,8 @@ class Trace:
             operator again is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
-            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone).
+            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone); `sent` is
+            that of the `DeviceEvent`.
     """
 
     operators: pandas.DataFrame
@@ -215,7 +216,7 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
     for kernel in sorted(device, key=lambda kernel: kernel.start):
         launch = launches.get(kernel.correlation)
         if launch is None:
-            rows.append((*kernel[:5], "other", "other", -1, float("nan"), [], float("nan"), ""))
+            rows.append((*kernel[:6], "other", "other", -1, float("nan"), [], float("nan"), ""))
             continue
         operator, chain = launch.operator, []
         if operator:
@@ -226,7 +227,7 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
             operator = operator.operator
         graph = launch.start if launch.name in GRAPH_LAUNCHES else float("nan")
         place = launch.span, launch.phase, launch.step, kernel.start - launch.start
-        rows.append((*kernel[:5], *place, chain, graph, launch.detail))
+        rows.append((*kernel[:6], *place, chain, graph, launch.detail))
     return rows
 
 
