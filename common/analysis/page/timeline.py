@@ -148,7 +148,8 @@ def of_events(path: Path) -> dict[str, Any]:
         open_ = begun[process, thread]
         if event["ph"] == "E" and not open_:
             continue
-        trace_events.check(path, ChromeEvent, open_[-1] | event if event["ph"] == "E" else event, number)
+        event = _with_numbers(open_[-1] | event if event["ph"] == "E" else event)
+        trace_events.check(path, ChromeEvent, event, number)
         if event["ph"] == "B":
             open_.append(event)
             continue
@@ -164,6 +165,14 @@ def of_events(path: Path) -> dict[str, Any]:
         )
         for track, event in found
     ])  # fmt: skip
+
+
+def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with times that are numbers: AMD's rpd2tracing writes them as text."""
+    try:
+        return event | {name: float(event[name]) for name in ("ts", "dur") if isinstance(event.get(name), str)}
+    except ValueError:  # the check of the event names the field
+        return event
 
 
 def _timeline(
