@@ -49,10 +49,10 @@ NAME_WIDTH = 70
 PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|float|double|Half|BFloat16|unsigned \w+), )+")
 
 
-def short_name(name: str) -> str:
+def short_name(name: str, width: int = NAME_WIDTH) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    The part that distinguishes PyTorch's kernels must fit in NAME_WIDTH: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    The part that distinguishes PyTorch's kernels must fit into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
     Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
     """
     name = re.sub(r" [\[(](clone )?\.kd[\])]$|\.kd$|\(anonymous namespace\)::|<unnamed>::", "", name)
@@ -64,4 +64,4 @@ def short_name(name: str) -> str:
         if character == " " and not depth:
             start = i + 1
         depth += (character in "<(") - (character in ">)")
-    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 3]}..."
+    return name if len(name) <= width else name[: width - 3] + "..."
