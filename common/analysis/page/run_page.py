@@ -74,7 +74,7 @@ def of_trace(path: Path, trace: Trace) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
     result = Report(path.name)
     _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
-    kernels = pytorch.of_trace(path, trace)
+    kernels = pytorch.read_trace(path, trace)
     result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
     if len(trace.steps):
         _add_step(result, trace)

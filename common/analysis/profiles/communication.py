@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from common.analysis.formulas.operators import ELEMENT_BYTES
 from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.analysis.profiles.kernel_names import COMMUNICATION
@@ -29,10 +30,9 @@ KINDS = {
     "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
     "all_to_all": "alltoall", "send_recv": "sendrecv", "reduce": "reduce",
 }  # fmt: skip
-ITEM_BYTES = {
-    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "float": 4, "float32": 4, "int": 4, "int32": 4, "half": 2,
-    "float16": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1, "uint8": 1,
-    "int8": 1, "unsigned char": 1, "signed char": 1,
+ITEM_BYTES = {name.lower(): size for name, size in ELEMENT_BYTES.items()} | {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "half": 2, "float16": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1,
+    "uint8": 1, "int8": 1,
 }  # fmt: skip
 
 Key = tuple[int, str, int]  # of a collective: step, kind, and number within both
