@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.config import ModelConfig
+from version1_pytorch_baseline import tiny_llama_v1
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,12 @@ class OperatorMode(TorchDispatchMode):
 
     def note(self, name: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         raise NotImplementedError
+
+
+def model_and_batch(config: ModelConfig, shape: tuple[int, int], device: str = "cpu") -> tuple[nn.Module, Tensor, Tensor]:
+    """Version 1, token ids and targets."""
+    ids = [torch.randint(config.vocab_size, shape, device=device) for _ in range(2)]
+    return tiny_llama_v1.TinyLlama(config).to(device), *ids
 
 
 def stored_bytes(tensor: Tensor) -> int:

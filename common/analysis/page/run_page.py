@@ -17,10 +17,11 @@ from common import files
 from common.analysis.comparisons import launch_changes, runs
 from common.analysis.formulas.optimization_targets import read_step, targets
 from common.analysis.output import tables
-from common.analysis.output.report import Report, Section
+from common.analysis.output.report import Report, Section, Table
 from common.analysis.page import timeline
-from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, kernel_table, load_kernels, pytorch
+from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
 from common.analysis.profiles.chrome_trace import Trace
+from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports import bandwidth, bottlenecks, critical_path, launches, memory_timeline, profile_summary, roofline
 from common.errors import UsageError
@@ -30,6 +31,7 @@ from common.records.step_profile import Profile
 Renderers = Mapping[str, Callable[[Path], Report]]
 CostsOf = Callable[[Profile], timeline.Costs]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
+EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = (
     "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom, and so do the "
     "arrows once the timeline has the focus. Comma and full stop go from event to event."
@@ -72,7 +74,7 @@ def of_trace(path: Path, trace: Trace) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
     result = Report(path.name)
     _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
-    kernels = pytorch.of_trace(path, trace)
+    kernels = pytorch.read_trace(path, trace)
     result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
     if len(trace.steps):
         _add_step(result, trace)
@@ -107,7 +109,7 @@ def of_events(path: Path) -> Report:
     result.section("Trace")
     result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.")
     _add_timeline(result, events, "all events")
-    result.section("Events by name")
+    result.section(EVENTS_BY_NAME)
     rows.sort(key=lambda row: -row[2])
     title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
     result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
@@ -152,11 +154,11 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)
-    if _is_of_another_program(path):
+    if source == "list of events" or (source == "pytorch-trace" and not _has_operators(path)):
         return of_events(path)
-    if source != "pytorch-trace":
-        return of_kernels(path, load_kernels.load(path))
-    return of_trace(path, graph_replays.load(path))
+    if source == "pytorch-trace":
+        return of_trace(path, graph_replays.load(path))
+    return of_kernels(path, load_kernels.load(path))
 
 
 def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Report:
@@ -177,52 +179,64 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
         for other in both[1].sections:
             if section.title and section.anchor != PARTS[-1] and section.anchor == other.anchor:
                 _add_side_by_side(result, section, other)
-    if all(load_kernels.recognize(path) in load_kernels.READERS and not _is_of_another_program(path) for path in paths):
+    have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
+    if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
         changes = launch_changes.compare([paths[0]], [paths[1]], varied=None)
         result.section("Launches")
         launch_changes.add_section(result, changes, "changes", CHANGES)
-        if changes.spans:
-            parts = sorted(changes.by("span", "name"), key=lambda row: row.name)
+        parts = [row for row in changes.by("span", "name") if row.change in ("gone", "new")] if changes.spans else []
+        rows = [
+            [row.name, kernel_names.short_name(row.detail), row.change, *row.numbers()[:2], *row.numbers()[3:5]]
+            for row in sorted(parts, key=lambda row: row.name)
+        ]
+        if rows:
             header = ["span", changes.counted, "status", "calls before", "after", "us before", "after"]
             result.section("What went and what came, by span")
-            result.table(header, [
-                [row.name, kernel_names.short_name(row.detail), row.change, *row.numbers()[:2], *row.numbers()[3:5]]
-                for row in parts if row.change in ("gone", "new")
-            ], code=[changes.counted])  # fmt: skip
+            result.table(header, rows, code=[changes.counted])
     if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
         raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two files of one kind")
     return result
 
 
 def _add_side_by_side(result: Report, first: Section, second: Section) -> None:
-    """Adds the facts and the tables with one header in both, a row for each number that differs; no shares, no kernels."""
+    """Adds a row for each fact, and for each number of tables with one header, that differs; no shares, no kernels."""
     made = Report("")
     made.section(first.title, first.anchor)
     for one, other in zip(first.items, second.items, strict=False):
         if one.kind == other.kind == "facts":
             facts = [dict(item.content) for item in (one, other)]
-            made.table(["", "1", "2"], [[label, *(each.get(label) for each in facts)] for label in {**facts[0], **facts[1]}])
+            found = [[label, *(each.get(label) for each in facts)] for label in facts[0] | facts[1]]
+            header, rows, title = ["", "1", "2"], [row for row in found if row[1] != row[2]], ""
         elif one.kind == other.kind == "table" and one.content.header == other.content.header and not one.content.code:
-            header, count = one.content.header, max(1, (*one.content.numeric, True).index(True))  # of columns that name a row
-            cells = [
-                {(*row[:count], name): cell for row in item.content.rows
-                 for name, cell in zip(header[count:], row[count:], strict=True)}
-                for item in (one, other)
-            ]  # fmt: skip
-            one_column, rows = len(header) == count + 1, []
-            for key in {**cells[0], **cells[1]}:
-                ours, theirs = (each.get(key) for each in cells)
-                ratio = ours / theirs if isinstance(ours, int | float) and isinstance(theirs, int | float) and theirs else None
-                if ours != theirs and not key[-1].startswith("%"):
-                    rows.append([*(key[:-1] if one_column else key), ours, theirs, ratio])
-            names = header[:count] if one_column else [*header[:count], "quantity"]
-            made.table(*tables.filled([*names, "1", "2", "1 / 2"], rows), title=one.content.title)
+            header, rows = _differing_numbers(one.content, other.content)
+            title = one.content.title if one.content.title == other.content.title else ""  # a title can hold a number of its run
+        else:
+            continue
+        if rows:
+            made.table(header, rows, title)
     if made.sections[-1].items:
         result.include(made)
 
 
-def _is_of_another_program(path: Path) -> bool:
-    return load_kernels.recognize(path) == "pytorch-trace" and '"cpu_op"' not in kernel_table.read_text(path)
+def _differing_numbers(one: Table, other: Table) -> tables.Table:
+    header, count = list(one.header), max(1, (*one.numeric, True).index(True))  # of columns that name a row
+    cells = [
+        {(*row[:count], name): cell for row in table.rows for name, cell in zip(header[count:], row[count:], strict=True)}
+        for table in (one, other)
+    ]
+    one_column, rows = len(header) == count + 1, []
+    for key in cells[0] | cells[1]:
+        ours, theirs = (each.get(key) for each in cells)
+        ratio = ours / theirs if isinstance(ours, int | float) and isinstance(theirs, int | float) and theirs else None
+        if ours != theirs and not str(key[-1]).startswith(("%", "share")):
+            rows.append([*(key[:-1] if one_column else key), ours, theirs, ratio])
+    return tables.filled([*header[:count], *["quantity"] * (not one_column), "1", "2", "1 / 2"], rows)
+
+
+def _has_operators(path: Path) -> bool:
+    """Whether a trace holds operators of PyTorch."""
+    events = elements(path, "traceEvents", trace_events.NO_TRACE)
+    return any(isinstance(event, dict) and event.get("cat") == "cpu_op" for event in events)
 
 
 def _schema(path: Path) -> str:

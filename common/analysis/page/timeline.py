@@ -11,12 +11,12 @@ A timeline is plain JSON, times in ns since its first event:
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.profiles import trace_events
+from common.analysis.profiles import load_kernels, trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_names import COMMUNICATION, kind, short_name
@@ -135,7 +135,8 @@ def of_events(path: Path) -> dict[str, Any]:
     labels: dict[Any, str] = {}  # of a process, and of one of its threads
     found: list[tuple[tuple, Any]] = []
     begun: dict[tuple, list[Any]] = defaultdict(list)
-    for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
+    key = "" if load_kernels.recognize(path) == "list of events" else "traceEvents"
+    for number, event in enumerate(elements(path, key, trace_events.NO_TRACE)):
         if not isinstance(event, dict) or event.get("ph") not in ("X", "B", "E", "M"):
             continue
         process, thread = event.get("pid"), event.get("tid")
@@ -147,7 +148,8 @@ def of_events(path: Path) -> dict[str, Any]:
         open_ = begun[process, thread]
         if event["ph"] == "E" and not open_:
             continue
-        trace_events.check(path, ChromeEvent, open_[-1] | event if event["ph"] == "E" else event, number)
+        event = _with_numbers(open_[-1] | event if event["ph"] == "E" else event)
+        trace_events.check(path, ChromeEvent, event, number)
         if event["ph"] == "B":
             open_.append(event)
             continue
@@ -165,8 +167,16 @@ def of_events(path: Path) -> dict[str, Any]:
     ])  # fmt: skip
 
 
+def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with times that are numbers: AMD's rpd2tracing writes them as text."""
+    try:
+        return event | {name: float(event[name]) for name in ("ts", "dur") if isinstance(event.get(name), str)}
+    except ValueError:  # the check of the event names the field
+        return event
+
+
 def _timeline(
-    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), memory: list[tuple[float, float]] | None = None
+    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), held: Sequence[tuple[float, float]] = ()
 ) -> dict[str, Any]:
     kept = sorted(found, key=lambda event: (event.on_device, event.duration))[-EVENTS:]
     begin = min((event.start for event in kept), default=0.0)
@@ -187,7 +197,6 @@ def _timeline(
             position("groups", event.group), position("details", event.detail), ns(event.beside),
         ))  # fmt: skip
         last[event.track] = start
-    held = memory or []
     size = len(held) // POINTS + 1
     points = [max(held[i : i + size], key=lambda point: point[1]) for i in range(0, len(held), size)]
     return {

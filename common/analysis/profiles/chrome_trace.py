@@ -20,15 +20,16 @@ hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The 
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.trace_events import DeviceEvent, HostEvent
 from common.errors import UsageError
 from common.progress import progress
-from common.records.step_profile import Detail, Kernel, Operator, Sums
+from common.records.step_profile import Sums
 from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas
@@ -44,11 +45,13 @@ OPERATOR_COLUMNS = (
     "input_shapes", "input_types", "allocated_bytes", "detail",
 )  # fmt: skip
 KERNEL_COLUMNS = (
-    "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us", "operators", "graph",
-    "detail",
+    "name", "category", "start_us", "duration_us", "stream", "sent", "span", "phase", "step", "launch_delay_us", "operators",
+    "graph", "detail",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
+
+Interval = tuple[float, float]  # start and end
 
 
 @dataclass
@@ -63,7 +66,8 @@ class Trace:
             operator again is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
-            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone).
+            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone); `sent` is
+            that of the `DeviceEvent`.
     """
 
     operators: pandas.DataFrame
@@ -73,13 +77,9 @@ class Trace:
     host: list[HostEvent] = field(default_factory=list)  # in order of start: from these the frames were made
 
     def device_busy_us(self) -> float:
-        """Time in which at least one kernel of the profiled steps runs: the union of their intervals."""
-        kernels = self.kernels[self.kernels.step >= 0].sort_values("start_us")
-        busy, end = 0.0, float("-inf")
-        for start, duration in zip(kernels.start_us, kernels.duration_us, strict=True):
-            busy += max(0.0, start + duration - max(start, end))
-            end = max(end, start + duration)
-        return busy
+        """Time in which at least one kernel of the profiled steps runs."""
+        kernels = self.kernels[self.kernels.step >= 0]
+        return length(union(zip(kernels.start_us, kernels.start_us + kernels.duration_us, strict=True)))
 
     def step_us(self) -> list[float]:
         """Wall time of each step."""
@@ -100,6 +100,21 @@ class Trace:
             found.append((float(max(start, before)), float(end)))
             before = end
         return found
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same instants as disjoint intervals, by start."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: list[Interval]) -> float:
+    return float(sum(end - start for start, end in intervals))
 
 
 def load(path: Path) -> Trace:
@@ -201,7 +216,7 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
     for kernel in sorted(device, key=lambda kernel: kernel.start):
         launch = launches.get(kernel.correlation)
         if launch is None:
-            rows.append((*kernel[:5], "other", "other", -1, float("nan"), [], float("nan"), ""))
+            rows.append((*kernel[:6], "other", "other", -1, float("nan"), [], float("nan"), ""))
             continue
         operator, chain = launch.operator, []
         if operator:
@@ -212,7 +227,7 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
             operator = operator.operator
         graph = launch.start if launch.name in GRAPH_LAUNCHES else float("nan")
         place = launch.span, launch.phase, launch.step, kernel.start - launch.start
-        rows.append((*kernel[:5], *place, chain, graph, launch.detail))
+        rows.append((*kernel[:6], *place, chain, graph, launch.detail))
     return rows
 
 
@@ -239,7 +254,7 @@ def _memory_rows(host: list[HostEvent]) -> list[tuple]:
     ]  # fmt: skip
 
 
-def _sorted(table: pandas.DataFrame, column: str) -> list[dict[Any, Any]]:
+def _sorted(table: pandas.DataFrame, column: str) -> Any:
     """The rows, the largest first."""
     return table.sort_values(column, ascending=False, kind="stable").to_dict("records")
 
@@ -262,12 +277,12 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
     detailed = operators[operators.span.isin(INNER_SPANS.values())]
     by_detail = detailed.groupby(["span", "detail", "phase"], sort=False)[own_time].sum().rename("us").reset_index()
     return {
-        "operators": cast(list[Operator], _sorted(by_operator, own_time)),
-        "kernels": cast(list[Kernel], _sorted(by_kernel, "device_us")),
-        "details": cast(list[Detail], _sorted(by_detail, "us")),
+        "operators": _sorted(by_operator, own_time),
+        "kernels": _sorted(by_kernel, "device_us"),
+        "details": _sorted(by_detail, "us"),
         "step_us": trace.step_us(),
         "profiled_steps": len(trace.steps),
-        "device_busy_us": float(trace.device_busy_us()),
+        "device_busy_us": trace.device_busy_us(),
         "launch": {"count": len(launched), "mean_delay_us": float(launched.mean()) if len(launched) else 0.0},
         "memory_peak_bytes": int(memory.total_bytes.max()) if len(memory) else None,
     }

@@ -11,43 +11,31 @@ The same collective on two ranks is the one of the same kind with the same numbe
 collectives in one order. Only durations are compared between ranks, whose clocks differ.
 """
 
+import json
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.profiles import chrome_trace, trace_events
-from common.analysis.profiles.json_elements import elements
+from common.analysis.formulas.operators import ELEMENT_BYTES
+from common.analysis.profiles import chrome_trace
+from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.errors import UsageError
-from common.files import Amount, Number
 from common.records.scaling_file import Split
-
-from typing_extensions import NotRequired, TypedDict
 
 GLOO = "gloo:"
 KINDS = {
     "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
     "all_to_all": "alltoall", "send_recv": "sendrecv", "reduce": "reduce",
 }  # fmt: skip
-ITEM_BYTES = {
-    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "float": 4, "float32": 4, "int": 4, "int32": 4, "half": 2,
-    "float16": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "short": 2, "byte": 1, "char": 1, "bool": 1, "uint8": 1,
-    "int8": 1, "unsigned char": 1, "signed char": 1,
+ITEM_BYTES = {name.lower(): size for name, size in ELEMENT_BYTES.items()} | {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "half": 2, "float16": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1,
+    "uint8": 1, "int8": 1,
 }  # fmt: skip
 
-Interval = tuple[float, float]  # start and end
 Key = tuple[int, str, int]  # of a collective: step, kind, and number within both
-
-Sizes = TypedDict("Sizes", {"Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str]})
-
-
-class KernelEvent(TypedDict):
-    ts: Number
-    args: NotRequired[Sizes]
 
 
 class Collective(NamedTuple):
@@ -96,81 +84,39 @@ def load(path: Path, ranks: int) -> Traced:
         ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(COMMUNICATION)
         # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
         steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
-        described, columns = _described(path, ranks), zip(kernels.name, steps, kernels.start_us, ends, strict=True)
-        for (name, step, start, end), one in zip(columns, ours, strict=True):
+        columns = zip(ours, kernels.name, kernels.sent, steps, kernels.start_us, ends, strict=True)
+        for one, name, sent, step, start, end in columns:
             if one and step >= 0:
-                what, size = described.get(start, (kind(name), None))
-                found.append(Collective(what, step, start, end, size))
+                name, count, dtype = sent or (name, None, "")
+                found.append(Collective(kind(name), step, start, end, _tensor_bytes(kind(name), count, dtype, ranks)))
         computing = zip(kernels.start_us[~ours], ends[~ours], strict=True)
     else:
         operators = trace.operators[trace.operators.name.str.startswith("aten::")]
         computing = zip(operators.start_us, operators.start_us + operators.cpu_us, strict=True)
-        found = _gloo(path, list(zip(trace.steps.start_us, trace.steps.start_us + trace.steps.duration_us, strict=True)), ranks)
+        found = _gloo(trace, ranks)
     return Traced(path, sorted(found, key=lambda each: each.start), union(computing), len(trace.steps))
 
 
-def _tensor_bytes(kind: str, sent: float, dtype: str, ranks: int) -> float | None:
-    """Bytes of the whole tensor of a collective to which a rank sends so many elements; None for an unknown type."""
+def _tensor_bytes(kind: str, sent: float | None, dtype: str, ranks: int) -> float | None:
+    """Bytes of the whole tensor of a collective to which a rank sends so many elements; None if number or type is unknown."""
     item = ITEM_BYTES.get(dtype.lower())
-    return item and sent * (ranks if kind == "all_gather" else 1) * item
+    return None if item is None or sent is None else sent * (ranks if kind == "all_gather" else 1) * item
 
 
-def _described(path: Path, ranks: int) -> dict[float, tuple[str, float | None]]:
-    """Kind and bytes of each collective by the start of its kernel, as far as PyTorch has written them into its arguments."""
-    found = {}
-    for number, event in enumerate(elements(path, "traceEvents", trace_events.NO_TRACE)):
-        if isinstance(event, dict) and event.get("cat") == "kernel" and COMMUNICATION.search(str(event.get("name"))):
-            trace_events.check(path, KernelEvent, event, number)
-            sizes = event.get("args", {})
-            name, sent = kind(sizes.get("Collective name", event["name"])), sizes.get("In msg nelems")
-            if sent is not None:
-                found[event["ts"]] = name, _tensor_bytes(name, sent, sizes.get("dtype", ""), ranks)
+def _gloo(trace: chrome_trace.Trace, ranks: int) -> list[Collective]:
+    found = []
+    for event in trace.host:
+        if event.name.startswith(GLOO) and event.step >= 0:
+            name, shapes, types = kind(event.name), json.loads(event.shapes), json.loads(event.types)
+            flat = bool(shapes and types) and all(isinstance(side, int) for side in shapes[0])
+            whole = _tensor_bytes(name, math.prod(shapes[0]), types[0], ranks) if flat else None
+            found.append(Collective(name, event.step, event.start, event.end, whole))
     return found
-
-
-def _gloo(path: Path, steps: list[Interval], ranks: int) -> list[Collective]:
-    found, starts = [], [start for start, _ in steps]
-    for event in elements(path, "traceEvents", trace_events.NO_TRACE):
-        if not (isinstance(event, dict) and event.get("ph") == "X" and str(event.get("name")).startswith(GLOO)):
-            continue
-        if event.get("cat") not in trace_events.HOST_KINDS:  # those of these categories were checked as the trace was loaded
-            continue
-        step = bisect_right(starts, event["ts"]) - 1
-        if step < 0 or event["ts"] >= steps[step][1]:
-            continue
-        name, arguments = kind(event["name"]), event.get("args", {})
-        shapes, types = arguments.get("Input Dims", []), arguments.get("Input type", [])
-        flat = bool(shapes and types) and all(isinstance(side, int) for side in shapes[0])
-        whole = _tensor_bytes(name, math.prod(shapes[0]), types[0], ranks) if flat else None
-        found.append(Collective(name, step, event["ts"], event["ts"] + event["dur"], whole))
-    return found
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same instants as disjoint intervals, by start."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-def length(intervals: list[Interval]) -> float:
-    return float(sum(end - start for start, end in intervals))
 
 
 def common_length(one: list[Interval], other: list[Interval]) -> float:
     """Time in both of two unions."""
-    total, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        total += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
+    return length(one) + length(other) - length(union([*one, *other]))
 
 
 def split(ranks: list[Traced]) -> list[Split]:

@@ -21,12 +21,13 @@ DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdigit() else ord(" ") for byte i
 
 def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
     """The elements of the list under a key of the object in a .json or .json.gz file; `otherwise` is what to say about a file
-    that holds no object, or no list under this key.
+    that holds no object, or no list under this key. With an empty key the file is the list, and may lack its end.
     """
+    prefix = f"{key}.item".lstrip(".")
     try:
         with opened(path) as file:
             content, found = unpacked(path, file), False
-            for element in ijson.items(_Text(path, content), f"{key}.item", use_float=True, buf_size=BLOCK):
+            for element in ijson.items(_Text(path, content), prefix, use_float=True, buf_size=BLOCK):
                 found = True
                 yield element
             if found:
@@ -40,6 +41,8 @@ def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except ijson.JSONError as error:
+        if not key and "premature EOF" in str(error):
+            return
         raise UsageError(f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}") from error
 
 

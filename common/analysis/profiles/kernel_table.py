@@ -13,6 +13,7 @@ from common.analysis.output.tables import shortened
 from common.errors import UsageError
 from common.files import LARGEST, opened, unpacked
 
+import numpy
 import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns", "span", "phase")
@@ -113,12 +114,13 @@ def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False
     """
     if column not in frame:
         raise UsageError(f"{path} is damaged: it has no column {column}")
-    cells = frame[column]
-    found = pandas.to_numeric(cells.where(cells.str.len() <= LONGEST_NUMBER, "inf"), errors="coerce")
-    fits = ((found >= 0) & (found < LARGEST)) | (gaps & found.isna())
+    cells = list(frame[column])
+    found = pandas.to_numeric(pandas.Series([cell if len(cell) <= LONGEST_NUMBER else "inf" for cell in cells]), errors="coerce")
+    values = found.to_numpy()  # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
+    fits = ((values >= 0) & (values < LARGEST)) | (gaps & numpy.isnan(values))
     if not fits.all():
         wrong = int(fits.argmin())
         problem = "is negative" if -LARGEST < found.iloc[wrong] < 0 else "is not a number below 2^63"
         problem = problem if abs(found.iloc[wrong]) < float("inf") else "is not a number"
-        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} {problem}: {shortened(cells.iloc[wrong], 60)!r}")
+        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} {problem}: {shortened(cells[wrong], 60)!r}")
     return found

@@ -46,6 +46,7 @@ REFUSALS = {
     "empty": "is empty",
     "other": f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
     "binary": f"is binary, and none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
+    "list of events": "is a Chrome trace, but not one of torch.profiler, which has traceEvents: `page.py` draws it",
     "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
     "gzip": "is a damaged gzip file (cut off?)",
     "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
@@ -147,6 +148,7 @@ def recognize(path: Path) -> str:
         return "empty"
     if head.lstrip()[:1] in (b"{", b"["):
         marks = {"rocprofv3 JSON": "rocprofiler-sdk-tool", "profile": step_profile.SCHEMA, "pytorch-trace": "traceEvents"}
+        marks |= {"list of events": "ph"} if head.lstrip()[:1] == b"[" else {}
         return next((source for source, mark in marks.items() if f'"{mark}"'.encode() in head), "JSON")
     text = read_text(path)
     if match := ncu.HEADER.search(text):

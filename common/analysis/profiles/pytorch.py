@@ -22,12 +22,9 @@ COMPILED_NOTE = (
 )
 
 
-def read_trace(path: Path) -> Kernels:
-    return of_trace(path, chrome_trace.load(path))
-
-
-def of_trace(path: Path, trace: chrome_trace.Trace) -> Kernels:
-    """The kernels of a trace that was loaded from `path`."""
+def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
+    """The kernels of a trace, which may have been loaded before."""
+    trace = trace or chrome_trace.load(path)
     on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
     frame = trace.kernels if on_gpu else trace.operators
     frame = frame[frame.step >= 0] if steps else frame

@@ -2,16 +2,15 @@
 
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_bytes, read_frame, read_text
 from common.errors import UsageError
-from common.files import LARGEST, check, opened
+from common.files import opened
 
 import pandas
-from pydantic import Field
 from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
@@ -29,7 +28,6 @@ COUNTER_COLUMNS = {
     **dict(zip(DISPATCH_COLUMNS, ("dispatch_id", "kernel_name", "grid_size", "workgroup_size", "lds_block_size"), strict=True)),
     "Start_Timestamp": "start", "End_Timestamp": '"end"', "Counter_Name": "counter_name", "Counter_Value": "value",
 }  # fmt: skip
-Nanoseconds = Annotated[int, Field(ge=0, lt=LARGEST)]
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
 
@@ -53,7 +51,7 @@ def read_pmc_perf(path: Path) -> Kernels:
     if read_bytes(path, len(SQLITE)) == SQLITE:
         sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
         rows = [row for each in passes(path) for row in _query(each, sql)]
-        frame = pandas.DataFrame(rows, columns=list(COUNTER_COLUMNS)).astype(str)
+        frame = _as_text(rows, COUNTER_COLUMNS)
     else:
         frame = read_frame(path)
     launches = _launches(path, frame)
@@ -78,14 +76,6 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
     return {"name": frame.Kernel_Name, "start_ns": start, "duration_ns": end - start}
 
 
-class Launch(TypedDict):
-    """A row of rocpd's view `kernels`; times in ns."""
-
-    name: str
-    start: Nanoseconds
-    duration: Nanoseconds
-
-
 def passes(path: Path) -> list[Path]:
     """A database and those of the same workload of rocprof-compute: each holds other counters of the same launches."""
     found = sorted(path.parent.glob("pmc_perf_*.db"))
@@ -102,11 +92,13 @@ def source_of_database(path: Path) -> str:
 
 
 def read_rocpd(path: Path) -> Kernels:
-    rows = _query(path, "SELECT name, start, duration FROM kernels ORDER BY start")
-    names = list(Launch.__annotations__)
-    check(path, [dict(zip(names, row, strict=True)) for row in rows], list[Launch], "kernels.")
-    frame = pandas.DataFrame(rows, columns=names)
-    return build("rocpd", path, {"name": frame.name, "start_ns": frame.start, "duration_ns": frame.duration})
+    rows = _query(path, 'SELECT name, start, "end" FROM kernels ORDER BY start')
+    return build("rocpd", path, _launches(path, _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))))
+
+
+def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:
+    """Rows of a database in the form of `read_frame`."""
+    return pandas.DataFrame([["" if cell is None else str(cell) for cell in row] for row in rows], columns=list(columns))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:

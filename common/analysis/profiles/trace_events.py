@@ -25,6 +25,7 @@ Arguments = TypedDict(
     {
         "Sequence number": NotRequired[int], "Input Dims": NotRequired[Shapes], "Input type": NotRequired[list[str]],
         "correlation": NotRequired[int | str], "stream": NotRequired[int | str],
+        "Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str],
     },
 )  # fmt: skip
 MemoryArguments = TypedDict(
@@ -65,8 +66,8 @@ class Memory(NamedTuple):
 class HostEvent:
     """An event of the host: an operator, an annotation, a call of the GPU's runtime (kind `launch`), or an allocation.
 
-    The first fields are read: times in us, an operator's sequence number and its inputs as JSON, the correlation of a call. The
-    others follow from the events around this one (see `chrome_trace`).
+    The first fields are read: times in us, an operator's sequence number, its or an annotation's inputs as JSON, the correlation
+    of a call. The others follow from the events around this one (see `chrome_trace`).
     """
 
     kind: str
@@ -104,6 +105,7 @@ class DeviceEvent(NamedTuple):
     start: float
     duration: float
     stream: int | str | None
+    sent: tuple[str, float, str] | None  # of a collective, where PyTorch says it: its name, and number and type of elements
     correlation: int | str | None
 
 
@@ -142,7 +144,7 @@ def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> Hos
         result.memory = Memory(*(arguments[key] for key in MemoryArguments.__annotations__))
     elif kind == "launch":
         result.correlation = arguments.get("correlation")
-    elif kind == "operator":
+    else:
         result.number = arguments.get("Sequence number")
         inputs = (json.dumps(arguments.get(key, [])) for key in ("Input Dims", "Input type"))
         result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
@@ -152,4 +154,6 @@ def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> Hos
 def _device_event(event: dict[str, Any], shared: dict[Any, Any]) -> DeviceEvent:
     name, category = (shared.setdefault(event[key], event[key]) for key in ("name", "cat"))
     arguments = event.get("args", {})
-    return DeviceEvent(name, category, event["ts"], event["dur"], arguments.get("stream"), arguments.get("correlation"))
+    count, place = arguments.get("In msg nelems"), (event["ts"], event["dur"], arguments.get("stream"))
+    sent = None if count is None else (arguments.get("Collective name", name), count, arguments.get("dtype", ""))
+    return DeviceEvent(name, category, *place, sent, arguments.get("correlation"))

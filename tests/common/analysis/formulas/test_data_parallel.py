@@ -16,11 +16,6 @@ def step_ms(form: str, processes: int, link: Link = LINK, share: float = 1.0) ->
     return data_parallel.step_ms(form, data_parallel.transfers(form, 1_000_000_000, 22), ONE, processes, link, share)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_on_one_gpu_the_step_is_that_of_one_gpu(form):
-    assert step_ms(form, 1) == pytest.approx(ONE.total)
-
-
 @pytest.mark.parametrize("n", COUNTS)
 def test_with_a_link_without_limits_scaling_is_perfect(n):
     """A sharded update takes an n-th of its time; the update of ddp takes all of it, however small the batch."""

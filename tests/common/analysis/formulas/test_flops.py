@@ -5,6 +5,7 @@ from collections import Counter
 from common import config as configs
 from common.analysis.formulas import flops, footprint
 from common.config import ModelConfig
+from tests.operators import model_and_batch
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -14,17 +15,17 @@ from torch.utils.flop_counter import FlopCounterMode
 PARTS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "norm": "norms"}
 
 
-def test_parameters_by_part(large_or_small_config: ModelConfig) -> None:
+def test_parameters_by_part(config: ModelConfig) -> None:
     with torch.device("meta"):
-        model = v1.TinyLlama(large_or_small_config)
+        model = v1.TinyLlama(config)
     counted = Counter()
     for name, parameter in model.named_parameters():
         part = next(part for key, part in PARTS.items() if key in name)
         counted[part] += parameter.numel()
-    assert flops.parameters(large_or_small_config) == counted | {"total": counted.total()}
+    assert flops.parameters(config) == counted | {"total": counted.total()}
 
 
-def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape, model_and_batch) -> None:
+def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape) -> None:
     model, *batch = model_and_batch(config, shape)
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(*batch)

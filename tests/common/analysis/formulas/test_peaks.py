@@ -7,25 +7,26 @@ import pytest
 T = 1e12
 
 
-@pytest.mark.parametrize("name, bf16, bandwidth, gigabytes", [
-    ("NVIDIA H100 80GB HBM3", 989, 3.35, 80), ("NVIDIA H100 PCIe", 756, 2.0, 80),
-    ("NVIDIA H200", 989, 4.8, 141), ("NVIDIA B200", 2250, 7.7, 180),
-    ("NVIDIA A100-SXM4-80GB", 312, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, 1.935, 80),
-    ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, 1.555, 40),
-    ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24), ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32),
-    ("AMD Instinct MI210", 181.0, 1.6, 64), ("AMD Instinct MI250", 181.05, 1.6, 64),
-    ("AMD Instinct MI250X", 191.5, 1.6, 64), ("AMD Instinct MI300X", 1307.4, 5.3, 192),
-    ("AMD Instinct MI300A", 980.6, 5.3, 128), ("AMD Instinct MI325X", 1307.4, 6.0, 256),
-    ("NVIDIA H100 NVL", 835.5, 3.9, 94), ("NVIDIA L40S", 362.05, 0.864, 48),
-    ("NVIDIA L4", 121, 0.3, 24), ("NVIDIA A10", 125, 0.6, 24), ("NVIDIA GeForce RTX 3090", 71, 0.936, 24),
-    ("NVIDIA RTX A6000", 154.8, 0.768, 48), ("AMD Radeon RX 7900 XTX", 122.8, 0.96, 24),
-    ("AMD Instinct MI350X", 2300, 8.0, 288), ("AMD Instinct MI355X", 2500, 8.0, 288),
+@pytest.mark.parametrize("name, bf16, fp8, bandwidth, gigabytes", [
+    ("NVIDIA H100 80GB HBM3", 989, 1979, 3.35, 80), ("NVIDIA H100 PCIe", 756, 1513, 2.0, 80),
+    ("NVIDIA H100 NVL", 835.5, 1670.5, 3.9, 94), ("NVIDIA H200", 989, 1979, 4.8, 141), ("NVIDIA B200", 2250, 4500, 7.7, 180),
+    ("NVIDIA A100-SXM4-80GB", 312, None, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, None, 1.935, 80),
+    ("NVIDIA A100-SXM4-40GB", 312, None, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, None, 1.555, 40),
+    ("NVIDIA L4", 121, 242.5, 0.3, 24), ("NVIDIA L40S", 362.05, 733, 0.864, 48), ("NVIDIA A10", 125, None, 0.6, 24),
+    ("NVIDIA GeForce RTX 3090", 71, None, 0.936, 24), ("NVIDIA GeForce RTX 4090", 165.2, 330.3, 1.008, 24),
+    ("NVIDIA GeForce RTX 5090", 209.5, 419, 1.792, 32), ("NVIDIA RTX A6000", 154.8, None, 0.768, 48),
+    ("AMD Radeon RX 7900 XTX", 122.8, None, 0.96, 24), ("AMD Instinct MI210", 181.0, None, 1.6, 64),
+    ("AMD Instinct MI250", 181.05, None, 1.6, 64), ("AMD Instinct MI250X", 191.5, None, 1.6, 64),
+    ("AMD Instinct MI300X", 1307.4, 2614.9, 5.3, 192), ("AMD Instinct MI300A", 980.6, 1961.2, 5.3, 128),
+    ("AMD Instinct MI325X", 1307.4, 2614.9, 6.0, 256), ("AMD Instinct MI350X", 2300, 4600, 8.0, 288),
+    ("AMD Instinct MI355X", 2500, 5000, 8.0, 288),
 ])  # fmt: skip
-def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, bandwidth, gigabytes):
-    """Of an MI250 or MI250X, one die of two."""
+def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, fp8, bandwidth, gigabytes):
+    """Of an MI250 or MI250X, one die of two. Only what has fp8 in hardware has its peak."""
     found = datasheet(name)
     assert [found["bf16"], found["bandwidth"], found["memory"]] == pytest.approx([bf16 * T, bandwidth * T, gigabytes * 1e9])
     assert flops_per_second(name, "bf16", tf32=True) == found["fp16"] == found["bf16"]
+    assert flops_per_second(name, "fp8", tf32=False) == (fp8 and pytest.approx(fp8 * T))
 
 
 @pytest.mark.parametrize("name", [
@@ -41,7 +42,6 @@ def test_each_device_has_one_entry_and_faster_formats_are_not_slower():
     for pattern, peaks in PEAKS.items():
         rates = [peaks[key] for key in ("fp32", "tf32", "bf16", "fp8") if key in peaks]
         assert rates == sorted(rates), pattern
-        assert 2e11 < peaks["bandwidth"] < 1e13 and 1e10 < peaks["memory"] < 3e11, pattern
 
 
 @pytest.mark.parametrize("name, units, bf16", [
@@ -55,23 +55,8 @@ def test_compute_units_tell_devices_and_their_partitions_apart(name, units, bf16
     assert flops_per_second(name, "bf16", False, units) == (bf16 and pytest.approx(bf16 * T))
 
 
-def test_a_t4_has_no_bf16():
+def test_a_format_that_a_device_has_not_has_no_peak():
     assert flops_per_second("Tesla T4", "fp16", False, 40) == 65 * T and flops_per_second("Tesla T4", "bf16", False, 40) is None
-    assert datasheet("Tesla T4")["bandwidth"] == 0.32 * T  # 256 bits at 10 Gbit/s
-
-
-@pytest.mark.parametrize("name, fp8", [
-    ("NVIDIA H100 80GB HBM3", 1979), ("NVIDIA H100 PCIe", 1513), ("NVIDIA H100 NVL", 1670.5), ("NVIDIA H200", 1979),
-    ("NVIDIA B200", 4500), ("NVIDIA L4", 242.5), ("NVIDIA L40S", 733), ("NVIDIA GeForce RTX 4090", 330.3),
-    ("NVIDIA GeForce RTX 5090", 419), ("AMD Instinct MI300X", 2614.9), ("AMD Instinct MI300A", 1961.2),
-    ("AMD Instinct MI325X", 2614.9), ("AMD Instinct MI350X", 4600), ("AMD Instinct MI355X", 5000),
-    ("NVIDIA A100-SXM4-80GB", None), ("AMD Instinct MI250X", None), ("AMD Radeon RX 7900 XTX", None),
-])  # fmt: skip
-def test_fp8_has_a_peak_where_the_hardware_has_fp8(name, fp8):
-    assert flops_per_second(name, "fp8", tf32=False) == (fp8 and pytest.approx(fp8 * T))
-
-
-def test_tf32_counts_only_where_the_device_has_it():
     assert flops_per_second("NVIDIA H200", "fp32", tf32=True) == 495 * T
     assert flops_per_second("NVIDIA H200", "fp32", tf32=False) == 67 * T
     assert flops_per_second("AMD Instinct MI250X", "fp32", tf32=True) is None

@@ -73,12 +73,6 @@ def test_files_are_written_and_named(report, tmp_path):
     assert rows[0][0] == "name" and len(rows) == 6 and rows[2] == ["kernel_1<int>", "'+x", "1", str(1 / 3)]
 
 
-def test_a_picture_that_is_a_link_stays_one(report, tmp_path):
-    (tmp_path / "picture.png").symlink_to(tmp_path / "elsewhere.png")
-    report.write(tmp_path, "report", ["png"])
-    assert (tmp_path / "picture.png").is_symlink() and (tmp_path / "elsewhere.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_only_the_kinds_asked_for_are_written_and_drawn(tmp_path):
     report = Report("Title")
     report.figure(lambda: pytest.fail("drawn"), "picture", "A figure")

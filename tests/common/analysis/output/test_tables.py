@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("value, text", [
-    (None, ""), ("a", "a"), (1234567, "1,234,567"), (1234.5, "1,234"), (123.4, "123"), (1.2345, "1.23"), (0.0012345, "0.00123"),
+    (None, ""), ("a", "a"), (1234567, "1,234,567"), (999.7, "1,000"), (123.4, "123"), (1.2345, "1.23"), (0.0012345, "0.00123"),
 ])  # fmt: skip
 def test_a_number_has_three_significant_digits(value, text):
     assert tables.format_number(value) == text

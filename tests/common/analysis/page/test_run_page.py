@@ -47,9 +47,11 @@ def test_other_files(path, expected):
     assert titles(build(path)) == expected
 
 
-def test_a_trace_of_another_program_has_its_events_by_name(tmp_path):
+@pytest.mark.parametrize("begin, end", [('{"traceEvents": [', "]}"), ("[", "]"), ("\n[", ",\n")])
+def test_a_trace_of_another_program_has_its_events_by_name(tmp_path, begin, end):
+    """Chrome's format is also a list alone, whose end may be missing."""
     events = [{"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": us} for name, us in (("a", 5), ("b", 9), ("a", 6))]
-    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
+    (tmp_path / "other.json").write_text(begin + ",\n".join(map(json.dumps, events)) + end)
     page = build(tmp_path / "other.json")
     assert page.sections[-1].items[0].content.rows == [["a", 2, pytest.approx(11)], ["b", 1, pytest.approx(9)]]
     both = build(tmp_path / "other.json", tmp_path / "other.json")
@@ -72,6 +74,22 @@ def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):
         ["mlp", "gemm", "gone", 0.5, 0], ["mlp", "fused", "new", 0, 0.5],
     ]  # fmt: skip
     assert "The two differ in processes (1 and 2)." in page.markdown()
+
+    write_profile(tmp_path / "profile_4.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
+    alike = build(gpu_profile, tmp_path / "profile_4.json")
+    assert titles(alike) == ["Runs", "Timeline", "Launches"], "only what differs is shown side by side"
+
+
+def test_side_by_side_there_are_no_shares_and_no_title_of_one_run(tmp_path, cpu_trace):
+    profiles = [ROOT / f"results/h100/v1_{preset}_profile.json.gz" for preset in ("small", "medium")]
+    [targets] = [section for section in build(*profiles).sections if section.title == "Targets of optimisation"]
+    assert {row[1] for row in targets.items[0].content.rows} == {"calls", "fused", "now t ms", "floor f ms", "gain at most"}
+
+    (tmp_path / "larger.json").write_text(
+        re.sub(r'("Bytes": -?[1-9]\d*|"Total Allocated": [1-9]\d*)', r"\g<1>0", cpu_trace.read_text())
+    )
+    markdown = build(cpu_trace, tmp_path / "larger.json").markdown()
+    assert "## Memory" in markdown and "Alive at the peak" not in markdown, "the two peaks differ"
 
 
 def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):

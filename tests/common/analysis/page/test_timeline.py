@@ -69,13 +69,13 @@ def test_a_file_of_another_profiler_has_a_timeline_if_it_has_times():
 
 
 def test_a_trace_of_another_program(tmp_path):
-    """Begin and end make an event, threads have their names, what never began is left out."""
+    """Begin and end make an event, threads have their names, times may be text, what never began is left out."""
     place = {"pid": 1, "tid": 2}
     content = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "server"}},
         {"ph": "M", "name": "thread_name", **place, "args": {"name": "main"}},
         {"ph": "B", "name": "request", "ts": 10, **place},
-        {"ph": "X", "name": "parse", "cat": "text", "ts": 12, "dur": 3, "args": {"bytes": 7}, **place},
+        {"ph": "X", "name": "parse", "cat": "text", "ts": "12.0", "dur": "3", "args": {"bytes": 7}, **place},
         {"ph": "E", "ts": 20, **place},
         {"ph": "E", "ts": 21, **place},
         {"ph": "s", "name": "arrow", "ts": 21, **place},
@@ -83,8 +83,8 @@ def test_a_trace_of_another_program(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
     found = events(timeline.of_events(tmp_path / "other.json"), "server, main")
     assert [row[:4] for row in found] == [(0, 10, "request", "event"), (2, 3, "parse", "text")] and found[1][5] == {"bytes": "7"}
-    for field in ("args", "dur"):
-        wrong = [*content[:3], content[3] | {field: []}]
+    for field, value in (("args", []), ("dur", []), ("ts", "soon")):
+        wrong = [*content[:3], content[3] | {field: value}]
         (tmp_path / "other.json").write_text(json.dumps({"traceEvents": wrong}))
         with pytest.raises(UsageError, match=rf"event 3 of traceEvents \(parse\): {field}"):
             timeline.of_events(tmp_path / "other.json")

@@ -1,6 +1,5 @@
 """Attribution of a trace's events: every microsecond and every kernel has one operator, span, phase and step."""
 
-import contextlib
 import gzip
 import json
 import tracemalloc
@@ -9,12 +8,9 @@ from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.spans import INNER_SPANS
 from tests import small_traces
-from tests.kernel_files import SAMPLES, needs_samples
 from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
 
 import pytest
-
-MI250 = SAMPLES / "torch-profiler-rocm/mi250_minitoy_train_ROCm6_2_kineto.json.gz"
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +157,6 @@ def test_attention_only_keeps_attention_and_the_whole_step_times(gpu):
     assert tables["step_us"] == whole["step_us"] and tables["launch"] == whole["launch"]
 
 
-@needs_samples
-def test_a_trace_of_an_mi250():
-    trace = chrome_trace.load(MI250)
-    assert trace.kernels.category.value_counts().to_dict() == {"kernel": 14, "gpu_memcpy": 2}
-    assert (trace.kernels.launch_delay_us > 0).all() and (trace.kernels.step == 0).all()
-    assert trace.operators.self_cpu_us.sum() == pytest.approx(covered(MI250), rel=1e-4)
-    product = trace.operators[trace.operators.name == "aten::addmm"].iloc[0]
-    assert product.phase == "forward" and product.self_device_us > 0
-    assert set(trace.operators[trace.operators.name == "aten::mm"].phase) == {"backward"}
-    assert trace.kernels[trace.kernels.phase == "optimizer"].name.str.contains("multi_tensor_apply").all()
-    assert len(trace.steps) == 1 and 0 < trace.device_busy_us() < trace.step_us()[0]
-
-
 MEMORY = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1020.0}
 COUNTS = {"Bytes": 8, "Addr": 1, "Total Allocated": 8, "Device Type": 0}
 
@@ -190,17 +173,13 @@ def with_event(path, number: int, change: dict, drop: tuple[str, ...] = ()):
 
 @pytest.mark.parametrize(("number", "change", "drop", "message"), [
     (3, {}, ("ts",), "event 3 of traceEvents (aten::mm): ts: Field required"),
-    (3, {}, ("dur",), "event 3 of traceEvents (aten::mm): dur: Field required"),
     (3, {}, ("name",), "event 3 of traceEvents (without a name): name: Field required"),
     (3, {"dur": -1.0}, (), "(aten::mm): dur: Input should be greater than or equal to 0"),
-    (3, {"ts": "12"}, (), "(aten::mm): ts: Input should be a valid number"),
     (3, {"args": {"Input Dims": "[[4, 8]]"}}, (), "(aten::mm): args.Input Dims: Input should be a valid list"),
-    (3, {"args": {"Sequence number": [5]}}, (), "(aten::mm): args.Sequence number: Input should be a valid integer"),
     (3, {"tid": None}, (), "(aten::mm): tid.int: Input should be a valid integer"),
     (26, {"ts": None}, (), "event 26 of traceEvents (before): ts: Input should be a valid number"),
     (27, {"args": {"correlation": {}}}, (), "(gemm): args.correlation"),
     (-1, {"args": COUNTS | {"Bytes": "8"}}, (), "([memory]): args.Bytes: Input should be a valid integer"),
-    (-1, {"args": {"Bytes": 8}}, (), "([memory]): args.Addr: Field required"),
     (-1, {}, ("args",), "([memory]): args: Field required"),
 ])  # fmt: skip
 def test_a_malformed_event_is_named_with_its_field(tmp_path, number, change, drop, message):
@@ -225,16 +204,3 @@ def test_only_what_is_needed_of_a_trace_is_held(cpu_trace):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * cpu_trace.stat().st_size
-
-
-def test_a_trace_that_takes_long_says_how_far_it_has_come(cpu_trace, monkeypatch):
-    notes = []
-
-    @contextlib.contextmanager
-    def noted(what: str):
-        assert what == f"reading {cpu_trace}"
-        yield notes.append
-
-    monkeypatch.setattr(chrome_trace, "progress", noted)
-    chrome_trace.load(cpu_trace)
-    assert notes[:2] == ["0 events", "10,000 events"] and notes[-1] == "attributing events"

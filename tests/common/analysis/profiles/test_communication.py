@@ -89,8 +89,3 @@ def test_traces_that_do_not_belong_together_are_refused_and_one_without_collecti
     del short["traceEvents"][-1]
     with pytest.raises(UsageError, match="not of one job, or one is cut off: all_gather number 1 of step 1"):
         communication.split(loaded(tmp_path, rank_trace(0), short))
-
-
-def test_intervals():
-    assert communication.union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
-    assert communication.common_length([(0, 4), (5, 6)], [(1, 2), (3, 10)]) == 1 + 1 + 1

@@ -1,6 +1,5 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
-import csv
 import gzip
 
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
@@ -10,11 +9,9 @@ from tests.kernel_files import (
     COPY,
     FIXTURES,
     LAUNCHES,
-    SAMPLES,
     SCALE,
     STATS,
     launch_rows,
-    needs_samples,
     put,
     write_counters,
     write_database,
@@ -115,59 +112,3 @@ def test_a_trace_of_torch_profiler_on_an_mi300x():
     assert found.steps == 1 and found.table.duration_ns.sum() == 390_748 and kinds.to_dict() == {
         "matrix products": 26, "elementwise": 16, "reductions": 11, "attention": 4, "copies": 4,
     }  # fmt: skip
-
-
-def column(path, *names):
-    with path.open(newline="") as file:
-        return [tuple(row[name] for name in names) for row in csv.DictReader(file)]
-
-
-@needs_samples
-@pytest.mark.parametrize("name", ["kernel_trace", "kernel_trace_truncated"])
-def test_samples_of_kernel_traces(name):
-    path = SAMPLES / "rocprofv3-docs" / f"{name}.csv"
-    rows = column(path, "Kernel_Name", "Start_Timestamp", "End_Timestamp")
-    first = min(int(start) for _, start, _ in rows)
-    assert launch_rows(load_kernels.load(path)) == [
-        (name, int(start) - first, int(end) - int(start)) for name, start, end in rows
-    ]
-
-
-@needs_samples
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("rocprofv3-stats-excerpts/*kernel_stats*")), ids=lambda path: path.stem)
-def test_samples_of_statistics(path):
-    rows = {row.name: row for row in launches.summary(load_kernels.load(path))}
-    for name, calls, total, mean, low, high in column(path, "Name", "Calls", "TotalDurationNs", "AverageNs", "MinNs", "MaxNs"):
-        assert rows[name][2:4] + rows[name][5:7] == (int(calls), int(total), int(low), int(high))
-        assert rows[name].mean_ns == pytest.approx(float(mean))
-    assert rows[COPY].category == "memcpy"
-
-
-@needs_samples
-@pytest.mark.parametrize("workload", ["no_roof/MI300A_A1", "kernel_names/MI200"])
-def test_samples_of_rocprof_compute(workload):
-    folder = SAMPLES / "rocprof-compute" / workload
-    found = load_kernels.load(folder)
-    assert (found.source, found.path) == ("rocprof-compute", folder / "pmc_perf.csv")
-    times = column(folder / "timestamps.csv", "Start_Timestamp", "End_Timestamp")
-    assert list(found.table.duration_ns) == [int(end) - int(start) for start, end in times]
-    assert found.counters.notna().any().all()
-    assert all(name[:2] in ("SQ", "SP", "CP", "TA", "TC", "TD", "GR") for name in found.counters)
-
-
-@needs_samples
-@pytest.mark.parametrize("name", ["pmc_perf.csv", "pmc_perf.csv.gz", "pmc_perf_repeated.csv"])
-def test_samples_with_a_row_per_launch_and_counter(name):
-    found = load_kernels.load(SAMPLES / "rocprof-compute-long" / name)
-    assert len(found.table) == 3 and found.table.duration_ns.sum() == 691_521
-
-
-@needs_samples
-def test_sample_of_measured_ceilings():
-    ceilings = rocm.read_rocprof_ceilings(SAMPLES / "rocprof-compute/kernel_names/MI200/roofline.csv")
-    assert ceilings["bytes_per_second"] == pytest.approx(
-        {"hbm": 1.3889e12, "l2": 5.0174e12, "l1": 9.2270e12, "lds": 17.716e12}, rel=1e-4
-    )
-    rates = ceilings["flops_per_second"]
-    assert list(rates) == ["fp32", "fp64", "mfma_bf16", "mfma_fp16", "mfma_fp32", "mfma_fp64", "mfma_int8"]
-    assert rates["fp32"] < 23.9e12 and 150e12 < rates["mfma_fp16"] < 191.5e12, "half the data sheet of an MI250X: one die"
