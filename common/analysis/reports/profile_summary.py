@@ -5,7 +5,7 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,12 +47,10 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
     return result
 
 
-def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
+def write(paths: Sequence[Path], sort_by: str | None = None) -> list[Path]:
     """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
-    folders: dict[Path, list[Path]] = defaultdict(list)
-    for path in paths:
-        folders[path.parent].append(path)
-    reports = {folder: report(own, sort_by) for folder, own in folders.items()}
+    folders = dict.fromkeys(path.parent for path in paths)
+    reports = {folder: report([path for path in paths if path.parent == folder], sort_by) for folder in folders}
     return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
 
 
