@@ -113,29 +113,19 @@ def test_doubtful_medians_are_named(tmp_path, change, message, others):
     assert second["mfu_percent"] == "" and (second["gemm_percent"] == "") == ("ceilings" in change)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"training__sequence_length": 64}, "sequence length (128 and 64)"),
-    ({"device__threads": 8}, "device threads (2 and 8)"),
-    ({"version": "v2"}, "version (v1 and v2)"),
-])  # fmt: skip
-def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, change, message):
-    folders = [*save_sizes(tmp_path, 4), save_profile(tmp_path / "other", run(8, **change))]
-    with pytest.raises(UsageError) as refused:
-        growth.batch_scaling(folders)
-    assert f"differ in more than the batch size: {message};" in str(refused.value)
-
-
 @pytest.mark.parametrize(("folders", "message"), [
     (["scaling_bs4"], "at least two batch sizes"),
     (["scaling_bs4", "scaling_bs*"], "scaling_bs* does not exist"),
     (["scaling_bs4", "empty"], "empty holds no profile_*.json"),
     (["scaling_bs4", "again"], "both have batch size 4: leave one out"),
     (["scaling_bs4", "unfinished"], "step_ms"),
+    (["scaling_bs4", "other"], "differ in more than the batch size: version (v1 and v2), sequence length (128 and 64), device"),
     (["scaling_bs4", "scaling_bs8", "--output-dir", "file"], "--output-dir: cannot write in file"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, folders, message):
     save_sizes(tmp_path, 4, 8)
     save_profile(tmp_path / "again", run(4))
+    save_profile(tmp_path / "other", run(8, version="v2", training__sequence_length=64, device__threads=8))
     save_profile(tmp_path / "unfinished", run(8, step_ms={"all": [], "profiled": 0}))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
@@ -221,22 +211,14 @@ def test_another_version_is_a_group_of_its_own(tmp_path):
     assert {row[4] for row in growth.fit_table(runs)[1]} == {None}  # no residual
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"training__batch_size": 8}, "batch size (4 and 8)"), ({"settings__swiglu": False}, "swiglu (True and False)"),
-])  # fmt: skip
-def test_runs_that_differ_in_more_than_the_length_are_refused(tmp_path, change, message):
-    folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", 512, MIB, **change)]
-    with pytest.raises(UsageError) as refused:
-        growth.sequence_memory(folders)
-    assert f"differ in more than sequence length and attention: {message};" in str(refused.value)
-
-
 @pytest.mark.parametrize(("length", "peak", "change", "message"), [
     (512, None, {}, "recorded without memory: profile again with --enable-memory-profiling"),
     (512, MIB, {"step_ms__all": [1.0]}, "has only profiled steps.*take --num-steps 3 or more"),
     (128, MIB, {}, "are both v2, flash attention, sequence length 128: leave one out"),
+    (512, MIB, {"training__batch_size": 8, "settings__swiglu": False},
+     r"differ in more than sequence length and attention: batch size \(4 and 8\), swiglu \(True and False\);"),
 ])  # fmt: skip
-def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, length, peak, change, message):
+def test_a_profile_that_does_not_say_enough_or_is_of_another_run_is_refused(tmp_path, length, peak, change, message):
     folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", length, peak, **change)]
     with pytest.raises(UsageError, match=message):
         growth.read_lengths(folders)

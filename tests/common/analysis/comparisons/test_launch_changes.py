@@ -71,9 +71,10 @@ def cpu_profiles(folder, trace, change=lambda profile: None):
 # ------------------------------------------------------------------------------------------------------------ what is found
 
 
-def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(fused):
+def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(h100, fused):
     found = compare(H100, fused)
     assert (found.counted, found.what) == ("kernels", "kernels per step")
+    assert found.conditions[1] == f"before: v1, `{h100['run']['command']}`, {H100}, steps: {h100['profiled_steps']}"
     names = found.by("name", "kind")
     changed = {
         kernel_names.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in names if row.change != "same"
@@ -88,8 +89,6 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     assert names[0].name == named(found, "masked_fill").name, "the largest change in calls comes first"
     assert named(found, "fmha").us_after == pytest.approx(40)
     assert (found.total.calls_before, found.total.calls_after) == (569, 557)
-
-    found = compare(H100, fused)
     before = calls(found.by("kind"))
     assert before["attention"] == (0, 4)
     assert before["reductions"][0] - before["reductions"][1] == before["elementwise"][0] - before["elementwise"][1] == 8
@@ -184,17 +183,6 @@ def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     assert calls(found.by("name")) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
     assert calls(found.by("kind"))["copies"] == (1, 0)
     assert "3 to 1 kernels in the whole file: 66.7 % fewer" in launch_changes.headline(found)
-
-
-def test_a_folder_gives_its_newest_profile_before_anything_else(tmp_path, h100, fused):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "trace_2.json").write_text(json.dumps(gpu_trace()))
-    (folder / "a_kernel_trace.csv").write_bytes((FIXTURES / "new_kernel_trace.csv").read_bytes())
-    write_json(folder / "profile_2.json", h100)
-    (folder / "profile_1.json").write_bytes(fused.read_bytes())
-    found = compare(folder, fused)
-    assert f"before: v1, `{h100['run']['command']}`, {folder / 'profile_2.json'}" in found.conditions[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals

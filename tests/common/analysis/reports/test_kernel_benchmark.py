@@ -43,18 +43,11 @@ def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path)
     assert not any(axes.get_window_extent().overlaps(box) for axes in figure.axes)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda content: content["rows"][0].update(unit="TB/s"), "rows.0.unit: Input should be 'GB/s' or 'TFLOP/s'"),
-    (lambda content: content["rows"][1].update(contender="cublas"), "rows.1.contender: Input should be 'kernel'"),
-    (lambda content: content.update(rows=[row for row in content["rows"] if row["contender"] != "eager"]), "no row of eager"),
-])  # fmt: skip
-def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
+def test_a_benchmark_without_eager_rows_is_refused(tmp_path):
     content, path = read_json(MEASURED[0]), tmp_path / "kernels.json"
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=message) as error:
+    path.write_text(json.dumps(content | {"rows": [row for row in content["rows"] if row["contender"] != "eager"]}))
+    with pytest.raises(UsageError, match="kernels.json: .*no row of eager"):
         kernel_benchmark.analyze(path)
-    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
 # ----------------------------------------------------------------------------------------------------- written by hand
