@@ -177,7 +177,6 @@ def test_the_newest_comparable_pair_of_records_is_taken(folders):
     save(before / "metrics_other_v1.json", "2026-01-05", training__batch_size=4)
     save(after / "metrics_v2.json", "2026-01-03", step_ms__median=6.0, training__seed=7)
     save(after / "metrics_stopped_v2.json", "2026-01-04", status="interrupted")
-    save(after / "metrics_failed_v2.json", "2026-01-05", loss__all=[], step_ms={"all": [], "profiled": 0})
     write_json(after / "gemm_metrics.json", {"schema": "another/1"})
     save(after / "metrics_v1.json", "2026-01-06", training__batch_size=4)  # Version 1, run in the other's folder
     text = compare.versions(before, after, None)
@@ -192,6 +191,7 @@ def test_the_nearest_pair_says_why_and_what_to_run(folders):
     save(folders[0] / "metrics_v1.json", "2026-01-01")
     save(folders[0] / "metrics_far_v1.json", "2026-01-09", device__name="Another", environment__torch="2.14.0")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
+    save(folders[1] / "metrics_failed_v2.json", "2026-01-05", loss__all=[], step_ms={"all": [], "profiled": 0})
     text = compare.versions(*folders, None)
     nearest = f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json, which differ: batch size"
     assert nearest in " ".join(text.split())
