@@ -11,6 +11,7 @@ matrix product or, in roofline.csv, of the number format with the most FLOPs. Th
 where it is largest, most can be gained.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,24 +99,26 @@ def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
 
 def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
-    added: dict[str, KernelTraffic] = {}
+    known: dict[str, list[operators.OperatorCalls]] = defaultdict(list)
     unknown = whole = 0.0
     for row in operators.rows(profile):
         whole += row.us
         if row.bytes is None or row.flops is None:
             unknown += row.us
         elif row.bytes:
-            name = f"{row.name} ({row.span})"
-            _, calls, seconds, moved, flops, _ = added.get(name, KernelTraffic(name, 0.0, 0.0, 0.0, 0.0))
-            work = moved + row.calls * row.bytes, (flops or 0.0) + row.calls * row.flops
-            added[name] = KernelTraffic(name, calls + row.calls, seconds + row.us / 1e6, *work)
+            known[f"{row.name} ({row.span})"].append(row)
+    rows = []
+    for name, own in known.items():
+        calls, seconds = sum(row.calls for row in own), sum(row.us for row in own) / 1e6
+        moved = sum(row.calls * (row.bytes or 0) for row in own)
+        rows.append(KernelTraffic(name, calls, seconds, moved, sum(row.calls * (row.flops or 0) for row in own)))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
             f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
             "(code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
-    return sorted(added.values(), key=lambda row: -row.seconds), notes
+    return sorted(rows, key=lambda row: -row.seconds), notes
 
 
 def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, float | None]:
@@ -141,19 +144,18 @@ def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, floa
 def demand(flops: float, moved: float, seconds: float, ceilings: fields.Ceilings | None) -> list[tuple[str, str]]:
     """What a step of these FLOPs, bytes (more than 0) and seconds asks of the memory; the shares need measured ceilings."""
     rate, intensity = moved / seconds, flops / moved
-    facts = [
-        ("bytes a step", f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"),
-        ("intensity", f"{format_number(intensity)} FLOP/byte"),
+    amount = f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"
+    work = f"{format_number(intensity)} FLOP/byte"
+    if not ceilings or not flops:
+        return [("bytes a step", amount), ("intensity", work)]
+    copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
+    first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
+    times = f"{format_number(needed / copy)} times the measured copy"
+    return [
+        ("bytes a step", f"{amount}, {100 * rate / copy:.3g} % of the measured copy"),
+        ("intensity", f"{work}; ridge point {format_number(ridge)}, so {first} bind before {second}"),
+        ("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"),
     ]
-    if ceilings and flops:
-        copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
-        first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
-        meet = f"; ridge point {format_number(ridge)}, so {first} bind before {second}"
-        shares = f", {100 * rate / copy:.3g} % of the measured copy", meet
-        facts = [(name, fact + share) for (name, fact), share in zip(facts, shares, strict=True)]
-        times = f"{format_number(needed / copy)} times the measured copy"
-        facts.append(("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"))
-    return facts
 
 
 def read(path: Path) -> Traffic:
