@@ -4,12 +4,16 @@ from pathlib import Path
 
 from common import files
 from common.analysis.output.report import Report
-from common.records.kernel_files import Levers
+from common.records.kernel_files import Lever, Levers
 
 
 def analyze(path: Path) -> Report:
+    """The report on a levers.json."""
+    return report(files.read(path, Levers)["rows"])
+
+
+def report(rows: list[Lever]) -> Report:
     """A row for each way to do a lever's work, a column for each preset: the median in microseconds; then every spread."""
-    rows = files.read(path, Levers)["rows"]
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         cells.setdefault((row["lever"], row["way"]), {})[row["preset"] or "own sizes"] = row["us"]["median"]

@@ -204,19 +204,21 @@ def span_figure(*profiles: Profile) -> Figure:
     longest = max(sum(phases.values()) for each in times for phases in each.values())
     unit, factor = tables.time_unit(longest)
     figure = plots.new(8, 0.4 * len(spans) + 1.4)
-    axes, height, bars = figure.add_subplot(), 0.8 / len(profiles), {}
+    axes, height = figure.add_subplot(), 0.8 / len(profiles)
     for i, each in enumerate(times):
         places = [place + (i - (len(profiles) - 1) / 2) * height for place in range(len(spans))]
         left = [0.0] * len(spans)
         for phase, colour in PHASE_COLOURS.items():
             widths = [each.get(span, {}).get(phase, 0.0) * factor for span in spans]
             if any(widths):
-                bars[phase] = axes.barh(places, widths, 0.95 * height, left=left, color=colour)
+                axes.barh(places, widths, 0.95 * height, left=left, color=colour, label=phase)
                 left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(spans)), spans)
     axes.set_xlim(0, 1.05 * longest * factor)
     axes.invert_yaxis()
     where = "GPU kernels" if profiles[0]["kernels"] else "self time of operators on the CPU"
     axes.set_xlabel(f"{unit} in a mean step, {where}")
-    figure.legend(list(bars.values()), list(bars), loc="outside upper center", ncols=len(PHASE_COLOURS))
+    handles, labels = axes.get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))  # each phase once
+    figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=len(PHASE_COLOURS))
     return figure

@@ -31,10 +31,11 @@ class Cost(Protocol):
 
 def rates(moved: float | None, flops: float | None, seconds: float, ceilings: Ceilings | None) -> list[float | None]:
     """The cells under RATES for bytes and FLOPs in a time; None where they or the ceilings are not known."""
+    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
     cells: list[float | None] = []
-    for amount, unit, key in ((moved, 1e9, "bytes_per_second"), (flops, 1e12, "flops_per_second")):
-        known = amount / seconds if amount and seconds else None
-        cells += [known and known / unit, 100 * known / ceilings[key] if known and ceilings else None]
+    for amount, unit, ceiling in ((moved, 1e9, bandwidth), (flops, 1e12, peak)):
+        rate = amount / seconds if amount and seconds else None
+        cells += [rate and rate / unit, rate and ceiling and 100 * rate / ceiling]
     return cells
 
 

@@ -216,7 +216,7 @@ def test_on_a_gpu_time_is_the_kernels_the_rest_is_idle_and_the_report_speaks_of_
     analyze(gpu_profile)
     report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
     for fact in (
-        "3 launches a step", "15 us after its call", "busy for 86 % of the step", "data sheet's bf16 peak, 989 TFLOP/s",
+        "launches 3 kernels", "15 us after its launch call", "busy for 86 % of the step", "data sheet's bf16 peak, 989 TFLOP/s",
         "% of 67 TFLOP/s (data sheet)", "% of the measured copy", "FLOP/byte; ridge point 5", "launches: 3 at 1 us each: ",
         "| launches |",
     ):  # fmt: skip

@@ -83,16 +83,6 @@ ON_A_GPU = [
 ]  # fmt: skip
 
 
-def test_contenders_are_held_against_each_other_by_one_clock_and_against_the_ceiling_of_their_unit():
-    _, _, kernel, eager, liger = ON_A_GPU
-    assert kernel_benchmark.ratio(eager, kernel) == 8 / 2
-    assert kernel_benchmark.ratio(liger, kernel) == 4 / 3  # by the host: liger was not recorded
-
-    measured = measurement(ON_A_GPU)
-    shares = [kernel_benchmark.share(one, measured) for one in ON_A_GPU]
-    assert shares == pytest.approx([50, 12.5, 40, 10, 20])  # 1 GB in 1 ms of 2 TB/s; 0.4 TFLOP in 2 ms of 500 TFLOP/s
-
-
 def test_the_table_has_a_row_for_each_contender():
     said = kernel_benchmark.report(measurement(ON_A_GPU)).markdown()
     header, *body = cells(said[said.index("## Times") :])
