@@ -126,9 +126,10 @@ def test_a_copy_on_an_mi300a_moves_what_it_reads_and_writes():
 @needs_samples
 def test_a_copy_on_an_mi200_is_held_against_its_roofline_csv():
     traffic = bandwidth.read(SAMPLES / "rocprof-compute/kernel_names/MI200")
-    assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings["source"]
+    assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings_from
     row = table(traffic)[0]
     assert row["% of copy"] == pytest.approx(100 * row["GB/s"] / 1388.9282) and 50 < row["% of copy"] < 100
+    assert row["bound by"] is None and not bandwidth.report(traffic).files.keys() & {"points.csv"}, "no FLOPs were counted"
 
 
 # --------------------------------------------------------------------------------------------------------------- shapes
@@ -227,7 +228,7 @@ def test_rows_and_facts_of_three_kernels_with_known_bounds():
     """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
     timed = (("slow", 1, 4.0, 1e8, 2e9), ("fast", 1, 1.0, 1.9e8, 1e8, 5e6), ("not counted", 1, 4.0, 1e8))
     rows = [bandwidth.KernelTraffic(*row) for row in timed]
-    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS | {"source": "a copy"}, [], None)
+    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS, "a copy", [], None)
     cells = table(traffic)
     assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]
     assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 0.05e6, 3.5e6])
