@@ -226,7 +226,6 @@ def test_script_writes_report_table_and_figure(execute, tmp_path, fused):
     folder = tmp_path / "kernel_reduction"
     assert {path.name for path in folder.iterdir()} == {f"kernel_reduction.{end}" for end in ("csv", "md", "png")}
     assert "569 to 557 kernels per step: 2.1 % fewer" in done.out and "largest changes in calls (2 of 4)" in done.out
-    assert all(len(line) <= 120 for line in done.out.splitlines() if not line.startswith("written"))
     with (folder / "kernel_reduction.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(launch_changes.CSV_COLUMNS)
