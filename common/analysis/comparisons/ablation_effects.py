@@ -92,9 +92,9 @@ def analyze(path: Path) -> Report:
     add_tables(report, measured, "fusion_ablation", report.section)
     header, rows = [*FUSIONS, "ms", "p20", "p80", "steps", "peak_mib", f"{measured['counted']}_per_step", "loss"], []
     for c in measured["combinations"]:
-        switches, step = [name in _on(c) for name in FUSIONS], c["step_ms"]
+        switches, step = [int(name in _on(c)) for name in FUSIONS], c["step_ms"]
         times = step["median"], step["p20"], step["p80"], step["count"]
-        rows.append([*map(int, switches), *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
+        rows.append([*switches, *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
     report.csv("fusion_ablation", header, rows)
     report.json("fusion_ablation", measured)
     return report
@@ -117,7 +117,17 @@ def add_tables(report: Report, measured: Ablation, stem: str, heading: Callable[
         "in this fusion only. If a range over the rounds holds 1, the effect may be none."
     )
     report.table(*effect_table(measured, found))
-    report.text(*notes(measured))
+    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
+    if losses:
+        report.text(
+            f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
+            f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
+        )
+    if first["peak_mib"] is None:
+        report.text("Peak memory is not given: on a CPU it can only be measured for the whole process.")
+    if measured["left_out"]:
+        report.text(f"Left out: {measured['left_out']}.")
+    report.text(*(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]))
 
 
 def _on(combination: Combination) -> list[str]:
@@ -157,21 +167,6 @@ def effect_table(measured: Ablation, found: Sequence[Effect]) -> Table:
 
 def _range(low: float, high: float) -> str:
     return f"{low:.3g} to {high:.3g}"
-
-
-def notes(measured: Ablation) -> list[str]:
-    """Notes for a reader of the numbers, a paragraph each."""
-    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
-    apart = [
-        f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
-        f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
-    ] if losses else []  # fmt: skip
-    return [
-        *apart,
-        *["Peak memory is not given: on a CPU it can only be measured for the whole process."] * (first["peak_mib"] is None),
-        *[f"Left out: {measured['left_out']}."] * bool(measured["left_out"]),
-        *(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]),
-    ]
 
 
 def figure(measured: Ablation, found: Sequence[Effect]) -> Figure:

@@ -20,16 +20,14 @@ from typing import NamedTuple
 from common import files
 from common.analysis.comparisons import ablation_effects, choose, growth, launch_changes, source_diff
 from common.analysis.comparisons.choose import Choice
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import bottlenecks, roofline
 from common.analysis.reports.bottlenecks import Step
-from common.analysis.reports.profile_summary import PHASE_COLOURS
+from common.analysis.reports.profile_summary import PHASE_COLOURS, span_figure
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
-
-from matplotlib.figure import Figure
 
 Runs = Mapping[str, tuple[Path, TimedRun]]  # two files and their records, under the names by which tables show them
 
@@ -266,7 +264,8 @@ def fusion_report(
 
 def add_step_time(report: Report, runs: Runs, steps: Sequence[Step]) -> None:
     """Adds the time of a profiled step, by span and phase; the largest span of the baseline comes first."""
-    times = [step_profile.span_milliseconds(step.profile) for step in steps]
+    profiles = [step.profile for step in steps]
+    times = [step_profile.span_milliseconds(profile) for profile in profiles]
     spans = dict.fromkeys(span for each in times for span in each)
     bars = {
         (span, phase): [each.get(span, {}).get(phase, 0.0) for each in times]
@@ -278,35 +277,18 @@ def add_step_time(report: Report, runs: Runs, steps: Sequence[Step]) -> None:
         ("GPU idle" if on_gpu else "outside operators", ""): [step.outside_us / 1e3 for step in steps],
         ("whole step", ""): [step.us / 1e3 for step in steps],
     }
-    counts = " and ".join(str(step.profile["profiled_steps"]) for step in steps)
+    counts = " and ".join(str(profile["profiled_steps"]) for profile in profiles)
     report.section("Step time")
     report.text(
         f"Time {'on the GPU' if on_gpu else 'on the CPU'} of a step under the profiler (means of {counts} steps). Backward work "
-        "counts for the span whose forward work it differentiates. The figure leaves out time outside all spans."
+        "counts for the span whose forward work it differentiates. In the figure the upper bar of a span is the baseline's, and "
+        "time outside all spans is left out."
     )
-    if steps[0].profile["attention_only"]:
+    if profiles[0]["attention_only"]:
         report.text("Only attention was kept, so the whole step is that of attention.")
-    report.figure(lambda: _step_figure(bars), "step-time", "Time of each span before and after, by phase")
+    report.figure(lambda: span_figure(*profiles), "step-time", "Time of each span before and after, by phase")
     rows = [[*labels, was, now, now - was] for labels, (was, now) in (bars | rest).items()]
     report.table(["span", "phase", *(f"{name} ms" for name in runs), "difference"], rows)
-
-
-def _step_figure(bars: dict[tuple[str, str], list[float]]) -> Figure:
-    """Two bars for each span, before above after, made of the phases. `bars`: ms before and after, by span and phase."""
-    spans = list(dict.fromkeys(span for span, _ in bars))
-    result = plots.new(5, 1 + 0.42 * len(spans))
-    axes = result.subplots()
-    left, places = [0.0] * (2 * len(spans)), [i + shift for i in range(len(spans)) for shift in (-0.19, 0.19)]
-    for phase, colour in PHASE_COLOURS.items():
-        widths = [ms for span in spans for ms in bars.get((span, phase), (0.0, 0.0))]
-        if any(widths):
-            axes.barh(places, widths, 0.36, left=left, color=colour, label=phase)
-            left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(spans)), spans)
-    axes.set(xlabel="ms of a step under the profiler\n(upper bar: baseline, lower bar: fused)", xlim=(0, 1.05 * max(left)))
-    axes.invert_yaxis()
-    result.legend(loc="outside upper center", ncols=4)
-    return result
 
 
 def add_memory(report: Report, folders: Sequence[Path] | None) -> list[str]:

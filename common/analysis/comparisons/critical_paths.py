@@ -13,7 +13,6 @@ from common.analysis.profiles import graph_replays
 from common.analysis.reports import critical_path
 from common.errors import UsageError
 from common.records import run_record, step_profile
-from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
 
 
@@ -24,16 +23,13 @@ def compare(paths: Sequence[Path]) -> Report:
     for path, own in zip(paths[1:], conditions[1:], strict=True):
         run_record.require_equal((paths[0], path), (conditions[0], own), "the version")
     columns = [_column(path, profile) for path, profile in zip(paths, profiles, strict=True)]
-    names = _names(paths, [profile["run"] for profile in profiles])
+    runs = dict(zip(_names(paths, profiles), (profile["run"] for profile in profiles), strict=True))
     report = Report("Critical paths")
     report.text(run_facts.describe(profiles[0]["run"]))
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    report.table(["quantity", *names], rows, csv="critical_paths")
-    report.facts([
-        (name, f"{path}, from {run_facts.origin(profile['run'])}")
-        for name, path, profile in zip(names, paths, profiles, strict=True)
-    ])  # fmt: skip
-    report.text(*run_facts.doubts(dict(zip(names, (profile["run"] for profile in profiles), strict=True))))
+    report.table(["quantity", *runs], rows, csv="critical_paths")
+    report.facts([(name, f"{path}, from {run_facts.origin(runs[name])}") for name, path in zip(runs, paths, strict=True)])
+    report.text(*run_facts.doubts(runs))
     return report
 
 
@@ -44,8 +40,9 @@ def _column(path: Path, profile: Profile) -> dict[str, float]:
     return {"median step without the profiler, us": 1e3 * profile["run"]["step_ms"]["median"]} | critical_path.summary(step)
 
 
-def _names(paths: Sequence[Path], runs: Sequence[TimedRun]) -> list[str]:
+def _names(paths: Sequence[Path], profiles: Sequence[Profile]) -> list[str]:
     """The version of each, and whether its step was captured; with the file where two are the same."""
+    runs = [profile["run"] for profile in profiles]
     names = [f"{run['version']}{', captured' * bool(run.get('settings', {}).get('capture_step'))}" for run in runs]
     counts = Counter(names)
     return [name if counts[name] == 1 else f"{name}, {path.stem}" for name, path in zip(names, paths, strict=True)]

@@ -39,6 +39,7 @@ from common.records import run_record, step_profile
 from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory, ShownRun
 from common.records.run_record import TimedRun
 
+import numpy
 from matplotlib.figure import Figure
 
 
@@ -59,11 +60,9 @@ class Curve(NamedTuple):
 
 def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
     """The polynomial through points (x, y), by least squares; factors to a millionth."""
-    import numpy as np
-
-    x, y = np.array(points, dtype=float).T
-    factors = np.polyfit(x, y, degree)
-    residual = float(np.abs(y - np.polyval(factors, x)).max()) if len(points) > degree + 1 else None
+    x, y = numpy.array(points, dtype=float).T
+    factors = numpy.polyfit(x, y, degree)
+    residual = float(numpy.abs(y - numpy.polyval(factors, x)).max()) if len(points) > degree + 1 else None
     return Curve(tuple(round(float(factor), 6) + 0.0 for factor in factors[::-1]), residual)
 
 

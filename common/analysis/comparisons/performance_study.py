@@ -35,7 +35,13 @@ def analyze(folder: Path) -> Report:
     first = next(iter(runs.values()))
     report = Report(f"Performance study of {first['version']}, preset {first['training']['preset']}")
     report.text(f"{run_facts.describe(first)}.")
-    report.table(HEADER, [row(run) for run in runs.values()])
+    rows = []
+    for run in runs.values():
+        step, losses = run["step_ms"], run["loss"]["all"]
+        own = {"p20": step["p20"], "p80": step["p80"], "first loss": losses[0], "last loss": losses[-1], "steps": len(losses)}
+        cells = run_facts.columns(run) | own
+        rows.append([cells[heading] for heading in HEADER])
+    report.table(HEADER, rows)
     report.text(
         f"Step times are medians of the steps without the profiler. Peak memory is that of the {first['memory']['kind']}."
     )
@@ -49,7 +55,7 @@ def analyze(folder: Path) -> Report:
         profile_summary.add_section(report, path, profile)
         description = "Time of a mean step by span and phase, under the profiler"
         report.figure(lambda: profile_summary.span_figure(profile), "spans", description)
-    counts = folder / flop_counts.FOLDER / "flops_profile.json"
+    counts = folder / flop_counts.FOLDER / flop_counts.FILE
     if counts.exists():
         report.section("FLOPs of a training step")
         report.table(*flop_counts.mfu_rows(flop_counts.read(counts)))
@@ -65,11 +71,3 @@ def read(folder: Path) -> dict[str, TimedRun]:
     paths = {name: folder / f"metrics_{name}.json" for name in FORMATS}
     found = {name: run_record.read(path) for name, path in paths.items() if path.exists()}
     return {name: run for name, run in found.items() if run_record.finished(run)}
-
-
-def row(run: TimedRun) -> list[object]:
-    """The cells of a run under HEADER."""
-    step, losses = run["step_ms"], run["loss"]["all"]
-    own = {"p20": step["p20"], "p80": step["p80"], "first loss": losses[0], "last loss": losses[-1], "steps": len(losses)}
-    cells = run_facts.columns(run) | own
-    return [cells[heading] for heading in HEADER]

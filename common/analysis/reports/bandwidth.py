@@ -11,6 +11,8 @@ matrix product or, in roofline.csv, of the number format with the most FLOPs. Th
 where it is largest, most can be gained.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +24,10 @@ from common.analysis.output.tables import format_number
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, work_counters
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
-from common.records import fields, step_profile
+from common.records import step_profile
+from common.records.fields import Ceilings, Rates
 from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
-
-from typing_extensions import NotRequired, TypedDict
 
 TOP, NEAR = 20, 80  # rows in the tables; percent of the bound from which on a row counts as near it
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
@@ -34,6 +35,7 @@ NO_FLOPS_NOTE = (
     "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
 )
 MEASURED, MINIMUM = "measured by counters", "a minimum: every tensor of an operator moved once"
+UNITS = "units"  # `work` of the ceilings in a roofline.csv, whose FLOPs are those that the counters count
 INPUT_HINT = (
     "profile with `bash run_all_profilers.sh --enable-rocm-tools --profile-dir DIR`, which writes a profile_*.json and, where "
     "there is such a tool, counters of ncu or rocprof-compute"
@@ -43,15 +45,6 @@ HOW_TO_READ = (
     "FLOPs at the measured rate. Below 0 above that bound, data came from a cache, the work ran in another precision than the "
     "one measured, or it only reads."
 )
-
-
-class Ceilings(TypedDict):
-    """Ceilings that something measured, and what that was."""
-
-    bytes_per_second: float
-    flops_per_second: NotRequired[float]
-    precision: NotRequired[str]
-    source: str
 
 
 class KernelTraffic(NamedTuple):
@@ -65,8 +58,8 @@ class KernelTraffic(NamedTuple):
     l2_bytes: float | None = None
 
     def bound(self, ceilings: Ceilings) -> float:
-        """A lower bound on the seconds for these bytes and FLOPs."""
-        return max(self.bytes / ceilings["bytes_per_second"], (self.flops or 0) / ceilings.get("flops_per_second", float("inf")))
+        """A lower bound on the seconds for these bytes and, where they are known, FLOPs."""
+        return operators.least_seconds(self.flops or 0, self.bytes, ceilings)
 
 
 class Traffic(NamedTuple):
@@ -75,7 +68,8 @@ class Traffic(NamedTuple):
     rows: list[KernelTraffic]  # the longest first
     bytes_are: str  # MEASURED or MINIMUM
     path: Path  # the file that the bytes come from
-    ceilings: Ceilings | None  # None if nothing was measured
+    ceilings: Ceilings | None  # None if nothing was measured; the FLOP/s are infinite if only they were not
+    ceilings_from: str  # what measured them
     notes: list[str]  # caveats, for a reader of the numbers
     profile: Profile | None  # the newest; where the bytes are a MINIMUM, the rows come from it and are of a mean step
 
@@ -98,24 +92,26 @@ def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
 
 def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
-    added: dict[str, KernelTraffic] = {}
+    known: dict[str, list[operators.OperatorCalls]] = defaultdict(list)
     unknown = whole = 0.0
     for row in operators.rows(profile):
         whole += row.us
         if row.bytes is None or row.flops is None:
             unknown += row.us
         elif row.bytes:
-            name = f"{row.name} ({row.span})"
-            _, calls, seconds, moved, flops, _ = added.get(name, KernelTraffic(name, 0.0, 0.0, 0.0, 0.0))
-            work = moved + row.calls * row.bytes, (flops or 0.0) + row.calls * row.flops
-            added[name] = KernelTraffic(name, calls + row.calls, seconds + row.us / 1e6, *work)
+            known[f"{row.name} ({row.span})"].append(row)
+    rows = []
+    for name, own in known.items():
+        calls, seconds = sum(row.calls for row in own), sum(row.us for row in own) / 1e6
+        moved = sum(row.calls * (row.bytes or 0) for row in own)
+        rows.append(KernelTraffic(name, calls, seconds, moved, sum(row.calls * (row.flops or 0) for row in own)))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
             f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
             "(code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
-    return sorted(added.values(), key=lambda row: -row.seconds), notes
+    return sorted(rows, key=lambda row: -row.seconds), notes
 
 
 def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, float | None]:
@@ -138,22 +134,21 @@ def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, floa
     }
 
 
-def demand(flops: float, moved: float, seconds: float, ceilings: fields.Ceilings | None) -> list[tuple[str, str]]:
+def demand(flops: float, moved: float, seconds: float, ceilings: Ceilings | None) -> list[tuple[str, str]]:
     """What a step of these FLOPs, bytes (more than 0) and seconds asks of the memory; the shares need measured ceilings."""
     rate, intensity = moved / seconds, flops / moved
-    facts = [
-        ("bytes a step", f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"),
-        ("intensity", f"{format_number(intensity)} FLOP/byte"),
+    amount = f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"
+    work = f"{format_number(intensity)} FLOP/byte"
+    if not ceilings or not flops:
+        return [("bytes a step", amount), ("intensity", work)]
+    copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
+    first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
+    times = f"{format_number(needed / copy)} times the measured copy"
+    return [
+        ("bytes a step", f"{amount}, {100 * rate / copy:.3g} % of the measured copy"),
+        ("intensity", f"{work}; ridge point {format_number(ridge)}, so {first} bind before {second}"),
+        ("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"),
     ]
-    if ceilings and flops:
-        copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
-        first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
-        meet = f"; ridge point {format_number(ridge)}, so {first} bind before {second}"
-        shares = f", {100 * rate / copy:.3g} % of the measured copy", meet
-        facts = [(name, fact + share) for (name, fact), share in zip(facts, shares, strict=True)]
-        times = f"{format_number(needed / copy)} times the measured copy"
-        facts.append(("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"))
-    return facts
 
 
 def read(path: Path) -> Traffic:
@@ -170,36 +165,34 @@ def read(path: Path) -> Traffic:
         if not rows:
             notes.append(f"{file} has no launch with both a duration and bytes")
             continue
-        ceilings = _ceilings(path, profile, work_counters.flops(found).sum().to_dict())
         notes += [*found.notes, *([NO_FLOPS_NOTE] if rows[0].flops is None else [])]
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
-        return Traffic(rows, MEASURED, file, ceilings, notes, profile)
+        ceilings = _ceilings(path, profile, work_counters.flops(found).sum().to_dict())
+        return Traffic(rows, MEASURED, file, *ceilings, notes, profile)
     if profile:
         rows, more = from_profile(profile)
         if rows:
-            return Traffic(rows, MINIMUM, files["profile"][0], _ceilings(path, profile, {}), notes + more, profile)
+            return Traffic(rows, MINIMUM, files["profile"][0], *_ceilings(path, profile, {}), notes + more, profile)
         notes.append(f"{files['profile'][0]} holds no operator that took time and whose bytes are known")
     raise UsageError(f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}")
 
 
-def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> Ceilings | None:
-    """Ceilings of the profiled run, else those in a roofline.csv of rocprof-compute, in the folder or beside the file; `flops`
-    are those counted by number format, named as there.
+def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceilings | None, str]:
+    """Ceilings of the profiled run, else those in a roofline.csv of rocprof-compute, in the folder or beside the file, and what
+    measured them; `flops` are those counted by number format, named as there.
     """
     if profile and (own := profile["run"]["ceilings"]):
-        source = "a large copy in the profiled run"
-        return Ceilings(bytes_per_second=own["bytes_per_second"], flops_per_second=own["flops_per_second"], source=source)
+        return own, "a large copy in the profiled run"
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
             measured = rocm.read_rocprof_ceilings(file)
             if "hbm" in measured["bytes_per_second"]:
-                result = Ceilings(bytes_per_second=measured["bytes_per_second"]["hbm"], source=str(file))
                 main = max(flops, key=lambda name: flops[name], default="")
-                if flops.get(main) and main in measured["flops_per_second"]:
-                    result["flops_per_second"], result["precision"] = measured["flops_per_second"][main], main
-                return result
-    return None
+                peak = measured["flops_per_second"].get(main, math.inf) if flops.get(main) else math.inf
+                rates = Rates(flops_per_second=peak, bytes_per_second=measured["bytes_per_second"]["hbm"], operation_seconds=0)
+                return Ceilings(**rates, precision=main, work=UNITS), str(file)
+    return None, ""
 
 
 def table(traffic: Traffic) -> list[list[Any]]:
@@ -211,7 +204,7 @@ def table(traffic: Traffic) -> list[list[Any]]:
         if traffic.ceilings:
             bandwidth, bound = traffic.ceilings["bytes_per_second"], row.bound(traffic.ceilings)
             side = "compute" if bound > row.bytes / bandwidth else "memory"
-            known = row.flops is not None and "flops_per_second" in traffic.ceilings
+            known = row.flops is not None and math.isfinite(traffic.ceilings["flops_per_second"])
             under_ceilings = [100 * rate / bandwidth, side if known else None, 1e6 * (row.seconds - bound)]
         l2 = row.l2_bytes and row.l2_bytes / 1e6
         rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
@@ -234,7 +227,7 @@ def facts(traffic: Traffic) -> list[tuple[str, str]]:
     near = [short(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
     far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(above, key=lambda row: -above[row])[:3])
     result += [
-        ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {ceilings['source']}"),
+        ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings_from}"),
         ("at least", f"{_needed(total, bandwidth, seconds)} of that time"),
         (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
         ("far", f"most time above the bound: {far}"),
@@ -270,24 +263,20 @@ def report(traffic: Traffic) -> Report:
     title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
     result.table(*tables.filled(header, shown), title=title, code=["name"], top=TOP)
     result.csv("bandwidth", HEADER, rows)
-    if counted := _counted(traffic):
-        header, under_roof = roofline.table(*counted)
+    if points := _counted(traffic):
+        header, under_roof = roofline.table(points, traffic.ceilings)
         result.table(*tables.filled(header, under_roof), title="Under the roofline", csv="points", least=["ridge", "MB"])
     if traffic.ceilings:
         result.text(HOW_TO_READ)
     return result
 
 
-def _counted(traffic: Traffic) -> tuple[list[roofline.Point], fields.Ceilings] | None:
-    """Points and ceilings of a roofline, if counters gave bytes and FLOPs."""
+def _counted(traffic: Traffic) -> list[roofline.Point]:
+    """A point per kernel if rocprof-compute counted bytes and FLOPs and measured both ceilings, else none."""
     found = traffic.ceilings
-    if not found or "precision" not in found:
-        return None
-    points = [roofline.Point(kernel_names.short_name(row.name), row.flops, row.bytes, row.seconds) for row in traffic.rows]
-    rates = fields.Rates(
-        flops_per_second=found["flops_per_second"], bytes_per_second=found["bytes_per_second"], operation_seconds=0
-    )
-    return points, fields.Ceilings(**rates, precision=found["precision"], work="units")
+    if not found or found.get("work") != UNITS or math.isinf(found["flops_per_second"]):
+        return []
+    return [roofline.Point(kernel_names.short_name(row.name), row.flops, row.bytes, row.seconds) for row in traffic.rows]
 
 
 def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
@@ -295,7 +284,7 @@ def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
     traffic = read(path)
     result = report(traffic)
     if draw_roofline:
-        points, ceilings = _counted(traffic) or (None, None)
+        points, ceilings = _counted(traffic), traffic.ceilings
         title = f"{traffic.path}, bytes and FLOPs counted"
         if not points:
             if not traffic.profile:

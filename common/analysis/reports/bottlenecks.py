@@ -35,9 +35,8 @@ ABOUT_PARTS = (
     "(gradients that meet at a residual are added in the norm before it). The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
-    "The GPU gets {:,.0f} launches a step. Each starts {} after its call on average, and the GPU is busy for {:.0f} % of the "
-    "step. A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The "
-    "profiler slows the host, so without it a GPU idles less."
+    "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The profiler slows "
+    "the host, so without it a GPU idles less."
 )
 ABOUT_OPERATORS = (
     "The lower bound of a call is max(FLOPs / peak, bytes / bandwidth, time of a small operation). The largest of the three "
@@ -130,9 +129,8 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     result.table(*tables.filled(header, rows))
     result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
     if step.on_gpu and not attention_only:
-        delay = tables.format_time(profile["launch"]["mean_delay_us"] / 1e3)
         busy = 100 - 100 * step.outside_us / step.us
-        result.text(ABOUT_LAUNCHES.format(profile["launch"]["count"] / profile["profiled_steps"], delay, busy))
+        result.text(f"{profile_summary.launches(profile)} The GPU is busy for {busy:.0f} % of the step. {ABOUT_LAUNCHES}")
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)

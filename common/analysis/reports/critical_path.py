@@ -23,7 +23,7 @@ from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.analysis.reports.triton_kernels import Cost, rate
+from common.analysis.reports.triton_kernels import RATES, Cost, rates
 from common.records.run_record import Run
 from common.records.step_profile import Profile
 
@@ -141,8 +141,6 @@ def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, s
     The trace knows the operators that launched kernels of libraries; `costs` are those of all launches in a step, by name and
     phase of a kernel.
     """
-    ceilings = run["ceilings"]
-    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
     by_operator = operator_costs(step.kernels, trace, operators.element_bytes(run))
     rows: list[list[Any]] = []
     for key, own in step.kernels.groupby(["name", "phase"], sort=False):
@@ -156,12 +154,9 @@ def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, s
         rows.append([
             kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
             100 * on_path / (step.path.path_us.sum() or 1.0),
-            *rate(moved, us / 1e6, 1e9, bandwidth), *rate(flops, us / 1e6, 1e12, peak),
+            *rates(moved, flops, us / 1e6, run["ceilings"]),
         ])  # fmt: skip
-    header = [
-        "kernel", "phase", "span", "launches", "on path", "us", "us on path", "% of path",
-        "GB/s", "% of copy", "TFLOP/s", "% of GEMM",
-    ]  # fmt: skip
+    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "% of path", *RATES]
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
 

@@ -5,7 +5,7 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,12 +47,10 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
     return result
 
 
-def write(paths: Iterable[Path], sort_by: str | None = None) -> list[Path]:
+def write(paths: Sequence[Path], sort_by: str | None = None) -> list[Path]:
     """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
-    folders: dict[Path, list[Path]] = defaultdict(list)
-    for path in paths:
-        folders[path.parent].append(path)
-    reports = {folder: report(own, sort_by) for folder, own in folders.items()}
+    folders = dict.fromkeys(path.parent for path in paths)
+    reports = {folder: report([path for path in paths if path.parent == folder], sort_by) for folder in folders}
     return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
 
 
@@ -199,19 +197,28 @@ def _files(path: Path, profile: Profile) -> tables.Table:
     return ["file", "content"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
 
 
-def span_figure(profile: Profile) -> Figure:
-    """Horizontal bars of the time of a mean step by span, stacked by phase."""
-    spans = step_profile.span_milliseconds(profile)
-    unit, factor = tables.time_unit(max(sum(phases.values()) for phases in spans.values()))
+def span_figure(*profiles: Profile) -> Figure:
+    """Horizontal bars of the time of a mean step by span, stacked by phase: one for each profile, that of the first one above."""
+    times = [step_profile.span_milliseconds(profile) for profile in profiles]
+    spans = list(dict.fromkeys(span for each in times for span in each))
+    longest = max(sum(phases.values()) for each in times for phases in each.values())
+    unit, factor = tables.time_unit(longest)
     figure = plots.new(8, 0.4 * len(spans) + 1.4)
-    axes, left = figure.add_subplot(), dict.fromkeys(spans, 0.0)
-    for phase, colour in PHASE_COLOURS.items():
-        widths = [phases.get(phase, 0.0) * factor for phases in spans.values()]
-        if any(widths):
-            axes.barh(list(spans), widths, left=list(left.values()), label=phase, color=colour)
-        left = {span: left[span] + width for span, width in zip(spans, widths, strict=True)}
-    axes.set_xlim(0, 1.05 * max(left.values()))
+    axes, height = figure.add_subplot(), 0.8 / len(profiles)
+    for i, each in enumerate(times):
+        places = [place + (i - (len(profiles) - 1) / 2) * height for place in range(len(spans))]
+        left = [0.0] * len(spans)
+        for phase, colour in PHASE_COLOURS.items():
+            widths = [each.get(span, {}).get(phase, 0.0) * factor for span in spans]
+            if any(widths):
+                axes.barh(places, widths, 0.95 * height, left=left, color=colour, label=phase)
+                left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(spans)), spans)
+    axes.set_xlim(0, 1.05 * longest * factor)
     axes.invert_yaxis()
-    axes.set_xlabel(f"{unit} in a mean step, {'GPU kernels' if profile['kernels'] else 'self time of operators on the CPU'}")
-    figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))
+    where = "GPU kernels" if profiles[0]["kernels"] else "self time of operators on the CPU"
+    axes.set_xlabel(f"{unit} in a mean step, {where}")
+    handles, labels = axes.get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))  # each phase once
+    figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=len(PHASE_COLOURS))
     return figure

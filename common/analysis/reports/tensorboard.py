@@ -28,23 +28,26 @@ def write(folder: Path, profile: Profile, trace: Trace) -> Path:
     """
     with tempfile.TemporaryDirectory() as made:  # the writer's thread would print a traceback where `folder` is full
         with SummaryWriter(made) as writer:
-            _add_run(writer, profile)
-            _add_profile(writer, profile, trace, (folder.parent / profile["trace"]).absolute())
+            last = _add_run(writer, profile)
+            _add_profile(writer, profile, trace, (folder.parent / profile["trace"]).absolute(), last)
         folder.mkdir(parents=True, exist_ok=True)
         for file in Path(made).iterdir():
             shutil.copy(file, folder)
     return folder
 
 
-def _add_run(writer: SummaryWriter, profile: Profile) -> None:
+def _add_run(writer: SummaryWriter, profile: Profile) -> int:
+    """Adds losses, times, results and settings of the run; returns the number of its last step."""
     run = profile["run"]
     training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
     tokens = training.get("world_size", 1) * training["batch_size"] * training["sequence_length"]  # of all processes
-    for step, (loss, milliseconds) in enumerate(zip(losses, times, strict=True), start=1):
+    first = training.get("first_step", 1)  # above 1 in a run that went on from a checkpoint
+    last = first + len(times) - 1
+    for step, (loss, milliseconds) in enumerate(zip(losses, times, strict=True), start=first):
         writer.add_scalar("train/loss", loss, step)
         writer.add_scalar("train/step_ms", milliseconds, step)
         writer.add_scalar("train/tokens_per_second", tokens / milliseconds * 1e3, step)
-    writer.add_histogram("train/step_ms", numpy.array(times[: run["step_ms"]["count"]]), len(times))
+    writer.add_histogram("train/step_ms", numpy.array(times[: run["step_ms"]["count"]]), last)
     results = {
         "result/step_ms_median": run["step_ms"]["median"],
         "result/tokens_per_second": run["tokens_per_second"],
@@ -54,13 +57,15 @@ def _add_run(writer: SummaryWriter, profile: Profile) -> None:
     if (mfu := run_facts.mfu(run)) is not None:
         results["result/mfu"] = mfu / 100
     for tag, value in results.items():
-        writer.add_scalar(tag, value, len(times))
+        writer.add_scalar(tag, value, last)
     settings = {**training, **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
     for summary in hparams({key: str(value) for key, value in settings.items()}, results):
         writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
+    return last
 
 
-def _add_profile(writer: SummaryWriter, profile: Profile, trace: Trace, path: Path) -> None:
+def _add_profile(writer: SummaryWriter, profile: Profile, trace: Trace, path: Path, last: int) -> None:
+    """Adds the texts, histogram and images of the profile, whose trace is at `path`, at the run's last step."""
     run, conditions = profile["run"], profile_summary.conditions(profile)
     header, operators, column = profile_summary.operator_rows(profile)
     texts = {
@@ -77,7 +82,6 @@ def _add_profile(writer: SummaryWriter, profile: Profile, trace: Trace, path: Pa
     if run["ceilings"]:
         intensity = tables.markdown(*roofline.table(roofline.from_profile(profile), run["ceilings"]))
         texts["intensity"] = f"{roofline.describe(run['ceilings'])}.\n\n{intensity}"
-    last = len(run["loss"]["all"])
     for name, text in texts.items():
         writer.add_text(f"profile/{name}", text, last)
     times = trace.kernels.duration_us if profile["kernels"] else trace.operators.self_cpu_us

@@ -8,8 +8,10 @@ from typing import Protocol
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import profile_summary
+from common.records.fields import Ceilings
 from common.records.step_profile import Profile
 
+RATES = ("GB/s", "% of copy", "TFLOP/s", "% of GEMM")
 HOW_TO_READ = (
     "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above 100 "
     "% of a copy's bandwidth, data came from a cache. `% of kernels` is the share of all time on the GPU, libraries included."
@@ -27,17 +29,18 @@ class Cost(Protocol):
     def flops(self) -> int | None: ...
 
 
-def rate(amount: float | None, seconds: float, unit: float, ceiling: float | None) -> tuple[float | None, float | None]:
-    """A rate in `unit` per second and its share of a ceiling in percent; None where they are not known."""
-    if not amount or not seconds:
-        return None, None
-    return amount / seconds / unit, ceiling and 100 * amount / seconds / ceiling
+def rates(moved: float | None, flops: float | None, seconds: float, ceilings: Ceilings | None) -> list[float | None]:
+    """The cells under RATES for bytes and FLOPs in a time; None where they or the ceilings are not known."""
+    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
+    cells: list[float | None] = []
+    for amount, unit, ceiling in ((moved, 1e9, bandwidth), (flops, 1e12, peak)):
+        rate = amount / seconds if amount and seconds else None
+        cells += [rate and rate / unit, rate and ceiling and 100 * rate / ceiling]
+    return cells
 
 
 def table(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
     """Header and a row per kernel and phase of a mean step that has a cost, by name and phase, the longest first."""
-    ceilings = profile["run"]["ceilings"]
-    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
     calls: dict[tuple[str, str], int] = defaultdict(int)
     us: dict[tuple[str, str], float] = defaultdict(float)
     for kernel in profile["kernels"]:
@@ -48,10 +51,9 @@ def table(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> tables.Tab
         cost, seconds = costs[key], us[key] / steps / 1e6
         rows.append([
             key[0].strip("_"), key[1], cost.operation, calls[key] / steps, seconds * 1e6, 100 * us[key] / whole,
-            cost.bytes and cost.bytes / 1e6, *rate(cost.bytes, seconds, 1e9, bandwidth), *rate(cost.flops, seconds, 1e12, peak),
+            cost.bytes and cost.bytes / 1e6, *rates(cost.bytes, cost.flops, seconds, profile["run"]["ceilings"]),
         ])  # fmt: skip
-    header = ["kernel", "phase", "operation", "launches", "us", "% of kernels", "MB", "GB/s", "% of copy", "TFLOP/s", "% of GEMM"]
-    return header, rows
+    return ["kernel", "phase", "operation", "launches", "us", "% of kernels", "MB", *RATES], rows
 
 
 def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:

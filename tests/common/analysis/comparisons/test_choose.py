@@ -4,12 +4,9 @@ import weakref
 from pathlib import Path
 
 from common.analysis.comparisons import choose
-from common.errors import UsageError
 from common.files import read_json, write_json
 from tests.kernel_files import FIXTURES
 from tests.records import record, save_profile
-
-import pytest
 
 
 def saved(folder: Path, stamp: int, version: str = "v1", **changes) -> Path:
@@ -65,25 +62,6 @@ def test_a_pair_is_as_old_as_the_older_of_its_runs(tmp_path):
     choice = choose.choose(ours, theirs, choose.run_differences)
     assert [one.date for one in choice.pair] == ["2026-01-05", "2026-01-04"] and choice.differences == []
     assert choose.choose(ours, [], choose.run_differences) is None
-
-
-def test_runs_that_were_interrupted_or_wholly_profiled_are_not_comparable(tmp_path):
-    one = choose.read(saved(tmp_path, 1, status="interrupted"))
-    other = choose.read(saved(tmp_path, 2, step_ms__profiled=20))
-    assert choose.run_differences((one, other)) == [
-        "profile_1.json was not completed (interrupted)",
-        "all steps of profile_2.json ran under the profiler, which slows them",
-    ]
-    assert choose.profile_differences((one, other)) == []
-
-
-def test_other_files_are_no_runs_and_damage_is_refused(tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "another/1"})
-    write_json(tmp_path / "none.json", record(loss__all=[], step_ms={"all": [], "profiled": 0}))
-    assert choose.read(tmp_path / "other.json") is choose.read(tmp_path / "none.json") is None
-    (tmp_path / "cut.json").write_text("{")
-    with pytest.raises(UsageError, match="cut.json is not JSON or is cut off"):
-        choose.read(tmp_path / "cut.json")
 
 
 def test_one_profile_is_held_at_a_time(tmp_path, monkeypatch):

@@ -191,6 +191,7 @@ def test_the_nearest_pair_says_why_and_what_to_run(folders):
     save(folders[0] / "metrics_v1.json", "2026-01-01")
     save(folders[0] / "metrics_far_v1.json", "2026-01-09", device__name="Another", environment__torch="2.14.0")
     save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
+    save(folders[1] / "metrics_failed_v2.json", "2026-01-05", loss__all=[], step_ms={"all": [], "profiled": 0})
     text = compare.versions(*folders, None)
     nearest = f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json, which differ: batch size"
     assert nearest in " ".join(text.split())

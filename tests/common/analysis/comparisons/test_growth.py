@@ -52,7 +52,6 @@ def save_sizes(folder: Path, *batch_sizes: int) -> list[Path]:
 def test_a_known_line_is_found_again_and_the_files_hold_it(execute, tmp_path):
     folders = save_sizes(tmp_path, 16, 4, 32, 8)
     printed = execute(SIZES_SCRIPT, "--profile-dirs", *(folder.name for folder in folders)).out
-    assert all(len(line) <= 120 for line in printed.splitlines())
     shown = " ".join(printed.split())
     assert "t(B) = 12 ms + 3 ms x B" in shown
     assert "50 % at B = 4 and 11 % at B = 32" in shown  # 12 / 24 and 12 / 108
@@ -99,30 +98,16 @@ def test_a_line_without_fixed_cost_or_slope_is_not_read_as_one(tmp_path, times, 
     assert message in summary and "9 a / b" not in summary
 
 
-@pytest.mark.parametrize(("change", "message", "others"), [
-    ({"step_ms__profiled": 23}, "All steps of B = 8 ran under the profiler", ("timed steps: raise", "Noisy")),
-    ({"step_ms__count": 2}, "A median is of only 2 timed steps", ("Noisy",)),
-    ({"step_ms__p80": 36 * 1.3}, "30 % of the median for B = 8 (40 %)", ()),
-    ({"ceilings": None}, "MFU is not given", ("Noisy",)),
-])  # fmt: skip
-def test_doubtful_medians_are_named(tmp_path, change, message, others):
-    report = growth.batch_scaling([*save_sizes(tmp_path, 4), save_profile(tmp_path / "b", run(8, **change))])
-    assert message in words(report) and not any(other in words(report) for other in others)
-    report.write(tmp_path / "out", "batch_scaling", ["csv"])
-    _, second = csv.DictReader((tmp_path / "out/batch_scaling.csv").open())
-    assert second["mfu_percent"] == "" and (second["gemm_percent"] == "") == ("ceilings" in change)
-
-
 @pytest.mark.parametrize(("change", "message"), [
-    ({"training__sequence_length": 64}, "sequence length (128 and 64)"),
-    ({"device__threads": 8}, "device threads (2 and 8)"),
-    ({"version": "v2"}, "version (v1 and v2)"),
+    ({"step_ms__profiled": 23}, "All steps of B = 8 ran under the profiler"),
+    ({"step_ms__count": 2}, "A median is of only 2 timed steps"),
+    ({"step_ms__p80": 36 * 1.3}, "30 % of the median for B = 8 (40 %)"),
+    ({"ceilings": None}, ""),
 ])  # fmt: skip
-def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, change, message):
-    folders = [*save_sizes(tmp_path, 4), save_profile(tmp_path / "other", run(8, **change))]
-    with pytest.raises(UsageError) as refused:
-        growth.batch_scaling(folders)
-    assert f"differ in more than the batch size: {message};" in str(refused.value)
+def test_doubtful_medians_are_named_and_nothing_else(tmp_path, change, message):
+    text = words(growth.batch_scaling([*save_sizes(tmp_path, 4), save_profile(tmp_path / "b", run(8, **change))]))
+    doubts = "All steps of", "A median is of only", "Noisy: "
+    assert message in text and sum(doubt in text for doubt in doubts) == bool(message) and "MFU is not given" in text
 
 
 @pytest.mark.parametrize(("folders", "message"), [
@@ -131,11 +116,13 @@ def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path, chan
     (["scaling_bs4", "empty"], "empty holds no profile_*.json"),
     (["scaling_bs4", "again"], "both have batch size 4: leave one out"),
     (["scaling_bs4", "unfinished"], "step_ms"),
+    (["scaling_bs4", "other"], "differ in more than the batch size: version (v1 and v2), sequence length (128 and 64), device"),
     (["scaling_bs4", "scaling_bs8", "--output-dir", "file"], "--output-dir: cannot write in file"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, folders, message):
     save_sizes(tmp_path, 4, 8)
     save_profile(tmp_path / "again", run(4))
+    save_profile(tmp_path / "other", run(8, version="v2", training__sequence_length=64, device__threads=8))
     save_profile(tmp_path / "unfinished", run(8, step_ms={"all": [], "profiled": 0}))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
@@ -221,22 +208,14 @@ def test_another_version_is_a_group_of_its_own(tmp_path):
     assert {row[4] for row in growth.fit_table(runs)[1]} == {None}  # no residual
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"training__batch_size": 8}, "batch size (4 and 8)"), ({"settings__swiglu": False}, "swiglu (True and False)"),
-])  # fmt: skip
-def test_runs_that_differ_in_more_than_the_length_are_refused(tmp_path, change, message):
-    folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", 512, MIB, **change)]
-    with pytest.raises(UsageError) as refused:
-        growth.sequence_memory(folders)
-    assert f"differ in more than sequence length and attention: {message};" in str(refused.value)
-
-
 @pytest.mark.parametrize(("length", "peak", "change", "message"), [
     (512, None, {}, "recorded without memory: profile again with --enable-memory-profiling"),
     (512, MIB, {"step_ms__all": [1.0]}, "has only profiled steps.*take --num-steps 3 or more"),
     (128, MIB, {}, "are both v2, flash attention, sequence length 128: leave one out"),
+    (512, MIB, {"training__batch_size": 8, "settings__swiglu": False},
+     r"differ in more than sequence length and attention: batch size \(4 and 8\), swiglu \(True and False\);"),
 ])  # fmt: skip
-def test_a_profile_that_does_not_say_enough_is_refused(tmp_path, length, peak, change, message):
+def test_a_profile_that_does_not_say_enough_or_is_of_another_run_is_refused(tmp_path, length, peak, change, message):
     folders = [*flash_runs(tmp_path, 128, 256), save_length(tmp_path / "other", length, peak, **change)]
     with pytest.raises(UsageError, match=message):
         growth.read_lengths(folders)

@@ -71,9 +71,10 @@ def cpu_profiles(folder, trace, change=lambda profile: None):
 # ------------------------------------------------------------------------------------------------------------ what is found
 
 
-def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(fused):
+def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(h100, fused):
     found = compare(H100, fused)
     assert (found.counted, found.what) == ("kernels", "kernels per step")
+    assert found.conditions[1] == f"before: v1, `{h100['run']['command']}`, {H100}, steps: {h100['profiled_steps']}"
     names = found.by("name", "kind")
     changed = {
         kernel_names.short_name(row.name): (row.change, row.detail, row.calls_difference) for row in names if row.change != "same"
@@ -88,8 +89,6 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     assert names[0].name == named(found, "masked_fill").name, "the largest change in calls comes first"
     assert named(found, "fmha").us_after == pytest.approx(40)
     assert (found.total.calls_before, found.total.calls_after) == (569, 557)
-
-    found = compare(H100, fused)
     before = calls(found.by("kind"))
     assert before["attention"] == (0, 4)
     assert before["reductions"][0] - before["reductions"][1] == before["elementwise"][0] - before["elementwise"][1] == 8
@@ -157,7 +156,6 @@ def test_compiled_operators_are_explained(tmp_path, cpu_trace):
     found = compare(*cpu_profiles(tmp_path, cpu_trace, compile_all))
     assert noted(found, pytorch.COMPILED_NOTE, launch_changes.NO_SPANS)
     assert [row.name for row in found.by("name", "kind") if row.change == "new"] == ["CompiledFunction"]
-    assert_sums_agree(found)
 
 
 # ---------------------------------------------------------------------------------------------------------- other sources
@@ -184,17 +182,6 @@ def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     assert calls(found.by("name")) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
     assert calls(found.by("kind"))["copies"] == (1, 0)
     assert "3 to 1 kernels in the whole file: 66.7 % fewer" in launch_changes.headline(found)
-
-
-def test_a_folder_gives_its_newest_profile_before_anything_else(tmp_path, h100, fused):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "trace_2.json").write_text(json.dumps(gpu_trace()))
-    (folder / "a_kernel_trace.csv").write_bytes((FIXTURES / "new_kernel_trace.csv").read_bytes())
-    write_json(folder / "profile_2.json", h100)
-    (folder / "profile_1.json").write_bytes(fused.read_bytes())
-    found = compare(folder, fused)
-    assert f"before: v1, `{h100['run']['command']}`, {folder / 'profile_2.json'}" in found.conditions[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
@@ -239,7 +226,6 @@ def test_script_writes_report_table_and_figure(execute, tmp_path, fused):
     folder = tmp_path / "kernel_reduction"
     assert {path.name for path in folder.iterdir()} == {f"kernel_reduction.{end}" for end in ("csv", "md", "png")}
     assert "569 to 557 kernels per step: 2.1 % fewer" in done.out and "largest changes in calls (2 of 4)" in done.out
-    assert all(len(line) <= 120 for line in done.out.splitlines() if not line.startswith("written"))
     with (folder / "kernel_reduction.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(launch_changes.CSV_COLUMNS)

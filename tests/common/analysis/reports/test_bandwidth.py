@@ -126,9 +126,10 @@ def test_a_copy_on_an_mi300a_moves_what_it_reads_and_writes():
 @needs_samples
 def test_a_copy_on_an_mi200_is_held_against_its_roofline_csv():
     traffic = bandwidth.read(SAMPLES / "rocprof-compute/kernel_names/MI200")
-    assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings["source"]
+    assert traffic.ceilings["bytes_per_second"] == 1388.9282e9 and "roofline.csv" in traffic.ceilings_from
     row = table(traffic)[0]
     assert row["% of copy"] == pytest.approx(100 * row["GB/s"] / 1388.9282) and 50 < row["% of copy"] < 100
+    assert row["bound by"] is None and not bandwidth.report(traffic).files.keys() & {"points.csv"}, "no FLOPs were counted"
 
 
 # --------------------------------------------------------------------------------------------------------------- shapes
@@ -144,15 +145,6 @@ def test_bytes_of_a_gpu_step_by_its_shapes():
     assert f"{100 * least / step:.3g} % of its" in facts["a step"] and "median without the profiler" in facts["a step"]
     assert facts["far"].startswith("most time above the bound: aten::mm (attention)")
     assert any("optimizer" in note and "left out" in note for note in traffic.notes)
-
-
-def test_work_above_the_ridge_point_is_bound_by_compute():
-    timed = (("gemm", 1, 4.0, 1e8, 2e9), ("add", 1, 4.0, 2e8, 1e8), ("counted", 1, 4.0, 1e8))
-    rows = [bandwidth.KernelTraffic(*row) for row in timed]
-    cells = table(bandwidth.Traffic(rows, bandwidth.MINIMUM, Path("p"), CEILINGS | {"source": "s"}, [], None))
-    assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]
-    assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 3e6, 3.5e6])
-    assert [cell["% of copy"] for cell in cells] == pytest.approx([12.5, 25, 12.5])
 
 
 def test_a_cpu_profile_as_the_script_shows_it(execute, tmp_path, cpu_trace):
@@ -203,13 +195,6 @@ def test_without_a_measured_bandwidth_there_are_no_percentages(folder, tmp_path)
     assert not (tmp_path / "more").exists()
 
 
-def test_a_roofline_without_ceilings_says_how_to_measure_them(tmp_path, cpu_trace):
-    write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
-    with pytest.raises(UsageError, match="profile again with --measure-peak"):
-        bandwidth.analyze(tmp_path / "profile_1.json", tmp_path / "out", draw_roofline=True)
-    assert "not measured" in bandwidth.analyze(tmp_path / "profile_1.json", tmp_path / "out", draw_roofline=False)
-
-
 def test_a_profile_of_attention_says_so(tmp_path, cpu_trace):
     write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
     traffic = bandwidth.read(tmp_path / "profile_1.json")
@@ -232,19 +217,24 @@ def test_what_cannot_say_it_is_refused_and_nothing_is_written(tmp_path, name, me
     assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
 
 
-def test_facts_of_two_kernels():
-    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
-    rows = [bandwidth.KernelTraffic("slow", 1, 4.0, 1e8, 2e9), bandwidth.KernelTraffic("fast", 1, 1.0, 1.9e8, 1e8, 5e6)]
-    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS | {"source": "a copy"}, [], None)
-    found = dict(bandwidth.facts(traffic))
-    assert found["total"] == "290 MB in 5 s of kernels, all that was recorded"
-    assert found["at least"] == "1.45 s at that bandwidth, 29 % of that time"
-    assert found["near (80 %)"] == "1 of 2, the longest fast"
-    assert bandwidth.table(traffic)[1][-1] == 5  # MB through the L2 cache
-
-
 def test_launches_that_took_no_time_are_told_and_left_out(tmp_path):
     path = write_pmc(tmp_path, DEVICES["gfx942"])
     path.write_text(path.read_text().replace("1000,3000", "1000,1000").replace("9000,12000", "9000,9000"))
     with pytest.raises(UsageError, match="has no launch with both a duration and bytes"):
         bandwidth.read(tmp_path)
+
+
+def test_rows_and_facts_of_three_kernels_with_known_bounds():
+    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
+    timed = (("slow", 1, 4.0, 1e8, 2e9), ("fast", 1, 1.0, 1.9e8, 1e8, 5e6), ("not counted", 1, 4.0, 1e8))
+    rows = [bandwidth.KernelTraffic(*row) for row in timed]
+    traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS, "a copy", [], None)
+    cells = table(traffic)
+    assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]
+    assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 0.05e6, 3.5e6])
+    assert [cell["% of copy"] for cell in cells] == pytest.approx([12.5, 95, 12.5])
+    assert [cell["L2 MB"] for cell in cells] == [None, 5, None]
+    found = dict(bandwidth.facts(traffic))
+    assert found["total"] == "390 MB in 9 s of kernels, all that was recorded"
+    assert found["at least"] == "1.95 s at that bandwidth, 21.7 % of that time"
+    assert found["near (80 %)"] == "1 of 3, the longest fast"

@@ -120,9 +120,8 @@ def test_spans_by_their_time_on_the_path(profile):
     ]  # fmt: skip
 
 
-def test_the_report_fits_a_terminal_and_its_files_hold_every_launch(profile, tmp_path):
+def test_the_files_of_the_report_hold_every_launch(profile, tmp_path):
     report = critical_path.report(profile, step_profile.read(profile), COSTS)
-    assert max(map(len, report.terminal().splitlines())) <= 120
     written = {path.name: path for path in report.write(tmp_path / "out", critical_path.STEM)}
     assert set(written) == {"critical_path.csv", "critical_path.md", "timeline.csv"}
     header, *launches = (line.split(",") for line in written["timeline.csv"].read_text().splitlines())

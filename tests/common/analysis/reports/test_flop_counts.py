@@ -88,14 +88,7 @@ def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch)
         flop_counts.read(Path("other.json"))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda content: content["counts"].clear(), "counts: List should have at least 1 item"),
-    (lambda content: content["counts"][0].update(step=-1), "counts.0.step: Input should be greater than 0"),
-])  # fmt: skip
-def test_a_damaged_file_is_named_with_its_field(written, change, message):
-    content = json.loads(written[0].read_text())
-    change(content)
-    written[0].write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=message) as error:
+def test_a_file_without_counts_is_refused(written):
+    written[0].write_text(json.dumps(json.loads(written[0].read_text()) | {"counts": []}))
+    with pytest.raises(UsageError, match="counts: List should have at least 1 item"):
         flop_counts.read(written[0])
-    assert str(error.value).startswith(f"{written[0]}: ") and "\n" not in str(error.value)

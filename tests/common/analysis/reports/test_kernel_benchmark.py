@@ -1,4 +1,4 @@
-"""Benchmarks of kernels: tables and figures of a small one, measured ones are valid, and damaged files are named."""
+"""Benchmarks of kernels: tables and figures of a small one, and the figures of measured ones."""
 
 import itertools
 import json
@@ -14,17 +14,9 @@ from tests.records import record
 import pytest
 
 MEASURED = sorted((ROOT / "results/h100").glob("kernels_*.json"))
-each_file = pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 
 
-@each_file
-def test_measured_benchmarks_are_valid_and_fit_a_terminal(path):
-    measured = kernel_benchmark_file.read(path)
-    assert measured == read_json(path)
-    assert max(map(len, kernel_benchmark.report(measured).terminal().splitlines())) <= 120
-
-
-@each_file
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path):
     measured = kernel_benchmark_file.read(path)
     figure = kernel_benchmark.figure(measured)
@@ -43,18 +35,11 @@ def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path)
     assert not any(axes.get_window_extent().overlaps(box) for axes in figure.axes)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda content: content["rows"][0].update(unit="TB/s"), "rows.0.unit: Input should be 'GB/s' or 'TFLOP/s'"),
-    (lambda content: content["rows"][1].update(contender="cublas"), "rows.1.contender: Input should be 'kernel'"),
-    (lambda content: content.update(rows=[row for row in content["rows"] if row["contender"] != "eager"]), "no row of eager"),
-])  # fmt: skip
-def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
+def test_a_benchmark_without_eager_rows_is_refused(tmp_path):
     content, path = read_json(MEASURED[0]), tmp_path / "kernels.json"
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=message) as error:
+    path.write_text(json.dumps(content | {"rows": [row for row in content["rows"] if row["contender"] != "eager"]}))
+    with pytest.raises(UsageError, match="kernels.json: .*no row of eager"):
         kernel_benchmark.analyze(path)
-    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
 # ----------------------------------------------------------------------------------------------------- written by hand
@@ -88,16 +73,6 @@ ON_A_GPU = [
     row("linear_cross_entropy", "eager", host=9.0, gpu=8.0, amount=4 * 10**11),
     row("linear_cross_entropy", "liger", host=4.0, gpu=None, amount=4 * 10**11),
 ]  # fmt: skip
-
-
-def test_contenders_are_held_against_each_other_by_one_clock_and_against_the_ceiling_of_their_unit():
-    _, _, kernel, eager, liger = ON_A_GPU
-    assert kernel_benchmark.ratio(eager, kernel) == 8 / 2
-    assert kernel_benchmark.ratio(liger, kernel) == 4 / 3  # by the host: liger was not recorded
-
-    measured = measurement(ON_A_GPU)
-    shares = [kernel_benchmark.share(one, measured) for one in ON_A_GPU]
-    assert shares == pytest.approx([50, 12.5, 40, 10, 20])  # 1 GB in 1 ms of 2 TB/s; 0.4 TFLOP in 2 ms of 500 TFLOP/s
 
 
 def test_the_table_has_a_row_for_each_contender():

@@ -68,12 +68,11 @@ def test_the_legend_covers_nothing(tmp_path, cpu_trace):
 def test_the_report_names_the_peak_and_the_memory_by_formula(tmp_path, cpu_trace):
     """Activations by formula at the sizes of the run, and 4 B S V bytes twice."""
     loaded = chrome_trace.load(cpu_trace)
-    page = memory_timeline.report(loaded, write_profile(tmp_path / "profile_1.json", cpu_trace)).html()
+    report = memory_timeline.report(loaded, write_profile(tmp_path / "profile_1.json", cpu_trace))
+    page = report.html()
     assert "<svg" in page and "<script" not in page and "src=" not in page
     peak = loaded.memory.total_bytes.max() / MIB
     assert f"Alive at the peak of {peak:.3g} MiB" in page and "starts at zero" in page
-
-    profile = write_profile(tmp_path / "profile_1.json", cpu_trace)
     kept = footprint.activations(CONFIG, BATCH, LENGTH)["total"]
     whole = (kept + 8 * BATCH * LENGTH * CONFIG.vocab_size) / MIB
-    assert f": {whole:.3g} MiB." in memory_timeline.report(chrome_trace.load(cpu_trace), profile).terminal()
+    assert f": {whole:.3g} MiB." in report.terminal()

