@@ -21,17 +21,6 @@ SCRIPT = ROOT / "version3_triton/tune_blocks.py"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
-def test_candidates_differ_and_tile_in_powers_of_two(kernel):
-    for dtype in DTYPES:
-        found = tune_blocks.candidates(kernel, dtype)
-        assert len(found) > 4 and len(set(found)) == len(found)
-        for one in found:
-            assert isinstance(one, LaunchConfig if kernel in launch_sizes.LAUNCH else TileConfig)
-            sizes = (one.elements, one.per_thread) if isinstance(one, LaunchConfig) else (one.m, one.n, one.warps)
-            assert all(size.bit_count() == 1 for size in sizes) and (isinstance(one, LaunchConfig) or min(one.m, one.n) >= 16)
-
-
 def test_the_kernel_of_keys_is_long_where_the_others_are_short():
     """It owns keys and goes over queries."""
     keys, queries = (tune_blocks.candidates(name, torch.bfloat16) for name in ("keys", "queries"))

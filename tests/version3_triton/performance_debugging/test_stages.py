@@ -22,10 +22,6 @@ if stages.kernels.HAS_TRITON:  # imported while the interpreter is asked for
 needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
 
 
-def test_there_are_six_stages():
-    assert list(NAMES) == [f"stage{number}" for number in range(1, 7)]
-
-
 def test_fixed_stages_train_as_version_3_does(train):
     real = train("stage5")
     assert real["stage"]["updated"] == real["stage"]["parameters"] and real["stage"]["caveat"] is None
@@ -73,10 +69,9 @@ def test_slow_strides_take_pytorchs_plain_attention(fixed):
     torch.testing.assert_close(attention(q, k, v), reference, atol=1e-5, rtol=1e-4)
 
 
-def test_the_slow_stage_computes_the_same(train):
-    assert train("stage2")["loss"]["all"] == pytest.approx(train("stage2", "--fixed")["loss"]["all"], abs=1e-5)
-    for preset in ("tiny", "medium"):
-        assert stage_of("stage2").options(["--preset", preset]).model.num_key_value_heads == 2
+@pytest.mark.parametrize("preset", ["tiny", "medium"])
+def test_the_slow_stage_has_grouped_heads_at_every_preset(preset):
+    assert stage_of("stage2").options(["--preset", preset]).model.num_key_value_heads == 2
 
 
 # Stage 3
@@ -146,14 +141,6 @@ def test_own_dot_products_are_right_and_no_matrix_product(no_kernels):
     assert products & operators(lambda: swiglu(x, weight))
     if DEVICE.type == "cpu":
         assert not products & operators(lambda: stage4.FusedSwiGLU.apply(x, weight))
-
-
-def test_only_the_broken_stage_has_its_own_feed_forward(small_model):
-    ids = torch.arange(16).view(1, 16)
-    broken, fixed = small_model("stage4"), small_model("stage4", "--fixed")
-    torch.testing.assert_close(broken(ids), fixed(ids), atol=1e-5, rtol=1e-4)
-    used = [operators(lambda model=model: model.layers[0].mlp(torch.randn(1, 4, 32))) for model in (broken, fixed)]
-    assert "FusedSwiGLU" in used[0] and "FusedSwiGLU" not in used[1]
 
 
 @needs_triton
