@@ -16,7 +16,6 @@ from tests.conftest import PATHS, ROOT, V1
 
 import experiments
 import pytest
-import run_lab
 import torch
 
 LAB = V1 / "exercises" / "profiling_lab"

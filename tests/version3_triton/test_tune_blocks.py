@@ -1,7 +1,6 @@
 """The choice of tiles: the candidates, their ranking, and the distance of the table to the fastest measured tile."""
 
 import copy
-import importlib
 import itertools
 import sys
 
@@ -46,9 +45,6 @@ def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
 def test_every_kernel_is_timed_in_one_choice():
     timed = [function for subject in tune_blocks.SUBJECTS.values() for function in subject.functions]
     assert sorted(timed) == sorted({function for function, _ in costs.training_step(ModelConfig(), 1, 4, 4)})
-    files = ("flash_attention", "linear_cross_entropy", "rms_norm", "rope", "swiglu")
-    modules = [importlib.import_module(f"version3_triton.kernels.{file}") for file in files]
-    assert all(any(hasattr(module, function) for module in modules) for function in timed)
 
 
 def times(kernel: str, size: int, *us: float | None) -> list[dict]:
