@@ -69,13 +69,6 @@ def test_after_two_dashes_everything_is_the_scripts_which_takes_few_steps(machin
     assert int(value(arguments, "--num-steps")) == (3 if script == ROCPROF_COMPUTE else 30)
 
 
-@pytest.mark.parametrize("script", ONE_TOOL)
-def test_a_failing_tool_gives_its_code(machine, script):
-    machine.tools(ONE_TOOL[script])
-    failure = {f"FAIL_{ONE_TOOL[script].replace('-', '_')}": "9"}
-    assert not machine.run(script, "--script", machine.script, check=9, **failure).stdout
-
-
 @pytest.mark.parametrize("script", OF_A_VERSION, **script_name)
 def test_a_tool_gets_the_version_of_its_folder_and_the_arguments(machine, script):
     version, tool = OF_A_VERSION[script]

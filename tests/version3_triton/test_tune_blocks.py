@@ -27,7 +27,7 @@ def test_the_kernel_of_keys_is_long_where_the_others_are_short():
     assert queries == tune_blocks.candidates("forward", torch.bfloat16) and all(one.m >= 64 for one in queries)
 
 
-@pytest.mark.parametrize("family", ["sm_80", "sm_90", "hip"])
+@pytest.mark.parametrize("family", ["sm_75", "sm_80", "sm_90", "hip"])
 @pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
 def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
     monkeypatch.setattr(launch_sizes, "family", lambda: family)
