@@ -118,6 +118,11 @@ def test_memory_on_a_gpu():
 # --------------------------------------------------------------------------------------------- problem 3: components
 
 
+def test_a_result_needs_only_a_name_and_a_time():
+    result = ProfileResult("softmax", 1.5)
+    assert (result.name, result.time_ms, result.memory_mb, result.flops, result.bytes_moved) == ("softmax", 1.5, 0.0, 0, 0)
+
+
 def test_component_work_follows_from_the_shapes():
     # n = 256, scores 2048, D^2 = 64
     assert profiling.component_work(batch_size=2, seq_len=16, d_model=8, num_heads=4, element_size=2) == {
@@ -142,16 +147,18 @@ def test_components_in_order_with_time_memory_and_work(device):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "device", "message"),
-    [
-        ((16, 30, 4), "cpu", "divisible"), ((0, 32, 4), "cpu", "seq_len"), ((16, 32, 0), "cpu", "num_heads"),
-        ((16, 0, 4), "cpu", "d_model"), ((16, 32, 4), "tpu", "tpu"),
-    ],
-    ids=["heads", "no length", "no heads", "no width", "no device"],
-)  # fmt: skip
-def test_components_refuse(sizes, device, message):
+    ("sizes", "message"),
+    [((16, 30, 4), "divisible"), ((0, 32, 4), "seq_len"), ((16, 32, 0), "num_heads"), ((16, 0, 4), "d_model")],
+    ids=["heads", "no length", "no heads", "no width"],
+)
+def test_components_refuse_sizes(sizes, message):
     with pytest.raises(ValueError, match=message):
-        profiling.profile_attention_components(*sizes, device=device)
+        profiling.profile_attention_components(*sizes, device="cpu")
+
+
+def test_components_refuse_a_device_that_does_not_exist():
+    with pytest.raises(ValueError, match="tpu"):
+        profiling.profile_attention_components(16, 32, 4, device="tpu")
 
 
 # --------------------------------------------------------------------------------------------- problem 4: bottleneck
@@ -203,6 +210,11 @@ def test_the_report_says_what_its_figures_say(device):
     gain = re.search(r"^Recommendation: .*?([\d.]+) times", report, re.MULTILINE)
     core = sum(shares[name] for name in COMPONENTS[1:4]) / 100
     assert gain and float(gain.group(1)) == pytest.approx(1 / (1 - max(core, 1 - core)), rel=0.05)
+
+
+def test_the_report_refuses_what_the_components_refuse():
+    with pytest.raises(ValueError, match="divisible"):
+        profiling.generate_profile_report(16, 30, 4, "cpu")
 
 
 # ---------------------------------------------------------------------------------------------- problem 5: intensity
