@@ -130,11 +130,6 @@ def test_wrong_arguments_are_one_line(study, arguments, message):
     assert done.stderr == f"error: {message}\n" and not done.stdout and not (study.folder / "performance_study").exists()
 
 
-def test_help_is_the_head_of_the_file(study):
-    shown = study.run(study.launcher, "--help").stdout
-    assert f"bash {NAME} [tiny|small|medium|large] [--enable-profilers]" in shown and "#" not in shown
-
-
 @pytest.mark.slow
 def test_a_real_study(tmp_path):
     machine = Machine(tmp_path)

@@ -8,7 +8,7 @@ from common import device as devices
 from common import spans, timing
 from common.errors import RunError
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE
+from tests.oracle import DEVICE, results
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL, stage_of
 
 import compare_stages
@@ -129,14 +129,8 @@ def swiglu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_own_dot_products_are_right_and_no_matrix_product(no_kernels):
     stage4 = importlib.import_module(NAMES["stage4"])
     x, weight = torch.randn(2, 64, 128, device=DEVICE), torch.randn(512, 128, device=DEVICE)
-    results = []
-    for function in (stage4.FusedSwiGLU.apply, swiglu):
-        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        y = function(*leaves)
-        y.sum().backward()
-        results.append([y, *(leaf.grad for leaf in leaves)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-3)
+    ours, theirs = (results(function, [x, weight]) for function in (stage4.FusedSwiGLU.apply, swiglu))
+    torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-3)
     products = {"aten::mm", "aten::addmm", "aten::matmul", "aten::linear"}
     assert products & operators(lambda: swiglu(x, weight))
     if DEVICE.type == "cpu":
