@@ -73,7 +73,7 @@ def test_a_gpu_adds_mixed_precision_and_steps(study):
     assert "--use-amp" not in plain and "--use-amp" in mixed and value(mixed, "--metrics-out") == "metrics_bf16.json"
 
 
-@pytest.mark.parametrize("no_gpu", ("0", "1"), ids=("gpu", "cpu"))
+@pytest.mark.parametrize("no_gpu", ("0", "1"))
 def test_profilers_come_after_the_runs_in_their_precision(study, no_gpu):
     *_, profiled, counted, summary = study.started("small", "--enable-profilers", "--", "--data", "a b", NO_GPU=no_gpu)
     assert "--enable-pytorch-profiler" in profiled and value(profiled, "--profile-dir") == "profiles"
