@@ -38,20 +38,14 @@ def results(operation: Callable, inputs: list[Tensor], seed: int = 1) -> list[Te
 
 
 def check(ours: Callable, plain: Callable, inputs: list[Tensor], dtype: torch.dtype) -> None:
-    """Each result's largest error against float64 is at most MARGIN times PyTorch's in `dtype`, or a few units of rounding.
-
-    A second call must give the same bits.
-    """
+    """The results and gradients are `as_accurate` as PyTorch's in `dtype`, and a second call gives the same bits."""
     inputs = [x.to(DEVICE, dtype if x.is_floating_point() else None) for x in inputs]
     exact = results(plain, [x.double() if x.is_floating_point() else x for x in inputs])
     theirs, got = results(plain, inputs), results(ours, inputs)
-    again = results(ours, inputs)
-    for i, (right, usual, mine, repeated) in enumerate(zip(exact, theirs, got, again, strict=True)):
+    for i, (usual, mine, repeated) in enumerate(zip(theirs, got, results(ours, inputs), strict=True)):
         assert mine.shape == usual.shape and mine.dtype == usual.dtype, i
         assert torch.equal(mine, repeated), f"result {i} differs between two calls"
-        error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
-        floor = FLOOR * torch.finfo(dtype).eps * right.abs().max().item()
-        assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"
+    as_accurate(got, theirs, exact, FLOOR * torch.finfo(dtype).eps)
 
 
 def confident(tokens: int, size: int, vocabulary: int, offset: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,8 +60,9 @@ def confident(tokens: int, size: int, vocabulary: int, offset: float) -> tuple[T
     return x[None].to(DEVICE), torch.cat((weight, torch.ones(vocabulary, 1)), 1).to(DEVICE), targets[None].to(DEVICE)
 
 
-def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -> None:
-    """Each result's largest error against float64 is at most MARGIN times PyTorch's."""
+def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor], rounding: float = 0.0) -> None:
+    """Each result's largest error against float64 is at most MARGIN times PyTorch's, or `rounding` of the largest element."""
     for i, (mine, usual, right) in enumerate(zip(ours, theirs, exact, strict=True)):
         error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
-        assert error <= MARGIN * allowed, f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}"
+        floor = rounding * right.abs().max().item()
+        assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"

@@ -30,12 +30,8 @@ From the second follow, or from the first on a CPU and for what cannot be record
 and their share of what a large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy, and float32
 attention in TF32 products a product in float32. Bytes are those of one number format; under autocast see `kernels/costs.py`.
 
-The JSON file, schema "tiny-llama-kernel-benchmark/1":
-
-    command, date, device, environment, precision, ceilings   as in a run record
-    rows    {"operation", "batch_size", "sequence_length", "hidden_size", "unit": "GB/s" or "TFLOP/s", "amount": bytes or FLOPs,
-            "contender", "host_ms" and "gpu_ms": {"median", "p20", "p80", "count"}, "gpu_ms" null where nothing can be recorded,
-            "peak_mib": the most that a pass takes beside its inputs, null on a CPU}
+`common/records/kernel_benchmark_file.py` has the fields of the JSON file. There `gpu_ms` is null where nothing can be recorded;
+`peak_mib`, the most that a pass takes beside its inputs, is null on a CPU.
 
 A sweep of sizes also draws the share of the ceiling over the sequence length, in a PNG beside it.
 """

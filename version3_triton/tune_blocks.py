@@ -205,8 +205,10 @@ def main() -> None:
     with progress("compiling and timing candidates"):
         for measured in measure(options):
             write_measurement(options.output, measured, "--output")
-    body = [[*row.values()][:2] + [" x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
-            for row in measured["chosen"]]  # fmt: skip
+    body = [
+        [row["kernel"], row["size"], " x ".join(map(str, row["candidate"])), row["relative"], "*" if row["in_table"] else ""]
+        for row in measured["chosen"]
+    ]
     print(tables.text(["kernel", "size", "candidate", "x fastest", "in table"], body))
 
 

@@ -16,7 +16,6 @@ from tests.conftest import PATHS, ROOT, V1
 
 import experiments
 import pytest
-import run_lab
 import torch
 
 LAB = V1 / "exercises" / "profiling_lab"
@@ -90,22 +89,29 @@ def test_run_lab_refuses(refused, tmp_path, arguments, message):
     assert not (tmp_path / "lab.json").exists()
 
 
-@pytest.mark.parametrize("which", ["starter", "solution"])
-def test_run_lab_measures_the_one_that_is_asked_for(monkeypatch, which):
-    monkeypatch.delitem(sys.modules, "profiling", raising=False)
+@pytest.fixture
+def own_profiling(monkeypatch):
+    """Imports `profiling` anew, from the folder that the test asks for."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert Path(run_lab.load(which).__file__) == run_lab.FOLDERS[which] / "profiling.py"
-    del sys.modules["profiling"]
+    monkeypatch.delitem(sys.modules, "profiling", raising=False)
+    yield
+    sys.modules.pop("profiling", None)
 
 
 @pytest.mark.parametrize(
     "problem, printed", [("time", "us of x + 1: ["), ("memory", "x + 1 32.0"), ("intensity", "softmax (8, 128, 128) 1.25")]
 )
-def test_the_values_of_a_problem(execute, monkeypatch, problem, printed):
-    monkeypatch.delitem(sys.modules, "profiling", raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_the_values_of_a_problem(execute, own_profiling, problem, printed):
     assert printed in execute(LAB / "try_it.py", problem, "--implementation", "solution", "--device", "cpu").out
-    del sys.modules["profiling"]
+
+
+@pytest.mark.parametrize("command, named", [
+    (("try_it.py", "time"), "benchmark_function: problem 1 in README.md"),
+    (("run_lab.py", "--output", "lab.json", "--implementation", "starter", "--parts", "components", *SMALL),
+     "profile_attention_components: problem 3 in README.md"),
+], ids=["try_it", "run_lab"])  # fmt: skip
+def test_a_function_that_is_still_to_be_written_is_named_in_one_line(refused, own_profiling, known_ceilings, command, named):
+    assert named in refused(LAB / command[0], *command[1:])
 
 
 def test_two_devices_side_by_side(execute, tmp_path):

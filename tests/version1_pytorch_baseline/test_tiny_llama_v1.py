@@ -112,70 +112,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(function, inputs)
 
 
-def test_backward_formulas_of_the_architecture_document() -> None:
-    """Those that the kernels of later versions implement, in float64 against autograd."""
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
-
-    def check(out: Tensor, inputs: tuple[Tensor, ...], formulas) -> None:
-        dy = torch.randn_like(out)
-        for ours, theirs in zip(formulas(dy), torch.autograd.grad(out, inputs, dy), strict=True):
-            assert_close(ours, theirs, 1e-12)
-
-    x, w = leaf(3, 5, 8), leaf(8)
-    r = (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    normalized = x * r
-    check(
-        rms_norm(x, w, 1e-5), (x, w),
-        lambda dy: (r * (w * dy - normalized * (w * dy * normalized).mean(-1, keepdim=True)), (dy * normalized).sum((0, 1))),
-    )  # fmt: skip
-
-    gate, up = leaf(3, 7), leaf(3, 7)
-    s = gate.sigmoid()
-    check(v1.swiglu(gate, up), (gate, up), lambda dy: (dy * up * s * (1 + gate * (1 - s)), dy * gate * s))
-
-    q, k, v = leaf(2, 2, 5, 4), leaf(2, 2, 5, 4), leaf(2, 2, 5, 4)
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    p = (q @ k.mT / 2).masked_fill(future, -torch.inf).softmax(-1)
-    out = v1.attention(q, k, v)
-
-    def attention_backward(dy: Tensor) -> tuple[Tensor, ...]:
-        ds = p * (dy @ v.mT - (dy * out).sum(-1, keepdim=True))
-        return ds @ k / 2, ds.mT @ q / 2, p.mT @ dy
-
-    check(out, (q, k, v), attention_backward)
-
-    cos, sin = (table.double() for table in rope_tables(4, 5, 100.0))
-    check(apply_rope(q, k, cos, sin)[0], (q,), lambda dy: (apply_rope(dy, dy, cos, -sin)[0],))
-
-    logits, targets = leaf(6, 9), torch.randint(9, (6,))
-    check(F.cross_entropy(logits, targets), (logits,), lambda dy: (dy * (logits.softmax(-1) - F.one_hot(targets, 9)) / 6,))
-
-
 # -------------------------------------------------------------------------------------------------- the whole model
-
-
-@kv_heads
-def test_a_later_token_does_not_change_earlier_logits(kv_heads: int) -> None:
-    _, model = small_model(kv_heads)
-    input_ids, _ = batch_of((2, 12))
-    changed = input_ids.clone()
-    changed[:, 7] = (changed[:, 7] + 1) % SMALL["vocab_size"]
-    before, after = model(input_ids), model(changed)
-    assert torch.equal(before[:, :7], after[:, :7])
-    assert (before[:, 7:] != after[:, 7:]).any(dim=-1).all()  # and it does change every later one
-
-
-def test_head_and_embedding_are_one_parameter() -> None:
-    _, model = small_model()
-    assert model.lm_head.weight is model.embed_tokens.weight
-    model.loss(*batch_of((2, 9))).backward()
-    rows = model.embed_tokens.weight.grad.abs().sum(dim=1)
-    assert (rows > 0).all()  # through the head every token's row gets a gradient, not only those in the batch
-    other = v1.TinyLlama(ModelConfig(**SMALL))
-    other.load_state_dict(model.state_dict())
-    assert other.lm_head.weight is other.embed_tokens.weight
 
 
 def test_initial_loss_is_that_of_a_guess() -> None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-from common.files import read_json
 from tests.conftest import PATHS, ROOT, TINY, V1
 from tests.stand_ins import Machine, value
 
@@ -68,13 +67,6 @@ def test_after_two_dashes_everything_is_the_scripts_which_takes_few_steps(machin
     [arguments, *_] = arguments_of_script(done)
     assert arguments[-5:] == ["--profile-dir", "mine", "--", "--script", "x"]
     assert int(value(arguments, "--num-steps")) == (3 if script == ROCPROF_COMPUTE else 30)
-
-
-@pytest.mark.parametrize("script", ONE_TOOL)
-def test_a_failing_tool_gives_its_code(machine, script):
-    machine.tools(ONE_TOOL[script])
-    failure = {f"FAIL_{ONE_TOOL[script].replace('-', '_')}": "9"}
-    assert not machine.run(script, "--script", machine.script, check=9, **failure).stdout
 
 
 @pytest.mark.parametrize("script", OF_A_VERSION, **script_name)
@@ -280,19 +272,6 @@ def test_help_is_the_head_of_the_file(machine, script):
 
 
 # Real runs
-
-
-def test_documented_line_on_a_machine_without_tools(machine):
-    """The line of the documents, with Version 1 and small sizes."""
-    line = ("--batch-size", 8, "--seq-len", 128, "--enable-rocm-tools", "--profile-dir", "./complete_rocm_analysis")
-    small = (*TINY, "--num-steps", 3, "--data", "synthetic", "--device", "cpu")
-    done = machine.run(
-        ALL, *line, *small, "--script", V1 / "tiny_llama_v1.py", PYTHONPATH=PATHS, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1"
-    )  # fmt: skip
-    [path] = (machine.folder / "complete_rocm_analysis").glob("profile_*.json")
-    assert read_json(path, "tiny-llama-profile/1")["operators"]
-    assert "completed, 3 of 3 steps" in done.stdout
-    assert all(f"{tool} is not on PATH" in done.stderr for tool in AMD)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from types import ModuleType
 
-from common import data
 from common import device as devices
 from common.precision import Precision
 from tests import models
@@ -41,17 +40,6 @@ def test_same_logits_and_gradients_as_version_1(kv_heads, switches):
     expected = models.gradients(first, batch)
     for name, gradient in models.gradients(second, batch).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_the_loss_curves_stay_together_for_200_steps():
-    devices.prepare(CPU, 0)
-    batches = data.Batches(data.markov(61, seed=0), 2, 16, 200, 0, CPU)
-    first, second = (
-        models.losses(version, models.build(version), [batches[i] for i in range(200)], Precision(CPU, None), 3e-3)
-        for version in (tiny_llama_v1, tiny_llama_v2)
-    )
-    assert first[-1] < first[0] - 1  # it learns
-    assert second == pytest.approx(first, abs=1e-4)
 
 
 @pytest.fixture

@@ -69,27 +69,19 @@ def test_two_models_side_by_side_have_their_own_operations(called):
         assert called == expected
 
 
-def test_after_a_forward_pass_nothing_stays_switched_off(called):
-    model = models.build(tiny_llama_v3, dict.fromkeys(tiny_llama_v3.SWITCHES, False), device=DEVICE)
+def test_operations_are_given_back_after_a_context_within_another_and_after_an_error(called):
     gate = torch.ones(4, device=DEVICE)
-    for run in (lambda: loss(model), lambda: model(models.batch(DEVICE)[0])):
-        run()
-        kernels.swiglu(gate, gate)
-    assert called == {"swiglu": 2}
-    with pytest.raises(RuntimeError):
-        model(torch.zeros(1, 4, device=DEVICE))  # token ids are integers: the pass ends early
-    kernels.swiglu(gate, gate)
-    assert called == {"swiglu": 3}
-
-
-def test_a_context_within_another_gives_back_what_was_off_before(called):
-    gate = torch.ones(4, device=DEVICE)
-    with kernels.replaced({"swiglu": kernels.reference.swiglu}):
-        with kernels.replaced({"attention": kernels.reference.attention}):
+    with kernels.replaced({"swiglu": reference.swiglu}):
+        with kernels.replaced({"attention": reference.attention}):
             kernels.swiglu(gate, gate)
         assert called == {"swiglu": 1}
         kernels.swiglu(gate, gate)
+    model = models.build(tiny_llama_v3, dict.fromkeys(tiny_llama_v3.SWITCHES, False), device=DEVICE)
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(1, 4, device=DEVICE))  # token ids are integers: the pass ends early
     assert called == {"swiglu": 1}
+    kernels.swiglu(gate, gate)
+    assert called == {"swiglu": 2}
 
 
 @pytest.mark.parametrize("device, has_triton, interpreted, reason", [

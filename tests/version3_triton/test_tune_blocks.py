@@ -1,7 +1,6 @@
 """The choice of tiles: the candidates, their ranking, and the distance of the table to the fastest measured tile."""
 
 import copy
-import importlib
 import itertools
 import sys
 
@@ -21,17 +20,6 @@ SCRIPT = ROOT / "version3_triton/tune_blocks.py"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
-def test_candidates_differ_and_tile_in_powers_of_two(kernel):
-    for dtype in DTYPES:
-        found = tune_blocks.candidates(kernel, dtype)
-        assert len(found) > 4 and len(set(found)) == len(found)
-        for one in found:
-            assert isinstance(one, LaunchConfig if kernel in launch_sizes.LAUNCH else TileConfig)
-            sizes = (one.elements, one.per_thread) if isinstance(one, LaunchConfig) else (one.m, one.n, one.warps)
-            assert all(size.bit_count() == 1 for size in sizes) and (isinstance(one, LaunchConfig) or min(one.m, one.n) >= 16)
-
-
 def test_the_kernel_of_keys_is_long_where_the_others_are_short():
     """It owns keys and goes over queries."""
     keys, queries = (tune_blocks.candidates(name, torch.bfloat16) for name in ("keys", "queries"))
@@ -39,7 +27,7 @@ def test_the_kernel_of_keys_is_long_where_the_others_are_short():
     assert queries == tune_blocks.candidates("forward", torch.bfloat16) and all(one.m >= 64 for one in queries)
 
 
-@pytest.mark.parametrize("family", ["sm_80", "sm_90", "hip"])
+@pytest.mark.parametrize("family", ["sm_75", "sm_80", "sm_90", "hip"])
 @pytest.mark.parametrize("kernel", tune_blocks.SUBJECTS)
 def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
     monkeypatch.setattr(launch_sizes, "family", lambda: family)
@@ -57,9 +45,6 @@ def test_a_kernel_gets_the_tile_of_the_table(monkeypatch, kernel, family):
 def test_every_kernel_is_timed_in_one_choice():
     timed = [function for subject in tune_blocks.SUBJECTS.values() for function in subject.functions]
     assert sorted(timed) == sorted({function for function, _ in costs.training_step(ModelConfig(), 1, 4, 4)})
-    files = ("flash_attention", "linear_cross_entropy", "rms_norm", "rope", "swiglu")
-    modules = [importlib.import_module(f"version3_triton.kernels.{file}") for file in files]
-    assert all(any(hasattr(module, function) for module in modules) for function in timed)
 
 
 def times(kernel: str, size: int, *us: float | None) -> list[dict]:

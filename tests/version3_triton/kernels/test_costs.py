@@ -1,9 +1,9 @@
-"""Bytes and FLOPs of each kernel by formula: against its tensors, by hand, and in FLOP counts."""
+"""Bytes and FLOPs of each kernel by formula: against its tensors, and in FLOP counts."""
 
 from collections import Counter
 
 from common.analysis.formulas import flops
-from common.config import ModelConfig
+from common.precision import Precision
 from common.training import flop_counters
 from tests import models
 from tests.conftest import runs_kernels
@@ -22,7 +22,8 @@ ALL_OFF = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
 
 
 @interpreted
-def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch):
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=["fp32", "autocast"])
+def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch, dtype):
     """Every tensor counts once, the logits twice because they are read and written. The formula leaves small tensors out."""
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -41,32 +42,21 @@ def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch)
 
     original = InterpretedFunction.run
     monkeypatch.setattr(InterpretedFunction, "run", note)
-    models.build(tiny_llama_v3).loss(*models.batch()).backward()
+    precision = Precision(DEVICE, dtype)
+    with precision.autocast():
+        loss = models.build(tiny_llama_v3).loss(*models.batch())
+    loss.backward()
     expected: Counter = Counter()
-    for (kernel, _), cost in costs.training_step(CONFIG, 2, 17, 4).items():
+    for (kernel, _), cost in costs.training_step(CONFIG, 2, 17, precision.dtype.itemsize).items():
         expected[kernel] += cost.bytes or 0
     assert given == expected
 
 
-def test_costs_under_autocast_by_hand():
-    """Bytes by the table of the module at e = 2, with a residual stream in float32; FLOPs of the pairs that are not masked."""
-    config, e, tokens = ModelConfig(num_key_value_heads=4), 2, 8 * 128
-    layers, d, h, k, dh, f, v = 4, 256, 8, 4, 32, 512, 1000
-    product = 2 * d * 8 * 128 * 129 // 2 * layers
-    rotated = tokens * layers * 2 * dh * (h + k) * e
-    found = {key: (cost.bytes, cost.flops) for key, cost in costs.training_step(config, 8, 128, e).items()}
-    assert found == {
-        ("_rms_norm_forward", "forward"): (tokens * d * (4 + e + 2 * layers * (8 + 2 * e)), None),
-        ("_rms_norm_backward", "backward"): (tokens * d * (8 + e + (2 * layers - 1) * (12 + 2 * e) + 8 + 2 * e), None),
-        ("_rms_norm_dweight", "backward"): (None, None),
-        ("_rope_forward", "forward"): (rotated, None), ("_rope_forward", "backward"): (rotated, None),
-        ("_flash_attention_forward", "forward"): (tokens * layers * dh * (2 * h + 2 * k) * e, 2 * product),
-        ("_flash_attention_backward_queries", "backward"): (tokens * layers * dh * (4 * h + 2 * k) * e, 3 * product),
-        ("_flash_attention_backward_keys", "backward"): (tokens * layers * dh * (2 * h + 4 * k) * e, 4 * product),
-        ("_swiglu_forward", "forward"): (tokens * layers * 3 * f * e, None),
-        ("_swiglu_backward", "backward"): (tokens * layers * 5 * f * e, None),
-        ("_linear_cross_entropy_loss_and_gradient", "forward"): (tokens * 2 * v * e, None),
-    }  # fmt: skip
+def test_flops_of_attention_are_those_of_the_pairs_that_are_not_masked():
+    product = 2 * 2 * 17 * 18 // 2 * CONFIG.hidden_size * CONFIG.num_layers
+    found = {kernel: cost.flops for (kernel, _), cost in costs.training_step(CONFIG, 2, 17, 2).items() if cost.flops}
+    kernels_of = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
+    assert found == {f"_flash_attention_{name}": products * product for name, products in kernels_of.items()}
 
 
 def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch):

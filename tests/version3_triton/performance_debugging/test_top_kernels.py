@@ -9,8 +9,6 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.version3_triton.performance_debugging.conftest import FOLDER
 
-import pytest
-
 SCRIPT = FOLDER / "top_kernels.py"
 HEADER = ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage", "MinNs", "MaxNs", "StdDev"]
 
@@ -45,11 +43,6 @@ def test_of_a_folder_it_takes_the_statistics(execute, tmp_path):
     shutil.copy(ROOT / "tests/fixtures/kernels/new_kernel_trace.csv", tmp_path / "out/host/1_kernel_trace.csv")
     statistics(tmp_path / "out/host/1_kernel_stats.csv")
     assert "kernel_40" in execute(SCRIPT, "out").out
-
-
-@pytest.mark.parametrize("name", ("new_kernel_trace.csv", "ncu_raw.csv", "pmc_perf.csv"))
-def test_it_reads_the_files_of_other_profilers(execute, name):
-    assert "that take longest" in execute(SCRIPT, ROOT / "tests/fixtures/kernels" / name).out
 
 
 def test_a_missing_file_is_one_line(refused):

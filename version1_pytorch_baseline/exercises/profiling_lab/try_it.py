@@ -13,7 +13,7 @@ from common import device as devices
 
 import toolkit
 import torch
-from run_lab import load
+from run_lab import command, load
 
 
 def time(profiling: ModuleType, device: torch.device) -> None:
@@ -54,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.command(main)
+    command(main)
