@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.documents import rewrite
+from common.documents import reference, rewrite
 from tests.conftest import ROOT
 from tests.pages import CALL, LINK, TESTS, V2, commands
 
@@ -80,10 +80,10 @@ def test_each_table_and_picture_stands_on_one_page():
 
 
 def anchors(document: Path) -> set[str]:
-    """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation, hyphens for spaces."""
+    """Its anchors, and those that GitHub makes of its headings."""
     text = document.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(ANCHOR.findall(text))
+    return {reference.anchor(heading) for heading in headings} | set(ANCHOR.findall(text))
 
 
 @each_document
