@@ -42,14 +42,7 @@ THIRDS = {
 SHORT = {("_short_attention_backward", "backward")}
 
 
-@pytest.fixture
-def all_in_epilogues(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 1 << 30)
-
-
-@pytest.fixture
-def without_epilogues(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
+ALL = 1 << 30  # the most elements of a product with an epilogue: any product has one
 
 
 def moved(kernel: str, tensors: dict[str, torch.Tensor]) -> int:
@@ -80,16 +73,15 @@ def step(dtype: torch.dtype, enter=lambda phase: None) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("dtype, epilogues, expected", [
-    (torch.float32, "without_epilogues", EVERYWHERE | SEPARATE | THIRDS),
-    (torch.float16, "without_epilogues", EVERYWHERE | SEPARATE | SHORT),
-    (torch.float16, "all_in_epilogues", EVERYWHERE | EPILOGUES | SHORT),
+@pytest.mark.parametrize("dtype, most, expected", [
+    (torch.float32, 0, EVERYWHERE | SEPARATE | THIRDS), (torch.float16, 0, EVERYWHERE | SEPARATE | SHORT),
+    (torch.float16, ALL, EVERYWHERE | EPILOGUES | SHORT),
 ])  # fmt: skip
-def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(request, monkeypatch, dtype, epilogues, expected):
+def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch, dtype, most, expected):
     from triton.runtime.interpreter import InterpretedFunction
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    request.getfixturevalue(epilogues)
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
     given: Counter = Counter()
     phases = []
 
@@ -168,12 +160,10 @@ def product(length: int) -> int:
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype, epilogues, repeated", [
-    (torch.float32, "all_in_epilogues", 3), (torch.float16, "without_epilogues", 1), (torch.float16, "all_in_epilogues", 1),
-])  # fmt: skip
-def test_every_product_is_counted_once(request, dtype, epilogues, repeated):
+@pytest.mark.parametrize("dtype, most, repeated", [(torch.float32, ALL, 3), (torch.float16, 0, 1), (torch.float16, ALL, 1)])
+def test_every_product_is_counted_once(monkeypatch, dtype, most, repeated):
     """The formula's count, and the products that attention's backward pass repeats: the scores, or Version 3's three."""
-    request.getfixturevalue(epilogues)
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
     found, once = counted(dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
     assert found == {"forward": once, "backward": 2 * once + repeated * product(LENGTH)}
 
@@ -187,7 +177,8 @@ def flops_of(length: int, exact: bool = False, dtype: torch.dtype = torch.float3
 NOTHING = {"forward": 0, "backward": 0}
 
 
-def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(without_epilogues):
+def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
     assert flops_of(256) == {"forward": 2 * product(256), "backward": 7 * product(256)}
     assert flops_of(257) == NOTHING
     assert flops_of(257, exact=True) == {"forward": 2 * product(257), "backward": 7 * product(257)}
@@ -198,6 +189,7 @@ def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(without
     assert costs.kernel_flops(model, torch.zeros(1, 8, dtype=torch.long, device=DEVICE)) == NOTHING
 
 
-def test_without_kernels_there_is_nothing_to_add(monkeypatch, all_in_epilogues):
+def test_without_kernels_there_is_nothing_to_add(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: ALL)
     monkeypatch.setattr(third_kernels, "HAS_TRITON", False)
     assert flops_of(17, dtype=torch.float16) == NOTHING
