@@ -160,19 +160,6 @@ def test_a_version_uses_common_and_its_own_folder(folder):
     assert wrong == []
 
 
-def test_a_script_and_what_it_calls_have_one_name():
-    """A script that uses one module of a study, an analysis or a document is named after it, or after the function it calls."""
-    wrong, checked = [], 0
-    for script in (path for version in VERSIONS for path in version.parent.glob("*.py")):
-        called = {name for name in uses(script) if room(name) in ("studies", "analysis", "documents")}
-        if len(called) == 1 and ".output." not in str(called):
-            checked += 1
-            module = min(called).split(".")[-1]
-            functions = re.findall(rf"\b{module}\.([a-z_]+)\(", script.read_text(encoding="utf-8"))
-            wrong += [f"{script.name} calls {module}"] * (not any(name in script.stem for name in (module, *functions)))
-    assert wrong == [] and checked > 10
-
-
 # -------------------------------------------------------------------------------------------------------------- tests
 
 TESTS = modules(ROOT / "tests")

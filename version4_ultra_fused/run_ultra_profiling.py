@@ -16,7 +16,6 @@ from pathlib import Path
 
 from common import cli
 from common.analysis.comparisons import critical_paths
-from common.analysis.output.report import Report
 from common.analysis.reports import critical_path
 from common.files import writable_folder
 from common.records import step_profile
@@ -24,15 +23,13 @@ from common.training import version_files
 from version4_ultra_fused import tiny_llama_v4
 
 
-def of_one(path: Path, sort_by: str | None) -> Report:
-    profile = step_profile.read(path)
-    return critical_path.report(path, profile, version_files.kernel_costs(profile), sort_by)
-
-
 def show(paths: list[Path], arguments: Namespace) -> None:
     """The critical path of one profile, or a table of several."""
-    report = of_one(paths[0], arguments.sort_by) if len(paths) == 1 else critical_paths.compare(paths)
-    stem = critical_path.STEM if len(paths) == 1 else "critical_paths"
+    if len(paths) == 1:
+        profile, stem = step_profile.read(paths[0]), critical_path.STEM
+        report = critical_path.report(paths[0], profile, version_files.kernel_costs(profile), arguments.sort_by)
+    else:
+        report, stem = critical_paths.compare(paths), "critical_paths"
     print(report.publish(arguments.output_dir, stem) if arguments.output_dir else report.terminal())
 
 

@@ -178,11 +178,9 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options) -> TinyLlama:
-    switches = available(fp8_block.checked(options)) | {
-        "memory-plan": options.switches["memory-plan"]
-    }  # the plan needs no kernel
-    without = {} if switches["memory-plan"] else {"side-stream": False, "early-update": False}
-    return TinyLlama(options.model, switches | without)
+    plan = options.switches["memory-plan"]  # which needs no kernel
+    without = {} if plan else {"side-stream": False, "early-update": False}
+    return TinyLlama(options.model, available(fp8_block.checked(options)) | {"memory-plan": plan} | without)
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:

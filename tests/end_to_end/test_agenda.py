@@ -36,8 +36,11 @@ def test_there_is_half_a_day_and_a_full_day():
     assert [(name, minutes) for name, minutes, _ in AGENDAS] == [("Half a day", "195"), ("A full day", "390")]
 
 
-@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
-def test_the_minutes_add_up(name, minutes, agenda):
+each_agenda = pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
+
+
+@each_agenda
+def test_the_minutes_add_up_and_each_problem_has_some(name, minutes, agenda):
     table = rows(agenda)
     assert sum(row.minutes for row in table if not row.is_break) == int(minutes)
     clock = 0
@@ -45,17 +48,13 @@ def test_the_minutes_add_up(name, minutes, agenda):
         assert row.start == clock, row
         assert row.is_break or row.minutes == row.talk + sum(time for *_, time in row.problems), row
         clock += row.minutes
+    assert agenda.count(".md#problem") == len(LINKED.findall(agenda)) > 0
 
 
 def test_each_problem_is_on_its_page_with_these_minutes():
     """In the agendas and in the blocks below them."""
     named = {(page, anchor, name, int(time)) for name, page, anchor, time in LINKED.findall(GUIDE)}
     assert named <= {(*place, problem.name, problem.laptop) for place, problem in PROBLEMS.items()}
-
-
-@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
-def test_each_problem_of_an_agenda_has_minutes(name, minutes, agenda):
-    assert agenda.count(".md#problem") == len(LINKED.findall(agenda)) > 0
 
 
 def test_half_a_day_has_six_to_eight_problems_of_the_full_day_which_has_all_that_are_a_must():
@@ -76,7 +75,7 @@ def test_what_a_problem_comes_after_is_a_problem():
     assert set().union(*map(prerequisites, PROBLEMS.values())) <= known
 
 
-@pytest.mark.parametrize("name, minutes, agenda", AGENDAS, ids=[name for name, *_ in AGENDAS])
+@each_agenda
 def test_what_a_problem_comes_after_stands_before_it(name, minutes, agenda):
     seen = set()
     for problem in (PROBLEMS[page, anchor] for row in rows(agenda) for _, page, anchor, _ in row.problems):

@@ -77,13 +77,9 @@ def test_the_appendix_names_no_option_that_no_profiler_has():
 
 
 @pytest.mark.parametrize("tool, words, first, last", [
-    ("rocprofv3", "--kernel-trace --stats --output-format csv -d out", "7.0", None),
     ("rocprofv3", "--hip-graph-trace", "7.13", None),
-    ("rocprof-sys-run", "--output-format proto,text,json", "7.14", None),
     ("rocprof-sys-run", "--output-format proto --trace", None, None),
     ("rocprof-compute profile", "-n roof --kernel-names --roof-only", "7.0", "7.1"),
-    ("rocprof-compute profile", "-n ver2 --roofline", "10.2", None),
-    ("rocprof-compute analyze", "-p folder --output-format db", "7.1", None),
 ])  # fmt: skip
 def test_releases_that_take_a_command(tool, words, first, last):
     taking = [release for release in RELEASES if accepted(tool, words.split(), release)]

@@ -13,10 +13,6 @@ SEED = 13
 OF_VALUES, OF_WHOLE = 8, 4  # damages of each file
 
 
-def test_there_are_enough_damages():
-    assert len(VALID) * (OF_VALUES + OF_WHOLE) >= 300
-
-
 @pytest.mark.filterwarnings("ignore:Polyfit", "ignore:Glyph")
 @pytest.mark.parametrize("valid", VALID, ids=lambda valid: valid.name)
 def test_damage_ends_well_or_in_one_line(tmp_path: Path, monkeypatch, valid: Valid):

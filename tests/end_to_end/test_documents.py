@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.documents import rewrite
+from common.documents import reference, rewrite
 from tests.conftest import ROOT
 from tests.pages import CALL, LINK, TESTS, V2, commands
 
@@ -22,6 +22,7 @@ import pytest
 
 VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
 DOCUMENTS = rewrite.documents()
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 ANCHORED_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)")
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$])")
@@ -65,7 +66,7 @@ def flags(script: Path) -> frozenset[str]:
     return known | flags(V2 / "tiny_llama_v2.py") if script.name in HAND_ON else known
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each_document
 def test_generated_tables_are_fresh(document):
     text = document.read_text(encoding="utf-8")
     assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
@@ -78,22 +79,19 @@ def test_each_table_and_picture_stands_on_one_page():
     assert [marker for marker, times in markers.items() if times > 1] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document):
-    for target in LINK.findall(document.read_text()):
-        assert (document.parent / target).exists(), target
-
-
 def anchors(document: Path) -> set[str]:
-    """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation, hyphens for spaces."""
+    """Its anchors, and those that GitHub makes of its headings."""
     text = document.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(ANCHOR.findall(text))
+    return {reference.anchor(heading) for heading in headings} | set(ANCHOR.findall(text))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_anchors_that_exist(document):
-    for target, anchor in ANCHORED_LINK.findall(document.read_text(encoding="utf-8")):
+@each_document
+def test_links_lead_to_files_and_anchors_that_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for target in LINK.findall(text):
+        assert (document.parent / target).exists(), target
+    for target, anchor in ANCHORED_LINK.findall(text):
         assert anchor in anchors(document.parent / target if target else document), f"{target}#{anchor}"
 
 
@@ -115,7 +113,7 @@ def test_a_page_that_is_read_in_order_ends_with_what_follows(document):
         assert next_pages(document)[0].parent == VERSIONS[VERSIONS.index(document.parent) - 1]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each_document
 def test_pictures_are_current_and_load_fast(document):
     for picture in rewrite.pictures(document.read_text(encoding="utf-8")):
         path = rewrite.file_of(picture)
@@ -138,7 +136,7 @@ def test_a_readme_links_the_concepts(document):
     assert set(linked) & set(ANCHOR.findall((ROOT / "CONCEPTS.md").read_text()))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each_document
 def test_named_files_and_modules_exist(document):
     text = document.read_text(encoding="utf-8")
     for path in PATH.findall(text):

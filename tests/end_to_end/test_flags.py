@@ -4,10 +4,6 @@ import importlib
 import sys
 from pathlib import Path
 
-from common.analysis.comparisons import compare
-from common.analysis.output.report import Report
-from tests.conftest import ROOT
-
 import pytest
 import torch
 
@@ -49,27 +45,6 @@ def test_the_regression_test(started):
     flags = "--baseline-results a --current-results b --min-speedup 1.5 --loss-tolerance 0.5"
     called = f"{V2}.performance_regression_test", "compare.regression"
     assert started(*called, flags) == (Path("a"), Path("b"), 1.5, 0.5)
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
-@pytest.mark.parametrize(("script", "flags"), [
-    (f"{V2}/performance_regression_test.py", "--baseline-results a --current-results b --min-speedup"),
-    (f"{V2}/performance_regression_test.py", "--baseline-results a --current-results b --loss-tolerance"),
-    (f"{V2}/validate_numerical_accuracy.py", "--baseline a --optimized b --tolerance"),
-    (f"{V2}/optimize_batch_size.py", "--target-memory-usage"),
-    (f"{V1}/tiny_llama_v1.py", "--learning-rate"),
-])  # fmt: skip
-def test_what_is_not_a_finite_number_from_0_on_is_refused(refused, script, flags, value):
-    *_, flag = flags.split()
-    assert flag.lstrip("-") in refused(ROOT / script, *flags.split(), value).replace("_", "-")
-
-
-@pytest.mark.parametrize(("failures", "code"), [([], 0), (["slower"], 1)])
-def test_the_regression_test_fails_where_its_verdict_has_failures(monkeypatch, failures, code):
-    script = importlib.import_module(f"{V2}.performance_regression_test")
-    monkeypatch.setattr(script.compare, "regression", lambda *_: compare.Verdict(Report("A test"), failures))
-    monkeypatch.setattr(sys, "argv", ["test", "--baseline-results", "a", "--current-results", "b"])
-    assert script.main() == code
 
 
 def test_the_fusion_report(started):

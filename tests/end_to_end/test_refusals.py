@@ -16,6 +16,11 @@ REFUSED = {
         "--device cuda": "PyTorch sees no GPU",
         "--output-dir wrong.yaml": "--output-dir: cannot write in wrong.yaml",
     },
+    f"{V1}/tiny_llama_v1.py": {"--learning-rate nan": "learning_rate = nan"},
+    f"{V2}/performance_regression_test.py": {
+        "--baseline-results a --current-results b --min-speedup nan": "'nan' is not a number from 0 on",
+        "--baseline-results a --current-results b --loss-tolerance -1": "'-1' is not a number from 0 on",
+    },
     f"{V2}/benchmark_suite.py": {
         "--models v1,v9": "--models: there is no 'v9'; there are v1, v2, ",
         "--models v1,v1": "--models: v1 is given twice",
@@ -50,6 +55,7 @@ REFUSED = {
     f"{V2}/validate_numerical_accuracy.py": {
         BASELINE: "--optimized",
         f"{BASELINE} --optimized missing.py": "missing.py",
+        f"{BASELINE} {FUSED} --tolerance inf": "'inf' is not a number from 0 on",
         f"{BASELINE} {FUSED} --seq-len 0": "training.sequence_length = 0",
         f"{BASELINE} {FUSED} --capture-step": "takes no --capture-step",
         f"{BASELINE} {FUSED} --disable-everything": "--disable-everything",

@@ -320,8 +320,9 @@ def test_set_up_is_done_again_when_its_files_or_its_folder_change(clone, changed
 
 
 @pytest.mark.parametrize(("here", "root", "environment", "browser"), [
-    (True, 1, {}, True), (False, 0, {"CI": "true"}, True), (False, 1, {"CI": "true"}, False), (False, 0, {"CI": ""}, False),
-], ids=["chromium", "root of a CI", "no root", "no CI"])  # fmt: skip
+    ("chromium", 1, {}, True), ("google-chrome", 1, {}, True),
+    ("", 0, {"CI": "true"}, True), ("", 1, {"CI": "true"}, False), ("", 0, {"CI": ""}, False),
+], ids=["chromium", "chrome", "root of a CI", "no root", "no CI"])  # fmt: skip
 def test_ci_checks_style_types_tests_and_pages_in_the_clone(clone, here, root, environment, browser):
     """It installs chromium where it may, and says so where the pages were not opened."""
     clone.tool("make", 'pwd\necho "make $*"')
@@ -329,7 +330,7 @@ def test_ci_checks_style_types_tests_and_pages_in_the_clone(clone, here, root, e
     clone.tool("apt-get", f"[ $1 = update ] || ln -s make '{clone.bin}/chromium'")
     (clone.bin / "ln").symlink_to(shutil.which("ln"))
     if here:
-        clone.tool("chromium")
+        clone.tool(here)
     ran, folder = clone.run("bash", ".ci/run", **environment), clone.folder.resolve()
     assert ran.stdout == f"{folder}\nmake lint types test\n" + f"{folder}\nmake test-browser\n" * browser
     assert ("THE TESTS IN A BROWSER DID NOT RUN" in ran.stderr) != browser and os.access(ROOT / ".ci/run", os.X_OK)

@@ -1,12 +1,13 @@
 """The ladder of problems on processes: its tables and measure.py; tests/test_exercises.py runs its own tests."""
 
+import os
 import re
 import runpy
 import shutil
 
 from common.analysis.formulas import flops
 from common.config import resolve
-from tests.conftest import ROOT, cells
+from tests.conftest import PATHS, ROOT, cells
 
 import pytest
 
@@ -38,6 +39,36 @@ def test_the_answers_of_the_accounting_are_those_of_the_solution():
         count = int(name.split()[0])
         communication = seconds(sent(parameters, 8, 0), count, 20e-6, 100e9)
         assert shown == [f"{communication * 1e3:.1f}", f"{exposed(communication, 0.1, count) * 1e3:.1f}"]
+
+
+ONE_FAILS = """
+import adapter
+import torch.distributed as dist
+
+def fail(rank):
+    if dist.get_rank() == rank:
+        raise NotImplementedError(f"on rank {rank}")
+    dist.barrier()
+
+if __name__ == "__main__":
+    processes = adapter.Processes()
+    for rank in (0, 1):
+        try:
+            processes.run(fail, rank)
+        except NotImplementedError as error:
+            print(error)
+    print(processes.run(dist.get_rank))
+    processes.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_error_of_the_process_that_failed_is_shown_and_the_next_job_runs(run_script, tmp_path):
+    """And not that of the process which then loses its connection."""
+    (tmp_path / "one_fails.py").write_text(ONE_FAILS)
+    paths = os.pathsep.join((PATHS, str(FOLDER)))
+    shown = run_script("one_fails.py", seconds=50, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1").stdout
+    assert shown == "on rank 0\non rank 1\n[0, 1]\n"
 
 
 @pytest.fixture

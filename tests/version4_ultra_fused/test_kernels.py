@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import matmul, reference, tiles
 
@@ -154,7 +153,7 @@ def test_a_triton_without_tensor_descriptors_leaves_products_to_pytorch(epilogue
 @runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0, 1000])
-@pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (1, 4099)])
+@pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (2, 16385)])  # the last is more than a program holds
 def test_cross_entropy(tokens, vocabulary, offset, dtype):
     (logits,) = tensors(dtype, (tokens, vocabulary))
     targets = torch.arange(tokens, device=DEVICE) * 7 % vocabulary
@@ -252,13 +251,6 @@ def test_adamw_is_pytorchs(dtype):
     assert working is None or torch.equal(working, master.to(dtype))
 
 
-def test_a_row_of_logits_that_registers_cannot_hold_is_pytorchs():
-    (logits,) = tensors(torch.float32, (2, 32769))
-    targets = torch.tensor([0, 32768], device=DEVICE)
-    exact = reference.cross_entropy(logits.double(), targets, False)
-    torch.testing.assert_close(kernels.cross_entropy(logits, targets, False).double(), exact, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("rows, columns, chosen", [
     (8192, 8192, (128, 256)), (1024, 4096, (128, 256)), (1024, 2048, (128, 128)), (1024, 1024, (64, 128)), (16, 16, (64, 64)),
 ])  # fmt: skip
@@ -302,10 +294,8 @@ def test_what_kernels_read_may_have_any_strides():
             assert not isinstance(once, Tensor) or torch.equal(once, again), name
 
 
-@pytest.mark.parametrize("kernel", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
-def test_the_gradient_of_the_embedding_is_exact_in_float64(monkeypatch, kernel):
-    if not kernel:
-        monkeypatch.setattr(third_kernels, "INTERPRETED", False)
+def test_float64_is_left_to_pytorch():
+    """The kernels compute in float32."""
     ids, order = torch.tensor([0, 1] * 50, device=DEVICE).sort(stable=True)
     (dx,) = tensors(torch.float64, (100, 8))
     dx, dweight = dx / 3, torch.zeros(2, 8, device=DEVICE, dtype=torch.float64)

@@ -1,6 +1,5 @@
 """Three broken variants of Version 4: what each shows, what does not show it, and that its repair passes."""
 
-import difflib
 import runpy
 from pathlib import Path
 
@@ -59,13 +58,6 @@ def test_a_stale_batch_is_learned_by_heart(execute, tmp_path):
         assert record["version"] == "variant_a" and record["status"] == "completed"
         ends.append(record["loss"]["all"][-1])
     assert ends[0] < ends[1] - 1
-
-
-@pytest.mark.parametrize("letter", LETTERS)
-def test_a_repair_is_a_few_lines(letter):
-    ours, theirs = (file(which, letter).read_text().split('"""', 2)[2].splitlines() for which in ("starter", "solution"))
-    changed = [line for line in difflib.unified_diff(ours, theirs, n=0, lineterm="") if line[0] in "+-"][2:]
-    assert 0 < len([line for line in changed if line.strip("+-") and "import" not in line]) <= 3
 
 
 def test_wrong_input_is_one_line(refused):

@@ -1,8 +1,9 @@
 """Causal attention on packed q, k and v, and its gradient before RoPE, in three forms.
 
-    S at most 128, Dh 64       on Hopper: Version 3's forward kernel, and one kernel for the whole gradient (`short_attention.py`)
-    S at most 256, or exact    Version 3's kernels
-    longer                     PyTorch's fused attention, which on Hopper is cuDNN's
+    S at most 128, Dh at most 64    on Hopper in 16 bits: Version 3's forward kernel, and one for the whole gradient
+                                    (`short_attention.py`)
+    S at most 256, or exact         Version 3's kernels
+    longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (results/h200/levers.json):
 

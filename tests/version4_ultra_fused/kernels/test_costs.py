@@ -42,14 +42,7 @@ THIRDS = {
 SHORT = {("_short_attention_backward", "backward")}
 
 
-@pytest.fixture
-def all_in_epilogues(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 1 << 30)
-
-
-@pytest.fixture
-def without_epilogues(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
+ALL = 1 << 30  # the most elements of a product with an epilogue: any product has one
 
 
 def moved(kernel: str, tensors: dict[str, torch.Tensor]) -> int:
@@ -80,16 +73,15 @@ def step(dtype: torch.dtype, enter=lambda phase: None) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("dtype, epilogues, expected", [
-    (torch.float32, "without_epilogues", EVERYWHERE | SEPARATE | THIRDS),
-    (torch.float16, "without_epilogues", EVERYWHERE | SEPARATE | SHORT),
-    (torch.float16, "all_in_epilogues", EVERYWHERE | EPILOGUES | SHORT),
+@pytest.mark.parametrize("dtype, most, expected", [
+    (torch.float32, 0, EVERYWHERE | SEPARATE | THIRDS), (torch.float16, 0, EVERYWHERE | SEPARATE | SHORT),
+    (torch.float16, ALL, EVERYWHERE | EPILOGUES | SHORT),
 ])  # fmt: skip
-def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(request, monkeypatch, dtype, epilogues, expected):
+def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch, dtype, most, expected):
     from triton.runtime.interpreter import InterpretedFunction
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    request.getfixturevalue(epilogues)
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
     given: Counter = Counter()
     phases = []
 
@@ -156,9 +148,8 @@ def test_an_epilogue_whose_kernel_ran_is_no_part_of_the_products():
     assert both["_matmul", "forward"].flops - found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 3 * 256
 
 
-def counted(monkeypatch, dtype: torch.dtype) -> dict[str, int]:
+def counted(dtype: torch.dtype) -> dict[str, int]:
     """FLOPs by PyTorch's counter and by `kernel_flops`."""
-    monkeypatch.setattr(tiny_llama_v4.TinyLlama, "kernel_flops", costs.kernel_flops, raising=False)
     ids = torch.randint(61, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
         return flop_counters.counted_by_torch(tiny_llama_v4.TinyLlama(CONFIG).to(DEVICE), (ids[0], ids[1]))
@@ -169,13 +160,11 @@ def product(length: int) -> int:
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype, epilogues, repeated", [
-    (torch.float32, "all_in_epilogues", 3), (torch.float16, "without_epilogues", 1), (torch.float16, "all_in_epilogues", 1),
-])  # fmt: skip
-def test_every_product_is_counted_once(request, monkeypatch, dtype, epilogues, repeated):
+@pytest.mark.parametrize("dtype, most, repeated", [(torch.float32, ALL, 3), (torch.float16, 0, 1), (torch.float16, ALL, 1)])
+def test_every_product_is_counted_once(monkeypatch, dtype, most, repeated):
     """The formula's count, and the products that attention's backward pass repeats: the scores, or Version 3's three."""
-    request.getfixturevalue(epilogues)
-    found, once = counted(monkeypatch, dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
+    found, once = counted(dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
     assert found == {"forward": once, "backward": 2 * once + repeated * product(LENGTH)}
 
 
@@ -185,18 +174,22 @@ def flops_of(length: int, exact: bool = False, dtype: torch.dtype = torch.float3
         return costs.kernel_flops(model, torch.zeros(BATCH, length, dtype=torch.long, device=DEVICE))
 
 
-def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(without_epilogues):
-    nothing = {"forward": 0, "backward": 0}
+NOTHING = {"forward": 0, "backward": 0}
+
+
+def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
     assert flops_of(256) == {"forward": 2 * product(256), "backward": 7 * product(256)}
-    assert flops_of(257) == nothing
+    assert flops_of(257) == NOTHING
     assert flops_of(257, exact=True) == {"forward": 2 * product(257), "backward": 7 * product(257)}
     assert flops_of(128, dtype=torch.float16) == {"forward": 2 * product(128), "backward": 5 * product(128)}
     assert flops_of(129, dtype=torch.float16) == {"forward": 2 * product(129), "backward": 7 * product(129)}
 
     model = tiny_llama_v4.TinyLlama(CONFIG).to(DEVICE).double()
-    assert costs.kernel_flops(model, torch.zeros(1, 8, dtype=torch.long, device=DEVICE)) == {"forward": 0, "backward": 0}
+    assert costs.kernel_flops(model, torch.zeros(1, 8, dtype=torch.long, device=DEVICE)) == NOTHING
 
 
-def test_without_kernels_there_is_nothing_to_add(monkeypatch, all_in_epilogues):
+def test_without_kernels_there_is_nothing_to_add(monkeypatch):
+    monkeypatch.setattr(matmul, "largest", lambda epilogue: ALL)
     monkeypatch.setattr(third_kernels, "HAS_TRITON", False)
-    assert flops_of(17, dtype=torch.float16) == {"forward": 0, "backward": 0}
+    assert flops_of(17, dtype=torch.float16) == NOTHING

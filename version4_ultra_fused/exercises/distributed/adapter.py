@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,11 +44,15 @@ def is_written(problem: str) -> bool:
 # -------------------------------------------------------------------------------------------------------------- processes
 
 
-def _on_one_rank(rank: int, store: str, job: Callable, arguments: tuple) -> Any:
+def _on_one_rank(rank: int, path: str, job: Callable, arguments: tuple) -> Any:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=LIMIT)
-    dist.barrier()  # a job that fails at once would leave while the other rank still connects, which then waits for LIMIT
+    store = dist.FileStore(path, RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     try:
+        # A job that fails at once must not leave while the other rank still connects, which would then wait for LIMIT. They meet
+        # at the store: a rank that leaves closes its connections, so the other could miss the end of a collective.
+        store.set(f"rank {rank} is connected", "")
+        store.wait([f"rank {other} is connected" for other in range(RANKS)], LIMIT)
         return job(*arguments)
     finally:
         dist.destroy_process_group()
@@ -61,14 +65,13 @@ class Processes:
         self.pool = ProcessPoolExecutor(RANKS, mp_context=get_context("spawn"))
 
     def run(self, job: Callable, *arguments: object) -> list:
-        """What the job returns on each rank, in the order of the ranks. The first error of a rank is raised here."""
+        """What the job returns on each rank, in the order of the ranks. Raises the error of a rank that failed by itself."""
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
             futures = [self.pool.submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)]
-            first, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            wait(futures)
-        for future in first:
-            future.result()  # raises the error of the rank that failed first; the others may have waited for it in vain
+            errors = [error for future in futures if (error := future.exception())]  # waits for the rank
+        if errors:
+            raise min(errors, key=lambda error: "gloo" in str(error))  # which says that the other rank has left
         return [future.result() for future in futures]
 
     def close(self) -> None:

@@ -54,11 +54,10 @@ def bandwidth(options: Namespace, device: torch.device) -> None:
     sizes = [4**i for i in range(1, 20) if 4**i <= options.max_mib * 2**20]
     seconds = [problem.all_reduce_seconds(size, device, options.num_steps) for size in sizes]
     if dist.get_rank() == 0:
-        rates = [problem.bandwidths("all_reduce", size, time, world) for size, time in zip(sizes, seconds, strict=True)]
-        rows = [
-            [size, f"{time * 1e6:.3g}", *(f"{rate / 1e9:.3g}" for rate in pair)]
-            for size, time, pair in zip(sizes, seconds, rates, strict=True)
-        ]
+        rows = []
+        for size, time in zip(sizes, seconds, strict=True):
+            rates = problem.bandwidths("all_reduce", size, time, world)
+            rows.append([size, f"{time * 1e6:.3g}", *(f"{rate / 1e9:.3g}" for rate in rates)])
         print(tables.text(["bytes", "us", "algorithm GB/s", "bus GB/s"], rows))
         latency, rate = problem.fit(sizes, seconds)
         print(f"fit: latency {latency * 1e6:.3g} us, algorithm bandwidth {rate / 1e9:.3g} GB/s")
