@@ -9,6 +9,7 @@
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
 #     results/NAME/levers.json                                             Version 4's ways to do the same work (GPU)
+#     results/NAME/format_PRESET_{bf16,fp8}.json, format_curve_SEED_*.json Version 4's products in both formats (GPU)
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
@@ -26,7 +27,7 @@ name=$1
 parts=,$2,
 shift 2
 for part in ${parts//,/ }; do
-    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,levers, = *,$part,* ]] ||
+    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,levers,formats, = *,$part,* ]] ||
         { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 mkdir -p "$results/$name"
@@ -72,6 +73,19 @@ for run in "$@"; do
         fi
     done
 done
+if [[ $parts = *,formats,* ]]; then
+    for format in bf16 fp8; do
+        train=(python ../version4_ultra_fused/tiny_llama_v4.py --use-amp)
+        [ $format = bf16 ] || train+=(--enable-fp8)
+        for run in "$@"; do
+            "${train[@]}" --preset "${run%:*}" --num-steps "${run#*:}" --metrics-out "$out/format_${run%:*}_$format.json"
+        done
+        for seed in 0 1 2; do
+            "${train[@]}" --preset small --num-steps 300 --seed $seed --learning-rate 1e-3 \
+                --metrics-out "$out/format_curve_${seed}_$format.json"
+        done
+    done
+fi
 if [[ $parts = *,sequence,* ]]; then
     for seq_len in 128 256 512 1024; do
         run=(python tiny_llama_v2.py --seq-len "$seq_len" --batch-size 4 --num-steps 3 --enable-memory-profiling

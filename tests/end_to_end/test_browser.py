@@ -174,13 +174,29 @@ def test_paper_shows_the_whole_timeline_and_every_column(opened, tmp_path):
     assert page.locator(".groups").is_visible() and not page.locator("input").is_visible()
 
 
-def test_fifty_thousand_events_are_shown(opened, tmp_path):
+def test_fifty_thousand_events(opened, tmp_path, capsys):
+    """Says how long a frame takes; a clock of a machine that others use proves nothing."""
     events = [
         {"ph": "X", "name": f"work {i % 90}", "cat": "abc"[i % 3], "pid": 1, "tid": i % 6, "ts": i, "dur": 5}
         for i in range(50_000)
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    assert opened(built(tmp_path / "other.json")).evaluate("charts[0].data.nodes.length") == 50_000
+    page = opened(built(tmp_path / "other.json"))
+    assert page.evaluate("charts[0].data.nodes.length") == 50_000
+    times = page.evaluate(
+        """() => new Promise(done => {
+          const times = [];
+          const frame = before => requestAnimationFrame(now => {
+            if (before) times.push(now - before);
+            if (times.length === 60) return done(times.sort((one, other) => one - other));
+            charts[0].move(times.length % 20 < 10 ? 0.8 : 1.25, 0.01);
+            frame(now);
+          });
+          frame(0);
+        })"""
+    )
+    with capsys.disabled():
+        print(f" 50,000 events: a frame takes {times[30]:.0f} ms in the median, {times[-1]:.0f} ms at most")
 
 
 KEYS = ["ArrowRight", " ", "PageDown", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft", "n", "t"]

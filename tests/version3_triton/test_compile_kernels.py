@@ -82,7 +82,7 @@ def test_some_of_each_kernel_for_each_target_and_one_that_spills(run_script, tmp
     assert len({(row["file"], row["kernel"].split(" + ")[0]) for row in rows}) == 10
     assert max(row["shared_bytes"] for row in rows) > LDS_BYTES  # on NVIDIA: so the sizes do differ by target
     assert all((row["agprs"] is None) == row["target"].startswith("sm") for row in rows)
-    assert all(0 < row["occupancy"] <= 100 and row["scratch_bytes"] == 0 for row in rows)
+    assert all(0 < row["occupancy"] <= 100 and (row["scratch_bytes"] == 0 or row["spills"]) for row in rows)
     [worst] = [row for row in spilling if row["spills"]]
     assert worst["kernel"] == "backward_keys" and worst["scratch_bytes"] > 0
     assert {"file", "size", "kernel", "registers", "spills", "shared_bytes", "occupancy"} <= {*shown.splitlines()[0].split()}
