@@ -24,6 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.profiles) != 1 + options.check:
         parser.error("--check takes two profiles, a prediction one")
+    if options.check and options.expect is not None:
+        parser.error("--check reads the guess from --file: leave --expect out")
     if options.check:
         report = predictions.check(options.profiles[0], options.profiles[1], options.change, options.file)
     elif options.change and options.expect is not None:

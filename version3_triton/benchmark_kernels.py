@@ -288,6 +288,8 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     arguments = parser.parse_args()
+    if arguments.sizes and arguments.seq_len:
+        parser.error("--sizes names the sequence lengths: leave --seq-len out")
     run(cli.resolve(BenchmarkOptions, arguments), arguments.sizes, arguments.operations, arguments.peers)
 
 

@@ -5,7 +5,7 @@ from tests.conftest import ROOT
 import pytest
 import torch
 
-V1, V2, V4 = (f"{ROOT}/version{name}" for name in ("1_pytorch_baseline", "2_pytorch_fused", "4_ultra_fused"))
+V1, V2, V3, V4 = (f"{ROOT}/version{name}" for name in ("1_pytorch_baseline", "2_pytorch_fused", "3_triton", "4_ultra_fused"))
 BASELINE, FUSED = f"--baseline {V1}/tiny_llama_v1.py", f"--optimized {V2}/tiny_llama_v2.py"
 REFUSED = {
     f"{V1}/analyze_gemm_operations.py": {
@@ -17,6 +17,8 @@ REFUSED = {
         "--output-dir wrong.yaml": "--output-dir: cannot write in wrong.yaml",
     },
     f"{V1}/tiny_llama_v1.py": {"--learning-rate nan": "learning_rate = nan"},
+    f"{V1}/predict.py": {"a b --check --expect 1.3": "leave --expect out"},
+    f"{V3}/benchmark_kernels.py": {"--sizes 512x128 --seq-len 64": "leave --seq-len out"},
     f"{V2}/performance_regression_test.py": {
         "--baseline-results a --current-results b --min-speedup nan": "'nan' is not a number from 0 on",
         "--baseline-results a --current-results b --loss-tolerance -1": "'-1' is not a number from 0 on",

@@ -87,6 +87,8 @@ def test_handouts_need_a_folder_of_their_own(refused, tmp_path):
     assert "--output-dir" in refused(FOLDER / "make_handouts.py")
     before = sorted(FOLDER.iterdir())
     (tmp_path / "common").mkdir()
-    for folder in (FOLDER, tmp_path):
+    (tmp_path / "version").mkdir()
+    (tmp_path / "version/tiny_llama_v5.py").touch()
+    for folder in (FOLDER, tmp_path, tmp_path / "version"):
         assert "name a folder for the handouts alone" in refused(FOLDER / "make_handouts.py", "--output-dir", folder)
-    assert sorted(FOLDER.iterdir()) == before and [path.name for path in tmp_path.iterdir()] == ["common"]
+    assert sorted(FOLDER.iterdir()) == before and len(list(tmp_path.rglob("*"))) == 3

@@ -107,10 +107,10 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
-    link = folder / "common"
-    if folder.resolve() == HERE or (link.exists() and not link.is_symlink()):
+    link, written = folder / "common", handouts()
+    if {path.name for path in folder.glob("*.py")} - {*written, *SHARED} or (link.exists() and not link.is_symlink()):
         raise UsageError(f"--output-dir: {folder} has a program's files already; name a folder for the handouts alone")
-    for name, text in handouts().items():
+    for name, text in written.items():
         write_text(folder / name, text)
     for name in SHARED:
         shutil.copy(HERE / name, folder)
