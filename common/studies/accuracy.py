@@ -12,7 +12,7 @@ otherwise pass.
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common import cli
 from common import device as devices
@@ -27,9 +27,17 @@ from common.training.capture import Batch
 from common.training.run import out_of_memory_explained
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
+
+
+class Model(nn.Module):
+    """The part of a version's model that the comparison needs."""
+
+    def baseline_state_dict(self) -> dict[str, Tensor]:
+        """The weights under Version 1's names."""
+        raise NotImplementedError
 
 
 class TensorError(NamedTuple):
@@ -107,7 +115,7 @@ def run(
     return outputs(version, model.to(precision.device, dtype), settings, batch, precision)
 
 
-def outputs(version: ModuleType, model: Any, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
+def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
     """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
 
     The gradients replace the model's weights. RunError: a parameter gets none.
@@ -126,7 +134,7 @@ def outputs(version: ModuleType, model: Any, settings: Options, batch: Batch, pr
     return {"logits": logits, "loss": loss} | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
-def weights(model: Any) -> dict[str, Tensor]:
+def weights(model: Model) -> dict[str, Tensor]:
     """Copies of the model's weights under Version 1's names, with those of the norms moved away from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -135,7 +143,7 @@ def weights(model: Any) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in model.baseline_state_dict().items()}
 
 
-def exchange(model: Any, state: dict[str, Tensor]) -> None:
+def exchange(model: Model, state: dict[str, Tensor]) -> None:
     """Loads weights under Version 1's names. RunError: the model does not take all, or does not give the same ones back."""
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:

@@ -33,8 +33,8 @@ The two kinds of `matmul` have one name, so their costs are added up. Which of t
 so does where `adamw` runs: the kernels that a profile holds show it.
 """
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 from common.config import ModelConfig
 from version3_triton.kernels import HAS_TRITON, missing
@@ -43,10 +43,11 @@ from version4_ultra_fused.kernels.attention import form
 from version4_ultra_fused.kernels.memory_plan import products_dtype
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if HAS_TRITON:
     from version4_ultra_fused.kernels.matmul import in_epilogue
+
 
 Kernel = tuple[str, str]  # its name in a profile, and the phase that it runs in
 
@@ -105,17 +106,25 @@ def training_step(
     }
 
 
-def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
+class Counted(Protocol):
+    """A model whose FLOPs are counted; its layers are alike."""
+
+    switches: Mapping[str, bool | str]
+    one: Tensor
+    layers: nn.ModuleList
+    embed_tokens: nn.Embedding
+
+
+def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
     """FLOPs that counters do not see: attention in our own kernels, and products with an epilogue.
 
-    `model` is a TinyLlama of tiny_llama_v4.py, which imports this file. As counters do for other fused attention, all S x S pairs
-    of query and key count, of which the kernels leave out half.
+    As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.
     """
     counted, dtype = {"forward": 0, "backward": 0}, products_dtype(model.one)
     if missing(input_ids.device) or dtype == torch.float64:
         return counted
-    block, layers = model.layers[0], len(model.layers)  # all alike
-    qkv, ffn = block.self_attn.qkv_proj, block.mlp.down_proj.in_features
+    block: Any = model.layers[0]  # a Block of tiny_llama_v4.py, which imports this file
+    qkv, ffn, layers = block.self_attn.qkv_proj, block.mlp.down_proj.in_features, len(model.layers)
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
     pairs = layers * 2 * tokens * length * hidden
     chosen = form(length, qkv.head_dim, dtype, input_ids.device, bool(model.switches["exact-attention"]))

@@ -14,13 +14,13 @@ job of several processes the gradients of the block are added up over the proces
              arXiv:1910.02054, stage 1). The bytes are those of ddp, and the update is shared out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 from common import ranks
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan
 from version4_ultra_fused.kernels.scales import Scales
 
 import torch
@@ -110,18 +110,27 @@ class Flat:
             self.working.copy_(self.master)
 
 
+class Planned(Protocol):
+    """A model for `MasterAdamW`."""
+
+    layers: nn.ModuleList
+    plan: AutogradPlan
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
+
+
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a `MemoryPlan`.
 
     Args:
-        model: has `layers`, all alike, and gets a `plan`. Its parameters move into flat buffers. Loading a state dict renews the
-            working weights.
+        model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
         fp8: whether the products of the blocks are in FP8; their scales are part of the state.
     """
 
     def __init__(
-        self, model: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: Planned, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, fp8: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
