@@ -350,6 +350,8 @@ def command(main: Callable[[], int | None]) -> None:
     except OSError as error:
         code = _end(f"error: {error}", 1)
     _drop_what_cannot_be_written(sys.stdout, sys.stderr)
+    if ranks.gloo_started:  # before Python 3.14, a thread of gloo that gives a tensor back after Python's end aborts the process
+        os._exit(code)
     sys.exit(code)
 
 

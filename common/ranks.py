@@ -9,6 +9,7 @@ Form = Literal["ddp", "zero1", "fsdp"]  # of --parallel
 FORMS: tuple[Form, ...] = get_args(Form)
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NUMBERS = [name for name in VARIABLES if name != "MASTER_ADDR"]
+gloo_started = False  # in this process; its threads outlive the process group
 
 
 class Ranks(NamedTuple):

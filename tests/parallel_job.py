@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-from common import data, ranks
+from common import cli, data, ranks
 from common.precision import Precision
 from common.training import distributed, step
 from tests import models
@@ -99,7 +99,8 @@ def compared(name: str, form: str, amp: torch.dtype | None = None) -> dict:
 UNTIED = untied(tiny_llama_v1)
 VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3, "v4": tiny_llama_v4}
 
-if __name__ == "__main__":
+
+def main() -> None:
     distributed.start("ddp", CPU, 60)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
@@ -111,3 +112,7 @@ if __name__ == "__main__":
     if ranks.here().main_process:
         Path(sys.argv[1]).write_text(json.dumps(everyone))
     distributed.end()
+
+
+if __name__ == "__main__":
+    cli.command(main)

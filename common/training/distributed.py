@@ -86,13 +86,12 @@ def start(form: str | None, device: torch.device, timeout: float, captured: bool
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     with waiting_explained(timeout), signals.immediate():
         dist.init_process_group("nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place)
+    ranks.gloo_started = not place
 
 
 def end() -> None:
     """Ends the process group; after an error others may wait for this process, which torchrun ends."""
     if active():
-        if dist.get_backend() == "gloo":
-            wait_for_all()  # a thread of gloo may hold tensors until here, and needs Python to give them back
         dist.destroy_process_group()
 
 

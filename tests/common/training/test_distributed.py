@@ -251,7 +251,7 @@ import json, os, sys
 from dataclasses import replace
 from pathlib import Path
 
-from common import ranks
+from common import cli, ranks
 from common.errors import UsageError
 from common.training import distributed
 from tests.conftest import run_options
@@ -278,6 +278,7 @@ for case in different:
     except UsageError as error:
         said[case] = (str(error), error.shared)
 Path(f"said{rank}.json").write_text(json.dumps(said))
+cli.command(lambda: 0)  # as every script ends
 """
 
 
@@ -291,6 +292,29 @@ def test_processes_that_would_train_something_different_are_refused(torchrun, tm
     assert first == second and (tmp_path / "model/model.safetensors").exists()
     for case, message in DIFFERENT.items():
         assert first[case] is None if message is None else first[case][0].startswith(message) and first[case][1], case
+
+
+ENDING = """
+import atexit, os, sys, torch
+
+from common import cli
+from common.training import distributed
+
+distributed.start("ddp" if "RANK" in os.environ else None, torch.device("cpu"), 60)
+atexit.register(print, "Python ends")
+distributed.end()
+print("the last line")
+cli.command(lambda: int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("launch", [("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 1), ()])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_process_with_threads_of_gloo_ends_without_pythons_end(run_script, tmp_path, launch, code):
+    """One of these threads could abort it: "terminate called without an active exception", exit code -6."""
+    (tmp_path / "job.py").write_text(ENDING)
+    done = run_script(*launch, "job.py", code, check=code)
+    assert "the last line" in done.stdout and ("Python ends" in done.stdout) == (not launch)
 
 
 ONE_BOGUS = "import os, runpy, sys; sys.argv += ['--bogus'] * int(os.environ['RANK']); runpy.run_path({!r}, run_name='__main__')"

@@ -22,6 +22,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.errors import UsageError
 from common.timing import benchmark, summarize
+from common.training import distributed
 
 import adapter
 import torch
@@ -135,15 +136,12 @@ def main() -> None:
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
         raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer")
-    gpu = torch.device("cuda", here.local_rank) if devices.is_gpu(device) else None
-    if gpu:
-        devices.take_gpu(here.local_rank, "--nproc-per-node")
-    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
+    distributed.start("ddp", device, timeout=600)
     if here.main_process:
         print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
     for name in options.measurements:
         MEASUREMENTS[name](options, device)
-    dist.destroy_process_group()
+    distributed.end()
 
 
 if __name__ == "__main__":
