@@ -64,7 +64,7 @@ def levers(preset: str, device: torch.device, dtype: torch.dtype = torch.bfloat1
         return lambda: CausalAttention(packed, table, table, length, heads, False, form).gradient(out)
 
     def norm_backward(sizes: launch_sizes.LaunchConfig) -> Callable[[], object]:
-        return lambda: norm.add_norm_backward(x, total, total, weight, rstd, sizes)
+        return lambda: norm.add_norm_backward(x, x, total, weight, rstd, dtype, sizes)
 
     forms = {"Version 3's kernels": attend("own"), "PyTorch's": attend("library")}
     if length <= attention.SHORT and head_dim <= 64:

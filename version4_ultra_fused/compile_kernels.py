@@ -37,7 +37,8 @@ FP8 = {
 def norms(size: int, dtype: torch.dtype) -> None:
     x, y, weight = torch.zeros(16, size), torch.zeros(16, size, dtype=dtype), torch.zeros(size)
     KERNELS["add_norm"](x, y, weight, 1e-5, dtype)
-    KERNELS["add_norm_backward"](y, x, x, weight, torch.zeros(16))
+    for dx in (y, x):  # that of the first layer is for the embedding
+        KERNELS["add_norm_backward"](y, y, x, weight, torch.zeros(16), dx.dtype)
 
 
 def rotation(size: int, dtype: torch.dtype) -> None:

@@ -41,7 +41,10 @@ SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multipr
 
 
 class AttentionFunction(torch.autograd.Function):
-    """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D]."""
+    """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D].
+
+    Both addends of the residual stream have one gradient. It takes the way of the branch, in whose dtype it is: x has none.
+    """
 
     @staticmethod
     def forward(ctx, x, branch, norm, qkv, output, block: "Block", model: "TinyLlama", length: int):
@@ -52,21 +55,23 @@ class AttentionFunction(torch.autograd.Function):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
             ctx.saved, ctx.weights, ctx.block, ctx.plan = (x, y, rstd, attended), (norm, qkv, output), block, plan
+            ctx.mark_non_differentiable(x)
+            ctx.set_materialize_grads(False)
             with span("output_projection"):
                 return x, attended.out @ plan.weight(output, dtype).T
 
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
         dy = dpacked @ plan.weight(qkv, dpacked.dtype)
-        dx, dbranch, dnorm = plan.norm_backward(norm, dy, dx, x, rstd)
+        gradients = plan.norm_backward(norm, dy, dbranch, x, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
-        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, dqkv, doutput, None, None, None
+        return *gradients, dqkv, doutput, None, None, None
 
 
 class FeedForwardFunction(torch.autograd.Function):
@@ -80,19 +85,21 @@ class FeedForwardFunction(torch.autograd.Function):
         with span("mlp"):
             gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
             ctx.saved, ctx.weights, ctx.plan = (x, y, rstd, gates, hidden), (norm, gate_up, down), plan
+            ctx.mark_non_differentiable(x)
+            ctx.set_materialize_grads(False)
             with span("down"):
                 return x, hidden @ plan.weight(down, dtype).T
 
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, y, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         ddown = plan.matrix_gradient(down, dbranch, hidden)
         dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
         dy = dgates @ plan.weight(gate_up, dgates.dtype)
-        return *plan.norm_backward(norm, dy, dx, x, rstd), dgate_up, ddown, None, None
+        return *plan.norm_backward(norm, dy, dbranch, x, rstd, ctx.needs_input_grad), dgate_up, ddown, None, None
 
 
 class Attention(nn.Module):

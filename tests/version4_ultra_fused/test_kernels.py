@@ -79,16 +79,18 @@ def test_add_norm(shape, branch, dtype):
 
 @runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("elsewhere", [True, False])
 @pytest.mark.parametrize("shape", [(17, 48), (5, 130), (64, 256)])
-def test_add_norm_backward(shape, elsewhere, dtype):
-    x, dx, (dy,) = *tensors(torch.float32, shape, shape), tensors(dtype, shape)
+def test_add_norm_backward(shape, elsewhere, wide, dtype):
+    (x,), (dx, dy) = tensors(torch.float32, shape), tensors(dtype, shape, shape)
     (weight,) = tensors(torch.float32, shape[1:])
     rstd = (x.square().mean(-1) + 1e-6).rsqrt()
     arguments = (dy, dx if elsewhere else None, x, weight, rstd)
-    exact = reference.add_norm_backward(*(None if each is None else each.double() for each in arguments))
-    *ours, parts = kernels.add_norm_backward(*arguments)
-    for right, got in zip(exact, (*ours, parts.sum(0, keepdim=True)), strict=True):
+    exact = reference.add_norm_backward(*(None if each is None else each.double() for each in arguments), torch.float64)
+    ours, parts = kernels.add_norm_backward(*arguments, x.dtype if wide else dtype)
+    assert ours.dtype == (x.dtype if wide else dtype)
+    for right, got in zip(exact, (ours, parts.sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[got.dtype] * right.abs().max()
     total = torch.empty_like(weight)
     kernels.sum_parts(parts, total)
@@ -272,7 +274,7 @@ def test_what_kernels_read_may_have_any_strides():
     heads = big[:24].view(2, 2, 12, 32)[..., ::2]  # Dh 16 with a stride of 2
     calls = {
         "add_norm": (x[::2], branch[::2], weight, 1e-6, torch.float32),
-        "add_norm_backward": (x[::2], branch[::2], x[1::2], weight, rstd),
+        "add_norm_backward": (x[::2], branch[::2], x[1::2], weight, rstd, torch.float32),
         "sum_parts": (x[::2], torch.zeros(64, device=DEVICE)),
         "qkv_rope": (x[::2], big[::2], table, table, 6, 48),
         "rotate_back": (heads, heads, heads, table.repeat(2, 1), table.repeat(2, 1)),

@@ -53,5 +53,5 @@ class LossFunction(torch.autograd.Function):
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
         dy = dlogits @ plan.weight(head, dlogits.dtype)
-        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, total, rstd)
-        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, dhead, None, None, None, None
+        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, total, rstd, ctx.needs_input_grad)
+        return dx, dbranch, dnorm, dhead, None, None, None, None

@@ -95,18 +95,20 @@ class AttentionFunction(torch.autograd.Function):
                 packed = kernels.rotate(into.forward(y), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
             ctx.saved, ctx.norm, ctx.block, ctx.plan = (x, rstd, attended, into, out_of), norm, block, plan
+            ctx.mark_non_differentiable(x)
+            ctx.set_materialize_grads(False)
             with span("output_projection"):
                 return x, out_of.forward(attended.out)
 
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
         dy = into.backward(attended.gradient(out_of.backward(dbranch)))
-        dx, dbranch, dnorm = plan.norm_backward(ctx.norm, dy, dx, x, rstd)
+        gradients = plan.norm_backward(ctx.norm, dy, dbranch, x, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
-        return dx, dbranch if ctx.needs_input_grad[1] else None, dnorm, None, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 class FeedForwardFunction(torch.autograd.Function):
@@ -123,16 +125,19 @@ class FeedForwardFunction(torch.autograd.Function):
             with span("activation"):
                 hidden = kernels.swiglu_quantized(gates, out_of.x)
             ctx.saved, ctx.norm, ctx.plan = (x, rstd, gates, into, out_of), norm, plan
+            ctx.mark_non_differentiable(x)
+            ctx.set_materialize_grads(False)
             with span("down"):
                 return x, out_of.forward_stored(*hidden)
 
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, dx: Tensor, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (x, rstd, gates, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
         dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
-        return *plan.norm_backward(ctx.norm, into.backward_stored(*dgates), dx, x, rstd), None, None, None, None
+        dy = into.backward_stored(*dgates)
+        return *plan.norm_backward(ctx.norm, dy, dbranch, x, rstd, ctx.needs_input_grad), None, None, None, None
 
 
 def functions(plan: AutogradPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:

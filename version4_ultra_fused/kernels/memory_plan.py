@@ -50,20 +50,21 @@ class AutogradPlan:
 
     @span("norm")
     def norm_backward(
-        self, parameter: Tensor, dy: Tensor, dx: Tensor | None, x: Tensor, rstd: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, total: Tensor, rstd: Tensor, needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The backward pass of `add_norm`.
 
         Args:
             dy: [N, D], the gradient of the norm's result.
-            dx: [N, D], the gradient of x from elsewhere, or None.
-            x, rstd: from `add_norm`.
+            dsum: [N, D], the gradient of the sum from elsewhere, or None.
+            total, rstd: from `add_norm`.
+            needed: whether the gradients of x and of the branch are; of the two, one is.
 
         Returns:
-            The gradients of the two addends of x, each [N, D], and `norm_gradient`.
+            The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
         """
-        dx, dbranch, parts = kernels.add_norm_backward(dy, dx, x, parameter, rstd)
-        return dx, dbranch, self.norm_gradient(parameter, parts)
+        dtotal, parts = kernels.add_norm_backward(dy, dsum, total, parameter, rstd, total.dtype if needed[0] else dy.dtype)
+        return dtotal if needed[0] else None, dtotal if needed[1] else None, self.norm_gradient(parameter, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D]; for autograd."""

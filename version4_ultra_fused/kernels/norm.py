@@ -39,32 +39,33 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
 
 @interpretable
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor, sizes: LaunchConfig | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of x in x's dtype and of the branch in dy's (one tensor where these are one), and parts of the weight's.
+    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype,
+    sizes: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of the sum x + branch, which is that of both, and parts of the weight's.
 
     Args:
         dy: [N, D], the gradient of the norm.
         dtotal: [N, D], the gradient of the sum from elsewhere, or None.
         total, rstd: from `add_norm`.
+        dtype: of the sum's gradient.
         sizes: of the kernel, in place of the measured ones.
 
     Returns:
-        dx [N, D], dbranch [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
+        [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
     (rows, size), dy, total = total.shape, dy.contiguous(), total.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
-    dx = torch.empty_like(total)
-    dbranch = None if dy.dtype == total.dtype else torch.empty_like(dy)
+    dx = torch.empty_like(total, dtype=dtype)
     sizes = sizes or BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
     blocks = tile_of(sizes, "norm_backward", size, total.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
     parts = total.new_empty(programs, size, dtype=torch.float32)
     _rms_norm_backward[programs,](
-        total, weight, rstd, dy, dtotal, dx, dbranch, parts, rows, size, programs,
-        SUM=dtotal is not None, ADD=dbranch is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        total, weight, rstd, dy, dtotal, dx, None, parts, rows, size, programs,
+        SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
     )  # fmt: skip
-    return dx, dx if dbranch is None else dbranch, parts
+    return dx, parts
 
 
 @interpretable

@@ -22,14 +22,14 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
 
 
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     dy_wide, normalized = dy.to(total.dtype), total * rstd[:, None]
     scaled = dy_wide * weight
     dx = rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
         dx = dx + dtotal
-    return dx, dx.to(dy.dtype), (dy_wide * normalized).sum(0, keepdim=True)
+    return dx.to(dtype), (dy_wide * normalized).sum(0, keepdim=True)
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> None:
