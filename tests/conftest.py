@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from common import data, progress
+from common import data, progress, ranks
 from common.options import RunOptions
 
 import numpy
@@ -81,6 +81,7 @@ def same_settings() -> Iterator[None]:
     if torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(False)
     torch.backends.cuda.matmul.allow_tf32 = False
+    ranks.gloo_started = False  # or `cli.command` would end the process of the tests
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@
         --metrics throughput,memory,accuracy
     python benchmark_suite.py --models v1,v2,v2-compile,hf,hf-compile,liger --preset small --use-amp --num-steps 50
 
-Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile), transformers' LLaMA: hf (eager),
-hf-compile and liger (with Liger's kernels; GPU only), and a LLaMA fused by hand with PyTorch, compiled and captured as one graph:
-captured, and captured-bf16 (with bf16 weights over fp32 masters; --use-amp only), both GPU only. The step of each other model can
-be captured too (v1-captured; GPU only). `--models available` takes all that can run here but these, and names those that cannot.
+Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile) or products in FP8 (v4-fp8),
+transformers' LLaMA: hf (eager), hf-compile, liger and liger-compile (with Liger's kernels), and a LLaMA fused by hand with
+PyTorch, compiled and captured as one graph: captured; with --use-amp captured-bf16 (bf16 weights over fp32 masters),
+captured-tuned (that with max-autotune) and captured-fp8 (by torchao). FP8, Liger and capture need a GPU. The step of each other
+model can be captured too (v1-captured). `--models available` takes all that can run here but these, FP8 and captured-tuned, and
+names those that cannot.
 
 Writes benchmark.json (measured), and from it benchmark.csv, .html, .md and .png, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same. It is also 1

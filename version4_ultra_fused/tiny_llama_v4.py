@@ -25,7 +25,7 @@ from version4_ultra_fused.kernels import costs, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype, without_gradient
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import torch
@@ -55,10 +55,8 @@ class AttentionFunction(torch.autograd.Function):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
             ctx.saved, ctx.weights, ctx.block, ctx.plan = (x, y, rstd, attended), (norm, qkv, output), block, plan
-            ctx.mark_non_differentiable(x)
-            ctx.set_materialize_grads(False)
             with span("output_projection"):
-                return x, attended.out @ plan.weight(output, dtype).T
+                return without_gradient(ctx, x), attended.out @ plan.weight(output, dtype).T
 
     @staticmethod
     @once_differentiable
@@ -85,10 +83,8 @@ class FeedForwardFunction(torch.autograd.Function):
         with span("mlp"):
             gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
             ctx.saved, ctx.weights, ctx.plan = (x, y, rstd, gates, hidden), (norm, gate_up, down), plan
-            ctx.mark_non_differentiable(x)
-            ctx.set_materialize_grads(False)
             with span("down"):
-                return x, hidden @ plan.weight(down, dtype).T
+                return without_gradient(ctx, x), hidden @ plan.weight(down, dtype).T
 
     @staticmethod
     @once_differentiable

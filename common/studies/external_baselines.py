@@ -3,8 +3,11 @@
     hf              transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
     hf-compile      its forward pass and loss in one torch.compile, in the default mode
     liger           hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
+    liger-compile   the same compiled, with transformers' loss, as Liger's waits for the GPU; so its step can also be captured
     captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
     captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
+    captured-tuned  captured-bf16 compiled with max-autotune and coordinate descent, which takes minutes (GPU)
+    captured-fp8    captured with torchao's FP8 training of the blocks, one scale a tensor (GPU)
 
 A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. Its step
 drops the gradients (`zero_grad` sets them to None), so nothing is set to zero or added up. The benchmark runs a baseline as its
@@ -39,6 +42,8 @@ from torch import Tensor, nn
 
 # Module to import: what installs it, without a torch or triton that would replace the one that is there.
 TRANSFORMERS = {"transformers": "pip install 'transformers>=4.51'"}
+TORCHAO = {"torchao": "pip install --no-deps torchao"}
+TUNED = "max-autotune-no-cudagraphs"  # the mode of torch.compile
 LIGER = {"liger_kernel": "pip install --no-deps liger-kernel", "triton": "a GPU build of PyTorch, which brings triton"}
 
 
@@ -101,7 +106,7 @@ class Peer:
 
     name: str
     packages: dict[str, str]
-    compiled: bool = False
+    compiled: bool | str = False  # or a mode of torch.compile
     liger: bool = False
 
     CAPTURED = False  # as in a version: whether the step is captured unless asked otherwise
@@ -119,11 +124,11 @@ class Peer:
         if self.liger:
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-            apply_liger_kernel_to_llama(model=model.llama)  # fused_linear_cross_entropy is on unless switched off
+            apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
         return model
 
     def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=self.liger and bool(self.compiled))
 
     def make_step(self, model: Llama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
         """A function of a batch: one optimizer step as in Version 1, with the loss compiled if `compiled`."""
@@ -147,6 +152,7 @@ class HandFused(Peer):
     """An external baseline with the model of `captured_peer`, whose step is captured."""
 
     working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
+    fp8: bool = False  # products of the blocks
 
     CAPTURED = True
 
@@ -154,17 +160,25 @@ class HandFused(Peer):
         super().check(device, amp_dtype)
         if not devices.is_gpu(device):
             raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: a CPU has no graph that could hold its step")
-        if self.working not in (None, amp_dtype):
-            raise UsageError(f"{self.name} needs --use-amp with bfloat16, the dtype of its weights")
+        if (self.working or self.fp8) and amp_dtype != torch.bfloat16:
+            raise UsageError(f"{self.name} needs --use-amp with bfloat16")
         if problem := devices.compile_problem(device):
             raise UsageError(problem)
 
     def make_model(self, options: Options) -> Llama:
-        return captured_peer.TinyLlama(options.model)
+        from torch._inductor import config
+
+        config.coordinate_descent_tuning = self.compiled == TUNED
+        model = captured_peer.TinyLlama(options.model)
+        if self.fp8:
+            from torchao.float8 import convert_to_float8_training
+
+            convert_to_float8_training(model.layers)  # the head and attention stay in 16 bits
+        return model
 
     def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
         if self.working and isinstance(model, captured_peer.TinyLlama):
-            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, compiled=self.compiled)
+            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured
 
 
@@ -172,6 +186,9 @@ PEERS = {
     "hf": Peer("hf", TRANSFORMERS),
     "hf-compile": Peer("hf-compile", TRANSFORMERS, compiled=True),
     "liger": Peer("liger", TRANSFORMERS | LIGER, liger=True),
+    "liger-compile": Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
     "captured": HandFused("captured", {}, compiled=True),
     "captured-bf16": HandFused("captured-bf16", {}, compiled=True, working=torch.bfloat16),
+    "captured-tuned": HandFused("captured-tuned", {}, compiled=TUNED, working=torch.bfloat16),
+    "captured-fp8": HandFused("captured-fp8", TORCHAO, compiled=True, fp8=True),
 }

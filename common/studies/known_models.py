@@ -1,7 +1,7 @@
 """The models that a study can measure: the versions in their folders, variants of them, and the external baselines.
 
-A name is that of a version (`v2`) or of an external baseline (`hf`). Two ends can follow it: `-compile` runs a version with
-torch.compile, and `-captured` runs a model's whole step as one graph (GPU only).
+A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it: `-compile` runs a version with
+torch.compile, `-fp8` one with products in FP8, and `-captured` runs a model's whole step as one graph (the last two: GPU only).
 """
 
 from argparse import Namespace
@@ -14,7 +14,7 @@ from common.errors import UsageError
 from common.studies import external_baselines
 from common.training import version_files
 
-COMPILED, CAPTURED = "-compile", "-captured"
+COMPILED, FP8, CAPTURED, TUNED = "-compile", "-fp8", "-captured", "-tuned"
 
 
 class Model(NamedTuple):
@@ -40,8 +40,9 @@ def find(root: Path = ROOT) -> dict[str, Model]:
     found, eager = [], []  # eager: those that are captured only when asked to be
     for name, path in version_scripts(root).items():
         version, own = version_files.load(path), [Model(name, path)]
-        if "torch-compile" in getattr(version, "SWITCHES", {}):
-            own.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
+        for switch, end in (("torch-compile", COMPILED), ("fp8", FP8)):
+            if switch in getattr(version, "SWITCHES", {}):
+                own.append(Model(name + end, path, (f"--enable-{switch}",)))
         found += own
         eager += [] if getattr(version, "CAPTURED", False) else own
     peers = external_baselines.PEERS
@@ -52,10 +53,10 @@ def find(root: Path = ROOT) -> dict[str, Model]:
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The names of the models that can run here, without `-captured` ones; a line says why each other model cannot."""
+    """The models that can run here, by name, but captured, FP8 and tuned ones; a line says why each other model cannot."""
     device, names = devices.select(options.device), []
     for name, model in known.items():
-        if model.captured:
+        if model.captured or name.endswith((FP8, TUNED)):
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         try:

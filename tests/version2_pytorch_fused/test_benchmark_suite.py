@@ -35,7 +35,7 @@ def peers(monkeypatch) -> None:
     monkeypatch.setattr(devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler")
 
 
-def test_available_is_all_that_can_run_but_what_is_captured_on_request(peers, capsys):
+def test_available_is_all_that_can_run_but_what_is_measured_on_request(peers, capsys):
     known = {
         model.name: model
         for model in (
@@ -44,6 +44,8 @@ def test_available_is_all_that_can_run_but_what_is_captured_on_request(peers, ca
             known_models.Model("absent"),
             known_models.Model("present"),
             known_models.Model("v1-captured", Path("v1.py"), captured=True),
+            known_models.Model("v1-fp8", Path("v1.py")),
+            known_models.Model("present-tuned"),
         )
     }
     assert known_models.available(CPU, known) == ["v1", "present"]

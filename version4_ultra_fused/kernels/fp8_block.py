@@ -10,7 +10,7 @@ from common.options import Options
 from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan, products_dtype
+from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan, products_dtype, without_gradient
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.kernels.scales import GRADIENT, WEIGHT, X
 
@@ -95,10 +95,8 @@ class AttentionFunction(torch.autograd.Function):
                 packed = kernels.rotate(into.forward(y), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
             ctx.saved, ctx.norm, ctx.block, ctx.plan = (x, rstd, attended, into, out_of), norm, block, plan
-            ctx.mark_non_differentiable(x)
-            ctx.set_materialize_grads(False)
             with span("output_projection"):
-                return x, out_of.forward(attended.out)
+                return without_gradient(ctx, x), out_of.forward(attended.out)
 
     @staticmethod
     @once_differentiable
@@ -125,10 +123,8 @@ class FeedForwardFunction(torch.autograd.Function):
             with span("activation"):
                 hidden = kernels.swiglu_quantized(gates, out_of.x)
             ctx.saved, ctx.norm, ctx.plan = (x, rstd, gates, into, out_of), norm, plan
-            ctx.mark_non_differentiable(x)
-            ctx.set_materialize_grads(False)
             with span("down"):
-                return x, out_of.forward_stored(*hidden)
+                return without_gradient(ctx, x), out_of.forward_stored(*hidden)
 
     @staticmethod
     @once_differentiable

@@ -28,6 +28,13 @@ def products_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def without_gradient(ctx, x: Tensor) -> Tensor:
+    """x as a result of an autograd Function whose backward pass is given None for it."""
+    ctx.mark_non_differentiable(x)
+    ctx.set_materialize_grads(False)
+    return x
+
+
 class AutogradPlan:
     """Weights are cast, and gradients are autograd's."""
 

@@ -93,6 +93,8 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
     ("captured-bf16", None, "cpu", torch.bfloat16, "captured-bf16 needs an NVIDIA or AMD GPU"),
     ("captured-bf16", None, "cuda", None, "captured-bf16 needs --use-amp with bfloat16"),
     ("captured-bf16", None, "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
+    ("captured-fp8", None, "cuda", None, "captured-fp8 needs --use-amp with bfloat16"),
+    ("captured-fp8", "torchao", "cuda", torch.bfloat16, "pip install --no-deps torchao"),
 ])  # fmt: skip
 def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, device, amp_dtype, message, monkeypatch):
     monkeypatch.setattr(external_baselines.importlib.util, "find_spec", lambda module: None if module == absent else object())
@@ -112,10 +114,14 @@ def test_a_captured_peer_runs_on_a_gpu_where_torch_compile_works(name, amp_dtype
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "name, flags", [("captured", []), ("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"])],
-    ids=["captured-fp32", "captured-amp", "captured-bf16"],
+    "name, flags", [
+        ("captured", []), ("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"]), ("captured-fp8", ["--use-amp"]),
+    ],
+    ids=["captured-fp32", "captured-amp", "captured-bf16", "captured-fp8"],
 )  # fmt: skip
 def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
+    for package in external_baselines.PEERS[name].packages:
+        pytest.importorskip(package)
     options = study_options.resolved(None, *flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda")
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
     devices.prepare(cuda, options.seed)
@@ -128,9 +134,11 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name, flags", [("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"]), ("liger", [])])
+@pytest.mark.parametrize(
+    "name, flags", [("captured", ["--use-amp"]), ("captured-bf16", ["--use-amp"]), ("liger", []), ("liger-compile", [])]
+)
 def test_the_gradients_of_a_peer_on_a_gpu_are_those_of_version_1(name, flags):
-    if name == "liger":
+    if "liger" in name:
         pytest.importorskip("liger_kernel")
     options = study_options.resolved(None, *flags, "--seq-len", "33", "--device", "cuda")
     ours, theirs = (
