@@ -7,9 +7,10 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
     rope, swiglu     a product with its epilogue, beside a library's product and a kernel after it
     attention        forward and backward: the kernel for short sequences, Version 3's kernels, PyTorch's (cuDNN)
     norm_backward    with Version 3's sizes, and with Version 4's
+    step             a whole captured step, as it is and with one switch changed
     update           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
 
-Times are microseconds of a replayed graph: the median of several, each of ten passes.
+Times are microseconds of a replayed graph: the median of several, each of ten passes, or of 50 steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +23,14 @@ from common import device as devices
 from common.analysis.reports.levers import report
 from common.errors import UsageError
 from common.files import writable_file, write_measurement
+from common.options import Options
 from common.progress import progress
 from common.records import kernel_files
 from common.records.fields import Summary
+from common.studies import known_models
+from common.studies.benchmark import benchmark_process
 from common.timing import benchmark, summarize
-from common.training import record
+from common.training import record, version_files
 
 cli.require("triton")
 
@@ -36,7 +40,11 @@ from version4_ultra_fused.kernels.attention import CausalAttention
 
 import torch
 
-PASSES, REPLAYS = 10, 7
+PASSES, REPLAYS, STEPS = 10, 7, 50
+SWITCHED = {
+    "as it is": (), "without the memory plan": ("--disable-memory-plan",), "without the side stream": ("--disable-side-stream",),
+    "without the early update": ("--disable-early-update",), "exact attention": ("--enable-exact-attention",),
+}  # fmt: skip
 Lever = tuple[str, dict[str, Callable[[], object]]]
 
 
@@ -108,13 +116,34 @@ def update(device: torch.device) -> Lever:
     return "update", {"one after the other": one_after_the_other, "beside": beside}
 
 
+def steps(preset: str, device: torch.device, seed: int) -> Iterator[tuple[str, Summary]]:
+    """Each way to switch a step of the preset, and its time in microseconds; all start from the same weights."""
+    settings = configs.resolve(preset, None, model={}, training={})
+    training = settings.training
+    options = Options(
+        preset=preset, config=None, model=settings.model, batch_size=training.batch_size, seq_len=training.sequence_length,
+        learning_rate=training.learning_rate, seed=seed, device=str(device), use_amp=True, amp_dtype=None,
+    )  # fmt: skip
+    batch, path = version_files.random_batch(options, device), known_models.version_scripts()["v4"]
+
+    def switched(flags: tuple[str, ...]) -> list[float]:
+        step = benchmark_process.built(known_models.Model("v4", path, flags), options)[0].step
+        return benchmark(lambda: step(batch), device, iterations=STEPS)
+
+    for way, flags in SWITCHED.items():
+        yield way, cast(Summary, summarize([1e3 * one for one in switched(flags)]))
+
+
 def microseconds(work: Callable[[], object], device: torch.device) -> Summary:
     times = benchmark(devices.capture_graph(work, PASSES), device, warmup=1, iterations=REPLAYS)
     return cast(Summary, summarize([1e3 * one / PASSES for one in times]))
 
 
-def measure(presets: list[str], device: torch.device) -> Iterator[kernel_files.Lever]:
+def measure(presets: list[str], device: torch.device, seed: int) -> Iterator[kernel_files.Lever]:
     """A row for each way to do each lever's work, as it is measured."""
+    for preset in presets:
+        for way, us in steps(preset, device, seed):
+            yield {"preset": preset, "lever": "step", "way": way, "us": us}
     for preset in (*presets, ""):
         for lever, ways in levers(preset, device) if preset else [update(device)]:
             for way, work in ways.items():
@@ -132,11 +161,12 @@ def main() -> None:
         raise UsageError("the levers are timed as replayed graphs, which need a GPU")
     if options.metrics_out:
         writable_file(options.metrics_out, "--metrics-out")
-    torch.manual_seed(options.seed or 0)
+    seed = options.seed or 0
+    torch.manual_seed(seed)
     head = record.header(kernel_files.LEVERS, device, "bf16")
     rows: list[kernel_files.Lever] = []
     with progress("timing the levers"):
-        for row in measure(options.presets, device):
+        for row in measure(options.presets, device, seed):
             rows.append(row)
             if options.metrics_out:  # after each row: whatever ends the measurement, they are kept
                 write_measurement(options.metrics_out, head | {"rows": rows}, "--metrics-out")
