@@ -19,9 +19,10 @@ from typing import Any
 
 from common import cli, signals
 from common import device as devices
+from common.errors import UsageError
 from common.precision import SHORT
 from common.records.benchmark_file import METRICS, SCHEMA, Cell, Entry, place
-from common.studies import job_runner
+from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_process
 from common.studies.benchmark.benchmark_process import BenchmarkOptions
 from common.studies.job_runner import Job
@@ -41,6 +42,8 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list
             capture.check_supported(device)
         if not model.path:
             model.load().check(device, cli.amp_dtype(options))
+        elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
+            raise UsageError(f"{model.name}: products in FP8 need a GPU")
     shapes = [dict(batch_size=b, seq_len=s) for s in sorted(options.seq_lengths) for b in sorted(options.batch_sizes)]
     return models, [cli.resolve(BenchmarkOptions, Namespace(**vars(options) | shape)) for shape in shapes]
 

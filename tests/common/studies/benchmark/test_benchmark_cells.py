@@ -22,10 +22,11 @@ SCRIPT = ROOT / "version2_pytorch_fused" / "benchmark_suite.py"
 KNOWN = known_models.find(ROOT)
 
 
-@pytest.mark.parametrize(
-    "name, message", [("v1-captured", "--capture-step needs a GPU"), ("captured", "captured needs an NVIDIA or AMD GPU")]
-)
-def test_a_captured_model_needs_a_gpu(name, message, config):
+@pytest.mark.parametrize("name, message", [
+    ("v1-captured", "--capture-step needs a GPU"), ("captured", "captured needs an NVIDIA or AMD GPU"),
+    ("v4-fp8", "v4-fp8: products in FP8 need a GPU"),
+])  # fmt: skip
+def test_what_needs_a_gpu_is_refused_without_one(name, message, config):
     with pytest.raises(UsageError, match=message):
         benchmark_cells.plan(study_options.benchmark(config, models=[name]), KNOWN)
 
