@@ -55,7 +55,7 @@ class ModelConfig(StrictModel):
 
     @property
     def initializer_std(self) -> float:
-        """The "small" initialisation of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5 D))."""
+        """The "small" initialization of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5 D))."""
         return self.initializer_range or math.sqrt(2 / (5 * self.hidden_size))
 
     def for_transformers(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Precision:
         return self.scaler.scale(loss)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host synchronisation)."""
+        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host synchronization)."""
         self.scaler.step(optimizer)
         self.scaler.update()
 

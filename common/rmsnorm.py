@@ -1,4 +1,4 @@
-"""Root-mean-square layer normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), as separate PyTorch operations."""
+"""Root-mean-square layer normalization (Zhang and Sennrich 2019, arXiv:1910.07467), as separate PyTorch operations."""
 
 import torch
 from torch import Tensor

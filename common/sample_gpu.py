@@ -1,8 +1,8 @@
-"""Utilisation, power, memory and clocks of the GPUs while a command runs, as the vendor's tool reports them.
+"""Utilization, power, memory and clocks of the GPUs while a command runs, as the vendor's tool reports them.
 
-Each sample starts nvidia-smi, amd-smi or rocm-smi once, whichever is there and reports a GPU. Utilisation is the share of time in
+Each sample starts nvidia-smi, amd-smi or rocm-smi once, whichever is there and reports a GPU. Utilization is the share of time in
 which any kernel ran, not how well it used the GPU: one slow kernel gives 100 %. The tools answer in tens to hundreds of
-milliseconds and average power and utilisation themselves, so short peaks do not show.
+milliseconds and average power and utilization themselves, so short peaks do not show.
 """
 
 import csv

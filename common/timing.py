@@ -1,6 +1,6 @@
 """One clock for every measurement in this repository.
 
-On a GPU a region lies between two device events, and nothing synchronises inside it; on a CPU it lies between two
+On a GPU a region lies between two device events, and nothing synchronizes inside it; on a CPU it lies between two
 readings of the monotonic clock. Results are milliseconds; the summary is the median with the 20th and 80th percentile.
 """
 

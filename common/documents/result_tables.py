@@ -104,7 +104,7 @@ def conditions(*records: Record) -> str:
 
 
 def training(*folders: Path) -> str:
-    """A row per run: shape, step time, throughput, memory, FLOP/s, utilisation and loss."""
+    """A row per run: shape, step time, throughput, memory, FLOP/s, utilization and loss."""
     return _facts(
         folders, "preset", "device", "precision", "B x S", "M parameters", "ms/step", "p20 to p80", "tokens/s", "peak memory",
         "TFLOP/s", "MFU %", "% of measured GEMM", "loss",
@@ -167,7 +167,7 @@ def efficiency(*folders: Path) -> str:
 
 
 def trials(folder: Path) -> str:
-    """The run at the smallest preset, and runs with another learning rate or initialisation."""
+    """The run at the smallest preset, and runs with another learning rate or initialization."""
     runs = [next(baseline_runs(folder))[0], *map(run_record.read_timed, sorted(folder.glob("trial_*.json")))]
     rows: list[list[object]] = []
     for run in runs:

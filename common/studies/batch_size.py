@@ -73,7 +73,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
     fitting: dict[int, Measured] = {}
 
     def speed(size: int) -> float:
-        """The value that the target maximises: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
+        """The value that the target maximizes: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
         if size not in tried:
             found = trial(size)
             statuses[size], tried[size] = found["status"], 0.0

@@ -109,9 +109,14 @@ def test_keys_zoom_move_and_go_from_event_to_event(opened, gpu_page):
     page.keyboard.press("+")
     start, end = shown(page)
     assert end - start == pytest.approx((whole[1] - whole[0]) / 2) and start > whole[0]
-    page.keyboard.down("ArrowRight")
-    assert any(shown(page)[0] > start for _ in map(frame, [page] * 300))
-    page.keyboard.up("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    right = shown(page)
+    assert right[0] > start and right[1] - right[0] == pytest.approx(end - start)
+    for key in ["ArrowRight"] * 20:
+        page.keyboard.press(key)
+    assert shown(page) == pytest.approx((whole[1] - (end - start), whole[1]))  # the end of the run: no further, no nearer
+    page.keyboard.press("ArrowUp")
+    assert shown(page)[1] - shown(page)[0] < end - start
     page.keyboard.press("0")
     assert shown(page) == pytest.approx(whole)
     page.keyboard.press(".")

@@ -1,12 +1,12 @@
 """Parameters and floating-point operations of the model, by formula.
 
-A multiplication and an addition count as two. Only matrix products count, as in the literature on model FLOPs utilisation
+A multiplication and an addition count as two. Only matrix products count, as in the literature on model FLOPs utilization
 (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022, arXiv:2204.02311, appendix B): norms, rotary
 embedding, softmax and activations are below one percent. The backward pass computes two products of the same size for each
 product of the forward pass, so it counts twice.
 
 Causal attention needs only the S (S + 1) / 2 scores at or before each position: the `causal` count. Code that computes all S^2
-scores and masks half of them, like Version 1, executes the `full` count. Utilisation uses the causal count in every version, so
+scores and masks half of them, like Version 1, executes the `full` count. Utilization uses the causal count in every version, so
 that no version gets credit for work whose result is discarded.
 """
 

@@ -1,4 +1,4 @@
-"""The mean profiled step, and the most that each optimisation of it could gain.
+"""The mean profiled step, and the most that each optimization of it could gain.
 
 A target is a set of operators that a fused form would replace. Its floor is the least time of that form under the measured
 ceilings, and its bound follows by Amdahl's law (`bottlenecks.ABOUT_TARGETS` says how). The time of an operator is its self time:
@@ -35,7 +35,7 @@ CHANGES = {  # the target of each change, which is named after the flag that mak
 
 
 class Target(TypedDict):
-    """An optimisation of some operators; the last three are None where a ceiling is not known."""
+    """An optimization of some operators; the last three are None where a ceiling is not known."""
 
     name: str
     fused_form: str
@@ -82,7 +82,7 @@ def read_step(path: Path) -> Step:
 
 
 def targets(step: Step) -> list[Target]:
-    """Optimisations that concern operators in this profile, the largest bound first. Letters as in common/config.py."""
+    """Optimizations that concern operators in this profile, the largest bound first. Letters as in common/config.py."""
     run = step.profile["run"]
     model, training, precision = run["model"], run["training"], run["precision"]["compute"]
     length, tokens = training["sequence_length"], training["batch_size"] * training["sequence_length"]

@@ -18,7 +18,7 @@ def peak_flops(run: Run, precision: str | None = None) -> float | None:
 
 
 def mfu(run: TimedRun) -> float | None:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, arXiv:2204.02311): FLOP/s in percent of `peak_flops`, or None."""
+    """Model FLOPs utilization (Chowdhery et al. 2022, arXiv:2204.02311): FLOP/s in percent of `peak_flops`, or None."""
     peak = peak_flops(run)
     return 100 * run["flops_per_second"] / peak if peak else None
 

@@ -112,9 +112,9 @@ class Timeline {
   }
 
   view(from, to) {
-    const [start, end] = [Math.max(from, this.engine.min), Math.min(to, this.engine.max)];
-    this.engine.setZoom(this.engine.width / (end - start));
-    this.engine.setPositionX(start);
+    const { min, max, width } = this.engine, shown = Math.min(to - from, max - min);
+    this.engine.setZoom(width / shown);
+    this.engine.setPositionX(Math.min(Math.max(from, min), max - shown));
     this.chart.render();
   }
 
@@ -205,14 +205,17 @@ class Timeline {
     for (const made of this.element.querySelectorAll("[data-do]")) made.onclick = () => this.do(made.dataset.do);
     search.oninput = () => this.keep(node => node.name.toLowerCase().includes(search.value.trim().toLowerCase()));
     search.onkeydown = event => event.key === "Enter" && this.go(event.shiftKey ? -1 : 1, this.matches);
-    on("focus", () => chart.hotkeys(true));
-    on("blur", () => chart.hotkeys(false));
     on("keydown", event => {
       const { track } = this.chosen || data.nodes.find(node => node.track.startsWith("GPU")) || data.nodes[0];
       const own = data.nodes.filter(node => node.track === track);
-      const acts = { "+": () => this.do("in"), 0: () => this.do("all"), ".": () => this.go(1, own), ",": () => this.go(-1, own), "/": () => search.focus() };
-      acts[event.key]?.();
-      if (acts[event.key] || event.key.startsWith("Arrow")) event.preventDefault();
+      const acts = { // the library's own keys do nothing where a frame is still to be drawn
+        ArrowLeft: () => this.move(1, -0.1), ArrowRight: () => this.move(1, 0.1), ArrowUp: () => this.move(0.8, 0), ArrowDown: () => this.move(1.25, 0),
+        "+": () => this.do("in"), "-": () => this.do("out"), 0: () => this.do("all"),
+        ".": () => this.go(1, own), ",": () => this.go(-1, own), "/": () => search.focus(),
+      };
+      if (event.ctrlKey || event.metaKey || event.altKey || !acts[event.key]) return;
+      acts[event.key]();
+      event.preventDefault();
     });
     // The wheel alone scrolls the page.
     on("wheel", event => event.ctrlKey || event.metaKey || Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.stopPropagation(), true);

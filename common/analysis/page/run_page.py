@@ -33,10 +33,10 @@ CostsOf = Callable[[Profile], timeline.Costs]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = (
-    "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom, and so do the "
-    "arrows once the timeline has the focus. Comma and full stop go from event to event."
+    "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom. Once the timeline "
+    "has the focus, arrows move and zoom it, and comma and full stop go from event to event."
 )
-PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimisation", "the-operators-that-take-longest")
+PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimization", "the-operators-that-take-longest")
 
 
 def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:

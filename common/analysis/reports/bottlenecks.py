@@ -1,4 +1,4 @@
-"""Where a profiled step spends its time, what limits each operator, and the most that each optimisation could gain.
+"""Where a profiled step spends its time, what limits each operator, and the most that each optimization could gain.
 
 Reads one profile and writes the report and, under its name, the times of all operators (CSV) and the targets (JSON). Times come
 from the profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows from the two
@@ -143,7 +143,7 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     result.table(header, longest, least=["GFLOP/s", "GB/s", "bound by", "% of step", "calls", "shapes"])
     timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
     result.csv(f"{stem}_operator_timing", CSV_COLUMNS, timing)
-    result.section("Targets of optimisation")
+    result.section("Targets of optimization")
     result.text(ABOUT_TARGETS)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
     shown = [

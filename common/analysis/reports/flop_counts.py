@@ -19,7 +19,7 @@ from common.records.run_record import TimedRun
 FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
 HOW_TO_READ = (
-    "Utilisation (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
+    "Utilization (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
     "x S pairs. FlopCounterMode counts the matrix products that ran. Of a fused attention kernel it counts all S x S pairs, "
     "whether or not the kernel leaves the masked pairs out, and in the backward pass also the scores, which such a kernel "
     "computes again. A kernel that it does not know counts as zero unless its version reports what it computes. DeepSpeed "

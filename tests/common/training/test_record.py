@@ -34,7 +34,7 @@ def test_rates_are_of_the_steps_without_the_profiler():
     assert "  MFU          not given" in text and "7.000 -> 4.000" in text
 
 
-def test_utilisation_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_gemm():
+def test_utilization_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_gemm():
     ceilings = {"flops_per_second": 50e12}
     run = records.record(device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=ceilings, settings={})
     run["training"] |= {"first_step": 1, "world_size": 1, "parallel": None}

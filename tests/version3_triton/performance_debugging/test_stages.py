@@ -43,7 +43,7 @@ def test_a_stage_replaces_operations_in_its_own_model_alone(small_model):
 # Stage 1
 
 
-def test_without_initialisation_the_loss_starts_near_the_hidden_size(train):
+def test_without_initialization_the_loss_starts_near_the_hidden_size(train):
     record = train("stage1", "--num-layers", "1")
     assert record["loss"]["all"][0] > record["loss"]["uniform"] + 10
     assert train("stage1", "--num-layers", "1", "--fixed")["loss"]["all"][0] < record["loss"]["uniform"] + 1
@@ -98,7 +98,7 @@ class AsynchronousDevice:
 
 
 @pytest.mark.parametrize(("flags", "expected"), [((), 1.0), (("--fixed",), 11.0)], ids=("broken", "fixed"))
-def test_phases_without_synchronisation_are_the_hosts(monkeypatch, flags, expected):
+def test_phases_without_synchronization_are_the_hosts(monkeypatch, flags, expected):
     device, stage = AsynchronousDevice(), stage_of("stage3")
     clock = stage.replaced(stage.options([*SMALL, *flags])).phase_clock
     monkeypatch.setattr(devices, "synchronize", device.synchronize)

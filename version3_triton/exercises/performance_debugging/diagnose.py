@@ -2,7 +2,7 @@
 
 A forward hook reads the output of a module without a change to the model. The rows are in the order of the computation: the
 embedding, the attention, feed-forward part and sum (the residual stream) of each layer, the last norm, the logits. A well
-initialised model keeps every standard deviation within a few powers of ten of 1, and its logits are small.
+initialized model keeps every standard deviation within a few powers of ten of 1, and its logits are small.
 """
 
 import math

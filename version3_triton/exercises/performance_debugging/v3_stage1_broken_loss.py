@@ -19,7 +19,7 @@ def change(model: nn.Module, options: StageOptions) -> None:
 
 
 def tidy(model: nn.Module) -> None:
-    """The model without `weights.initialize` at the end of TinyLlama.__init__: "PyTorch's modules initialise themselves"."""
+    """The model without `weights.initialize` at the end of TinyLlama.__init__: "PyTorch's modules initialize themselves"."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and module is not model.lm_head:  # the head's weight is the embedding's
             module.reset_parameters()

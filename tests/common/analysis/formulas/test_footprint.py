@@ -143,7 +143,7 @@ def test_one_kernel_bytes_are_those_of_its_arguments_and_results_and_fewer_than_
     k = v = torch.empty(batch, config.num_key_value_heads, length, config.head_dim)
     x, statistic, cos = torch.empty(batch, length, width), torch.empty(tokens), torch.empty(length, config.head_dim)
     gate = torch.empty(batch, length, config.intermediate_size)
-    norm = [x, torch.empty(width), x, statistic]  # x and weight in; normalised x and 1 / rms out
+    norm = [x, torch.empty(width), x, statistic]  # x and weight in; normalized x and 1 / rms out
     with_residual = [x, x, *norm]  # also the branch in, and the sum of both out
     eager = footprint.totals(footprint.operations(config, batch, length), "group")
     expected = {

@@ -28,7 +28,7 @@ def titles(report) -> list[str]:
 def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile):
     page = build(gpu_profile)
     assert titles(page) == [
-        "Run", "Timeline", "Time of the step by part", "Targets of optimisation", "Kernels", "Roofline",
+        "Run", "Timeline", "Time of the step by part", "Targets of optimization", "Kernels", "Roofline",
         "The operators that take longest", "Critical path",
     ]  # fmt: skip
     html = page.html()
@@ -82,7 +82,7 @@ def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):
 
 def test_side_by_side_there_are_no_shares_and_no_title_of_one_run(tmp_path, cpu_trace):
     profiles = [ROOT / f"results/h100/v1_{preset}_profile.json.gz" for preset in ("small", "medium")]
-    [targets] = [section for section in build(*profiles).sections if section.title == "Targets of optimisation"]
+    [targets] = [section for section in build(*profiles).sections if section.title == "Targets of optimization"]
     assert {row[1] for row in targets.items[0].content.rows} == {"calls", "fused", "now t ms", "floor f ms", "gain at most"}
 
     (tmp_path / "larger.json").write_text(
