@@ -50,11 +50,11 @@ class AttentionFunction(torch.autograd.Function):
     def forward(ctx, x, branch, norm, qkv, output, block: "Block", model: "TinyLlama", length: int):
         plan, attn, dtype = model.plan, block.self_attn, products_dtype(x)
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, dtype)
+            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, dtype)
         with span("attention"):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
-            ctx.saved, ctx.weights, ctx.block, ctx.plan = (x, y, rstd, attended), (norm, qkv, output), block, plan
+            ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, kept, rstd, attended), (norm, qkv, output), block, plan
             with span("output_projection"):
                 return without_gradient(ctx, x), attended.out @ plan.weight(output, dtype).T
 
@@ -62,12 +62,12 @@ class AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (x, y, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, kept, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
         dy = dpacked @ plan.weight(qkv, dpacked.dtype)
-        gradients = plan.norm_backward(norm, dy, dbranch, x, rstd, ctx.needs_input_grad)
+        gradients = plan.norm_backward(norm, dy, dbranch, kept, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
         return *gradients, dqkv, doutput, None, None, None
 
@@ -79,10 +79,10 @@ class FeedForwardFunction(torch.autograd.Function):
     def forward(ctx, x, branch, norm, gate_up, down, block: "Block", plan: AutogradPlan):
         dtype = products_dtype(x)
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, dtype)
+            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, dtype)
         with span("mlp"):
             gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
-            ctx.saved, ctx.weights, ctx.plan = (x, y, rstd, gates, hidden), (norm, gate_up, down), plan
+            ctx.saved, ctx.weights, ctx.plan = (y, kept, rstd, gates, hidden), (norm, gate_up, down), plan
             with span("down"):
                 return without_gradient(ctx, x), hidden @ plan.weight(down, dtype).T
 
@@ -90,12 +90,12 @@ class FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (x, y, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, kept, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         ddown = plan.matrix_gradient(down, dbranch, hidden)
         dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
         dy = dgates @ plan.weight(gate_up, dgates.dtype)
-        return *plan.norm_backward(norm, dy, dbranch, x, rstd, ctx.needs_input_grad), dgate_up, ddown, None, None
+        return *plan.norm_backward(norm, dy, dbranch, kept, rstd, ctx.needs_input_grad), dgate_up, ddown, None, None
 
 
 class Attention(nn.Module):
@@ -164,7 +164,7 @@ class TinyLlama(nn.Module):
     @torch.no_grad()
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         x, branch = self.hidden_states(input_ids)
-        _, y, _ = kernels.add_norm(x, branch, self.norm.weight, self.norm.eps, products_dtype(x))
+        y = kernels.add_norm(x, branch, self.norm.weight, self.norm.eps, products_dtype(x))[1]
         return (y @ self.plan.weight(self.lm_head.weight, y.dtype).T).view(*input_ids.shape, -1)
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:

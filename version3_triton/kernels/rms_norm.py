@@ -32,8 +32,8 @@ MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 ma
 
 @triton.jit
 def _rms_norm_forward(
-        x_ptr, add_ptr, weight_ptr, sum_ptr, y_ptr, rstd_ptr, rows, size, eps,
-        ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        x_ptr, add_ptr, weight_ptr, sum_ptr, y_ptr, rstd_ptr, copy_ptr, rows, size, eps,
+        ADD: tl.constexpr, COPY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -49,6 +49,8 @@ def _rms_norm_forward(
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
     y = x * rstd[:, None] * weight[None, :]
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if COPY:  # of x in another number format
+        tl.store(copy_ptr + place, x.to(copy_ptr.dtype.element_ty), mask=inside)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
@@ -111,8 +113,8 @@ class _AddRMSNorm(torch.autograd.Function):
         y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
         blocks = tile("norm_forward", size, x.device)
         _rms_norm_forward[ceil_div(rows, blocks.rows),](
-            x, add, weight, total, y, rstd, rows, size, eps,
-            ADD=add is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+            x, add, weight, total, y, rstd, None, rows, size, eps,
+            ADD=add is not None, COPY=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         )  # fmt: skip
         ctx.save_for_backward(total, weight, rstd)
         ctx.dtypes = x.dtype, None if add is None else add.dtype

@@ -3,13 +3,14 @@
 Bytes: every number read once and written once, and nothing kept in a cache from kernel to kernel. Left out: tables, the norms'
 weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where products are the
 work; in attention they are those of its S (S + 1) / 2 pairs of query and key. The residual stream is float32;
-e is the size of a number in the products and in the stream's gradient, C = (H + 2 K) Dh.
+e is the size of a number in the products and in the stream's gradient, C = (H + 2 K) Dh. In 16 bits the backward pass reads a
+copy of the stream in e bytes, which the norm writes: c = e; in float32 c = 0.
 
     kernel                               bytes of a launch, for each of B S tokens             launches in a step
-    rms_norm               forward       D (4 + e)                                             1
-                           and addition  D (8 + 2 e)                                           2 L
-                           backward      D (4 + 2 e)                                           1
-                           and addition  D (4 + 3 e); the embedding's gradient has float32     2 L
+    rms_norm               forward       D (4 + e + c)                                         1
+                           and addition  D (8 + 2 e + c)                                       2 L
+                           backward      3 D e                                                 1
+                           and addition  4 D e; the embedding's gradient has float32           2 L
                            dweight       no formula, because the GPU decides how many parts    2 L + 1
     matmul                 rope          (D + C) e, and the weight D C e                       L
                            swiglu        (D + 3 F) e, and the weight 2 D F e                   L
@@ -68,7 +69,7 @@ def training_step(
     pairs = layers * 2 * hidden * batch_size * length * (length + 1) // 2  # q k^T, or p v
     head = tokens * layers * head_dim * size  # one head of q, k, v, ..., or of a gradient
     column = tokens * layers * size  # one of F
-    norm = tokens * hidden
+    norm, copy = tokens * hidden, 2 if size == 2 else 0  # of a sum, kept for the backward pass
     matrices, others = layers * hidden * (packed + hidden + 3 * ffn), hidden * (vocabulary + 2 * layers + 1)
     early = ("_adamw", "backward") in launched  # the matrices, block by block, beside the backward pass
     updates, others = matrices * 28, others * (28 if size == 4 else 30)
@@ -80,8 +81,8 @@ def training_step(
         return Cost("matmul", layers * size * moved, layers * sum(2 * tokens * hidden * columns for columns, _ in taken))
 
     return {
-        ("_rms_norm_forward", "forward"): Cost("norm", norm * (4 + size + 2 * layers * (8 + 2 * size))),
-        ("_rms_norm_backward", "backward"): Cost("norm", norm * (8 + size + 2 * layers * (4 + 3 * size))),
+        ("_rms_norm_forward", "forward"): Cost("norm", norm * (4 + size + copy + 2 * layers * (8 + 2 * size + copy))),
+        ("_rms_norm_backward", "backward"): Cost("norm", norm * (4 + 2 * size + 2 * layers * 4 * size)),
         ("_rms_norm_dweight", "backward"): Cost("norm", None),
         ("_matmul", "forward"): products(
             (("_rotate", "forward"), packed, hidden + packed), (("_swiglu", "forward"), 2 * ffn, hidden + 3 * ffn)

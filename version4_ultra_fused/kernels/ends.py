@@ -39,19 +39,19 @@ class LossFunction(torch.autograd.Function):
     def forward(ctx, x, branch, norm, head, targets: Tensor, eps: float, plan: AutogradPlan, one: Tensor) -> Tensor:
         plan.begin_loss()
         weight = plan.weight(head, products_dtype(x))
-        total, y, rstd = kernels.add_norm(x, branch, norm, eps, weight.dtype)
+        _, y, kept, rstd = kernels.add_norm(x, branch, norm, eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
-        ctx.saved, ctx.weights, ctx.plan, ctx.one = (total, y, rstd, logits), (norm, head), plan, one
+        ctx.saved, ctx.weights, ctx.plan, ctx.one = (y, kept, rstd, logits), (norm, head), plan, one
         return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
 
     @staticmethod
     @once_differentiable
     @span("loss")
     def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (total, y, rstd, dlogits), (norm, head), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, kept, rstd, dlogits), (norm, head), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         if dloss is not ctx.one:
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
         dy = dlogits @ plan.weight(head, dlogits.dtype)
-        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, total, rstd, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, kept, rstd, ctx.needs_input_grad)
         return dx, dbranch, dnorm, dhead, None, None, None, None

@@ -88,13 +88,13 @@ class AttentionFunction(torch.autograd.Function):
     def forward(ctx, x, branch, norm, qkv, output, block, model, length: int):
         plan, attn = model.plan, block.self_attn
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, torch.bfloat16)
+            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, torch.bfloat16)
         with span("attention"):
             into, out_of = Product(plan, qkv), Product(plan, output)
             with span("qkv_projection"):
                 packed = kernels.rotate(into.forward(y), model.cos, model.sin, length, attn.rotated)
             attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
-            ctx.saved, ctx.norm, ctx.block, ctx.plan = (x, rstd, attended, into, out_of), norm, block, plan
+            ctx.saved, ctx.norm, ctx.block, ctx.plan = (kept, rstd, attended, into, out_of), norm, block, plan
             with span("output_projection"):
                 return without_gradient(ctx, x), out_of.forward(attended.out)
 
@@ -102,9 +102,9 @@ class AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (x, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        (kept, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
         dy = into.backward(attended.gradient(out_of.backward(dbranch)))
-        gradients = plan.norm_backward(ctx.norm, dy, dbranch, x, rstd, ctx.needs_input_grad)
+        gradients = plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
         return *gradients, None, None, None, None, None
 
@@ -115,14 +115,14 @@ class FeedForwardFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, branch, norm, gate_up, down, block, plan: MemoryPlan):
         with span("norm"):
-            x, y, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, torch.bfloat16)
+            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, torch.bfloat16)
         with span("mlp"):
             into, out_of = Product(plan, gate_up), Product(plan, down)
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]
             with span("activation"):
                 hidden = kernels.swiglu_quantized(gates, out_of.x)
-            ctx.saved, ctx.norm, ctx.plan = (x, rstd, gates, into, out_of), norm, plan
+            ctx.saved, ctx.norm, ctx.plan = (kept, rstd, gates, into, out_of), norm, plan
             with span("down"):
                 return without_gradient(ctx, x), out_of.forward_stored(*hidden)
 
@@ -130,10 +130,10 @@ class FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (x, rstd, gates, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        (kept, rstd, gates, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
         dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
         dy = into.backward_stored(*dgates)
-        return *plan.norm_backward(ctx.norm, dy, dbranch, x, rstd, ctx.needs_input_grad), None, None, None, None
+        return *plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad), None, None, None, None
 
 
 def functions(plan: AutogradPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:

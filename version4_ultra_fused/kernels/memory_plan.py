@@ -57,21 +57,21 @@ class AutogradPlan:
 
     @span("norm")
     def norm_backward(
-        self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, total: Tensor, rstd: Tensor, needed: tuple[bool, ...]
+        self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, kept: Tensor, rstd: Tensor, needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The backward pass of `add_norm`.
 
         Args:
             dy: [N, D], the gradient of the norm's result.
             dsum: [N, D], the gradient of the sum from elsewhere, or None.
-            total, rstd: from `add_norm`.
+            kept, rstd: from `add_norm`.
             needed: whether the gradients of x and of the branch are; of the two, one is.
 
         Returns:
             The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
         """
-        dtotal, parts = kernels.add_norm_backward(dy, dsum, total, parameter, rstd, total.dtype if needed[0] else dy.dtype)
-        return dtotal if needed[0] else None, dtotal if needed[1] else None, self.norm_gradient(parameter, parts)
+        dx, parts = kernels.add_norm_backward(dy, dsum, kept, parameter, rstd, parameter.dtype if needed[0] else dy.dtype)
+        return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D]; for autograd."""

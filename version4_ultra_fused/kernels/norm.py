@@ -17,29 +17,35 @@ BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 
 @interpretable
-def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x + branch [N, D] in x's dtype, its norm [N, D] in `dtype`, and 1 / rms of each row [N].
+def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x + branch in x's dtype, its norm in `dtype`, and for the backward pass x + branch in `dtype` and 1 / rms of each row.
+
+    A sum in bf16 is rounded like the norm, which the backward pass reads as well, and takes half the memory.
 
     Args:
         x: [N, D], the residual stream.
         branch: [N, D] in any dtype, or None.
         weight: [D].
+
+    Returns:
+        [N, D] three times, and [N].
     """
     (rows, size), x = x.shape, x.contiguous()
     branch = None if branch is None else branch.contiguous()
     total = x if branch is None else torch.empty_like(x)
     y, rstd = torch.empty_like(x, dtype=dtype), x.new_empty(rows, dtype=torch.float32)
+    kept = total if x.dtype == dtype else torch.empty_like(y)
     blocks = tile("norm_forward", size, x.device)
     _rms_norm_forward[ceil_div(rows, blocks.rows),](
-        x, branch, weight, total, y, rstd, rows, size, eps,
-        ADD=branch is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        x, branch, weight, total, y, rstd, kept, rows, size, eps,
+        ADD=branch is not None, COPY=kept is not total, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
     )  # fmt: skip
-    return total, y, rstd
+    return total, y, kept, rstd
 
 
 @interpretable
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype,
+    dy: Tensor, dtotal: Tensor | None, kept: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype,
     sizes: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of the sum x + branch, which is that of both, and parts of the weight's.
@@ -47,22 +53,22 @@ def add_norm_backward(
     Args:
         dy: [N, D], the gradient of the norm.
         dtotal: [N, D], the gradient of the sum from elsewhere, or None.
-        total, rstd: from `add_norm`.
+        kept, rstd: from `add_norm`.
         dtype: of the sum's gradient.
         sizes: of the kernel, in place of the measured ones.
 
     Returns:
         [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
-    (rows, size), dy, total = total.shape, dy.contiguous(), total.contiguous()
+    (rows, size), dy, kept = kept.shape, dy.contiguous(), kept.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
-    dx = torch.empty_like(total, dtype=dtype)
+    dx = torch.empty_like(kept, dtype=dtype)
     sizes = sizes or BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
-    blocks = tile_of(sizes, "norm_backward", size, total.device)
+    blocks = tile_of(sizes, "norm_backward", size, kept.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
-    parts = total.new_empty(programs, size, dtype=torch.float32)
+    parts = kept.new_empty(programs, size, dtype=torch.float32)
     _rms_norm_backward[programs,](
-        total, weight, rstd, dy, dtotal, dx, None, parts, rows, size, programs,
+        kept, weight, rstd, dy, dtotal, dx, None, parts, rows, size, programs,
         SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
     )  # fmt: skip
     return dx, parts

@@ -15,16 +15,16 @@ class Slot(NamedTuple):
     dtype: torch.dtype
 
 
-def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
     total = x if branch is None else x + branch.to(x.dtype)
     rstd = (total.square().mean(-1) + eps).rsqrt()
-    return total, (total * rstd[:, None] * weight).to(dtype), rstd
+    return total, (total * rstd[:, None] * weight).to(dtype), total.to(dtype), rstd
 
 
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype
+    dy: Tensor, dtotal: Tensor | None, kept: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    dy_wide, normalized = dy.to(total.dtype), total * rstd[:, None]
+    dy_wide, normalized = dy.to(rstd.dtype), kept * rstd[:, None]
     scaled = dy_wide * weight
     dx = rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
