@@ -1,6 +1,6 @@
 """Results held against a reference: by the largest error of a tensor, or by PyTorch's own error against float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tests.conftest import INTERPRETER_FAILS
 
@@ -48,21 +48,28 @@ def check(ours: Callable, plain: Callable, inputs: list[Tensor], dtype: torch.dt
     as_accurate(got, theirs, exact, FLOOR * torch.finfo(dtype).eps)
 
 
-def confident(tokens: int, size: int, vocabulary: int, offset: float) -> tuple[Tensor, Tensor, Tensor]:
+def confident(tokens: int, size: int, vocabulary: int, offset: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states [1, N, D + 1], a head's weight [V, D + 1] and targets [1, N]: each token is all but sure of its target.
 
     The last dimension adds `offset` to all logits, which changes no loss.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     weight, noise = (torch.randn(rows, size, generator=generator) for rows in (vocabulary, tokens))
     targets = torch.randint(vocabulary, (tokens,), generator=generator)
     x = torch.cat((0.3 * weight[targets] + 0.02 * noise, torch.full((tokens, 1), float(offset))), 1)
     return x[None].to(DEVICE), torch.cat((weight, torch.ones(vocabulary, 1)), 1).to(DEVICE), targets[None].to(DEVICE)
 
 
-def as_accurate(ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor], rounding: float = 0.0) -> None:
-    """Each result's largest error against float64 is at most MARGIN times PyTorch's, or `rounding` of the largest element."""
+def stacked(batches: Iterable[list[Tensor]]) -> list[Tensor]:
+    """The results of several batches: of one, PyTorch's error in a single number, the loss, can be none by luck."""
+    return [torch.stack(each) for each in zip(*batches, strict=True)]
+
+
+def as_accurate(
+    ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor], rounding: float = 0.0, margin: float = MARGIN
+) -> None:
+    """Each result's largest error against float64 is at most `margin` times PyTorch's, or `rounding` of the largest element."""
     for i, (mine, usual, right) in enumerate(zip(ours, theirs, exact, strict=True)):
         error, allowed = ((x.double() - right).abs().max().item() for x in (mine, usual))
         floor = rounding * right.abs().max().item()
-        assert error <= max(MARGIN * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"
+        assert error <= max(margin * allowed, floor), f"result {i}: error {error:.2g}, PyTorch's {allowed:.2g}, floor {floor:.2g}"

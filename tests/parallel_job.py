@@ -101,7 +101,7 @@ VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": ti
 
 
 def main() -> None:
-    distributed.start("ddp", CPU, 60)
+    distributed.start("ddp", CPU, 600)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
         ("v2", "fsdp"), ("v3", "zero1"), ("v4", "ddp"), ("v4", "zero1"),

@@ -78,7 +78,8 @@ import json, os, signal, sys, time
 if os.environ.get("WAITS_UNDER") == os.environ.get("UNDER", "none"):
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     print("waiting", flush=True)
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(1)
 print(json.dumps(sys.argv[1:]))
 sys.exit(int(os.environ.get("SCRIPT_CODE", "0")))
 """
@@ -115,7 +116,7 @@ class Machine:
             self.command(name, f'"{sys.executable}" -ES "{self.bin.parent / "stand_in.py"}" {name} "$@"')
 
     def run(
-        self, script: Path, *arguments: object, check: int = 0, seconds: float = 120, **environment: str
+        self, script: Path, *arguments: object, check: int = 0, seconds: float = 600, **environment: str
     ) -> subprocess.CompletedProcess:
         done = subprocess.run(
             ["bash", str(script), *map(str, arguments)],

@@ -39,7 +39,7 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[
     environment = os.environ | {"KERNEL_EXERCISES": which, "PROFILING_LAB": which, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     if folder == LAB:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     print(done.stdout)
     cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))
     assert not any(case.find("error") is not None for case in cases)

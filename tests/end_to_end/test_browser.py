@@ -17,6 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.browser
 WIDTHS = {1920: 1080, 390: 844}  # and heights
+MOST_MS = 300_000  # to start chromium, to open a page, to find what is looked for
 H200 = ROOT / "results" / "h200"
 
 
@@ -26,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=MOST_MS)
         yield browser
         browser.close()
 
@@ -41,6 +42,7 @@ def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
         path = tmp_path / f"page{len(pages)}.html"
         path.write_text(html, encoding="utf-8")
         page = chromium.new_page(viewport={"width": width, "height": WIDTHS[width]}, **context)
+        page.set_default_timeout(MOST_MS)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: request.url.startswith(("data:", path.as_uri())) or wrong.append(request.url))

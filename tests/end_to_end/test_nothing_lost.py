@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -231,7 +232,7 @@ def test_a_search_with_real_trials_stops_in_the_middle_of_one(started, tmp_path)
     search = started(V2 / "optimize_batch_size.py", "--config", "small.yaml", "--optimization-target", "memory")
     assert search.stdout.readline().startswith("batch size     1")
     search.send_signal(signal.SIGTERM)
-    said, complained = search.communicate(timeout=60)
+    said, complained = search.communicate(timeout=300)
     assert search.returncode == 128 + signal.SIGTERM and "the search was interrupted" in said, complained
     assert len(json.loads((tmp_path / "batch_size_search/batch_search.json").read_text())["trials"]) >= 1
 
@@ -241,7 +242,7 @@ ENDLESS = (*QUICK, "--num-steps", "100000")
 
 def errors(said: str) -> list[str]:
     """The lines on stderr but those of progress, which a busy machine adds."""
-    return [line for line in said.splitlines() if not line.startswith("loading PyTorch")]
+    return [line for line in said.splitlines() if not re.search(r": \d+ s(, .*)?$", line)]
 
 
 def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
@@ -252,8 +253,8 @@ def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
     piped.stdout.close()
     assert hung_up.stdout.readline().startswith("step     1/")
     hung_up.send_signal(signal.SIGHUP)
-    hung_up.communicate(timeout=60)
-    assert piped.wait(timeout=60) == 141 and not errors(piped.stderr.read()) and hung_up.returncode == 129
+    hung_up.communicate(timeout=300)
+    assert piped.wait(timeout=300) == 141 and not errors(piped.stderr.read()) and hung_up.returncode == 129
     for name in ("out.json", "hangup.json"):
         record = json.loads((tmp_path / name).read_text())
         assert record["status"] == "interrupted" and len(record["loss"]["all"]) >= 1
@@ -263,6 +264,6 @@ def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
 def test_output_to_a_full_device(started, tmp_path):
     with open("/dev/full", "w") as full:
         process = started(V1 / "tiny_llama_v1.py", *QUICK, stdout=full)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 1 and errors(said) == ["error: [Errno 28] No space left on device"]
     assert len(json.loads((tmp_path / "out.json").read_text())["loss"]["all"]) >= 1

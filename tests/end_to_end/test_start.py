@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
     (tmp_path / "pydantic.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     done = subprocess.run(
         [sys.executable, str(copy / "version1_pytorch_baseline/tiny_llama_v1.py"), "--help"],
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
 
@@ -62,9 +63,9 @@ def test_slow_imports_say_what_they_wait_for(monkeypatch, capsys):
     spoken, show = threading.Event(), terminal.Line.show
     monkeypatch.setattr(progress, "SECONDS", 1e-3)
     monkeypatch.setattr(terminal.Line, "show", lambda *text: (show(*text), spoken.set()))
-    monkeypatch.setattr(importlib, "import_module", lambda name: spoken.wait(60))
+    monkeypatch.setattr(importlib, "import_module", lambda name: spoken.wait(300))
     importlib.reload(loading)
-    assert capsys.readouterr().err.startswith("loading PyTorch: 0 s\n")
+    assert re.match(r"loading PyTorch: \d+ s\n", capsys.readouterr().err)
 
 
 def test_a_run_from_another_directory_uses_its_own_code_though_another_clone_is_on_the_path(copy, tmp_path):

@@ -135,7 +135,7 @@ def test_a_real_study(tmp_path):
     machine = Machine(tmp_path)
     small = (*TINY, "--num-steps", 3, "--data", "synthetic", "--device", "cpu")
     done = machine.run(
-        V1 / NAME, "--enable-profilers", "--", *small,
+        V1 / NAME, "--enable-profilers", "--", *small, seconds=1800,
         PYTHONPATH=PATHS, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", HOME=os.environ.get("HOME", "/"),
     )  # fmt: skip
     folder = machine.folder / "performance_study/tiny"

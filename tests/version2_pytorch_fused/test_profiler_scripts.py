@@ -234,7 +234,7 @@ def test_ctrl_c_ends_everything(machine, tool):
     while process.stdout.readline() != "waiting\n":
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 130
     assert machine.called[-1:] == ([] if tool == "none" else [tool])
     assert machine.called.count("rocprof-compute") == (1 if tool == "rocprof-compute" else 0)
@@ -279,7 +279,7 @@ def test_help_is_the_head_of_the_file(machine, script):
 def test_ncu_measures_the_kernels_of_a_step(machine):
     machine.environment["PATH"] += os.pathsep + os.environ["PATH"]
     small = ("--script", V1 / "tiny_llama_v1.py", *TINY, "--num-layers", 1, "--data", "synthetic")
-    machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", *small, seconds=500, PYTHONPATH=PATHS)
+    machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", *small, PYTHONPATH=PATHS)
     lines = (machine.folder / "out/ncu/kernels.csv").read_text().splitlines()
     units, *kernels = csv.DictReader(line for line in lines if not line.startswith("=="))
     assert units["gpu__time_duration.sum"] in ("ns", "nsecond") and units["dram__bytes_read.sum"] == "byte"

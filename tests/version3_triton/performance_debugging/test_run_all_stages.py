@@ -164,7 +164,7 @@ def test_a_real_run(tmp_path):
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" "$@"')
     environment = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    machine.run(RUN_ALL, "--through", "1", *SMALL, "--num-steps", "6", seconds=600, **environment)
+    machine.run(RUN_ALL, "--through", "1", *SMALL, "--num-steps", "6", seconds=3600, **environment)
     results = machine.folder / "results"
     for stage in range(7):
         assert (results / f"stage{stage}_profile.csv").read_text().startswith("name,category,calls,")

@@ -47,6 +47,8 @@ def is_written(problem: str) -> bool:
 def _on_one_rank(rank: int, path: str, job: Callable, arguments: tuple) -> Any:
     torch.set_num_threads(1)
     store = dist.FileStore(path, RANKS)
+    store.set(f"rank {rank} has started", "")  # a process can take longer than LIMIT to import PyTorch
+    store.wait([f"rank {other} has started" for other in range(RANKS)], timedelta(minutes=10))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     try:
         # A job that fails at once must not leave while the other rank still connects, which would then wait for LIMIT. They meet
