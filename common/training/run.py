@@ -326,6 +326,8 @@ class Run:
                 raise ended
             if not error:
                 self._write_the_rest()
+                if self.outcome.signal:  # then torchrun ends all processes as soon as one has ended
+                    distributed.wait_for_all()
                 distributed.end()
 
     def _ended(self, error: BaseException | None) -> BaseException | None:
