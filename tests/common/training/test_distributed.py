@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import subprocess
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,7 +149,7 @@ def second_in_step_five():
 DEATHS = {
     "killed": ("os.kill(os.getpid(), 9)", []),
     "out of memory": ("raise torch.OutOfMemoryError('out of memory')", []),
-    "silent": ("time.sleep(600)", ["--distributed-timeout", "5"]),  # torchrun gives it 30 s to end by itself
+    "silent": ("time.sleep(600)", ["--distributed-timeout", "20"]),  # torchrun gives it 30 s to end by itself
 }
 
 
@@ -159,7 +159,7 @@ def test_a_process_that_dies_ends_the_job_and_the_record_is_kept(torchrun, tmp_p
     done = torchrun(doing(tmp_path, what), *QUICK, *flags, "--metrics-out", "metrics_v1.json", check=1)
     said = done.stderr
     if death == "silent":  # otherwise torchrun may stop the first process before it has said so
-        assert "error: rank 0: another process has ended, or has not answered for 5 s" in said
+        assert "error: rank 0: another process has ended, or has not answered for 20 s" in said
     assert ("error: rank 1: out of memory" in said) == (death == "out of memory")
     assert "Traceback" not in said.split("torch/distributed/run.py")[0].replace("Traceback (most recent call last):\n", "", 1)
     measured = record(tmp_path)
@@ -260,7 +260,7 @@ from version1_pytorch_baseline import tiny_llama_v1
 import torch
 
 flags, different = json.loads(sys.argv[1])
-distributed.start("ddp", torch.device("cpu"), 60)
+distributed.start("ddp", torch.device("cpu"), 600)
 distributed.start = distributed.end = lambda *_: None  # all runs are of one group
 said, rank = {}, ranks.here().rank
 for case in different:
@@ -300,7 +300,7 @@ import atexit, os, sys, torch
 from common import cli
 from common.training import distributed
 
-distributed.start("ddp" if "RANK" in os.environ else None, torch.device("cpu"), 60)
+distributed.start("ddp" if "RANK" in os.environ else None, torch.device("cpu"), 600)
 atexit.register(print, "Python ends")
 distributed.end()
 print("the last line")
@@ -317,7 +317,17 @@ def test_a_process_with_threads_of_gloo_ends_without_pythons_end(run_script, tmp
     assert "the last line" in done.stdout and ("Python ends" in done.stdout) == (not launch)
 
 
-ONE_BOGUS = "import os, runpy, sys; sys.argv += ['--bogus'] * int(os.environ['RANK']); runpy.run_path({!r}, run_name='__main__')"
+ONE_BOGUS = """
+import os, pathlib, runpy, sys, time, torch
+
+waits, init = pathlib.Path("waits"), torch.distributed.init_process_group
+torch.distributed.init_process_group = lambda *given, **named: (waits.touch(), init(*given, **named))
+if os.environ["RANK"] == "1":
+    sys.argv.append("--bogus")
+    while not waits.exists():
+        time.sleep(0.01)
+runpy.run_path({!r}, run_name="__main__")
+"""
 
 
 def test_a_bad_option_of_one_process_ends_the_others_at_once(torchrun, tmp_path):
@@ -391,27 +401,30 @@ def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_ran
     assert (ended.value.code, capsys.readouterr().err) == (1, said)
 
 
-def test_the_first_process_alone_tells_of_progress(as_rank, monkeypatch, capsys):
+def test_the_first_process_alone_tells_of_progress(as_rank, monkeypatch):
+    told, lines = threading.Event(), []
+    line = SimpleNamespace(show=lambda text: (lines.append(text), told.set()), end=lambda: None)
+    monkeypatch.setattr(progress, "Line", lambda _: line)
     monkeypatch.setattr(progress, "SECONDS", 0.01)
-
-    for rank in (1, 0):
+    for rank, seconds in ((1, 0.1), (0, 300)):
         as_rank(rank)
         with progress.progress(f"rank {rank}"):
-            time.sleep(0.1)
-    assert {line.split(":")[0] for line in capsys.readouterr().err.splitlines()} == {"rank 0"}
+            told.wait(seconds)
+    assert {line.split(":")[0] for line in lines} == {"rank 0"}
 
 
 def test_a_captured_step_that_hangs_ends_its_process(monkeypatch, capsys):
     """The host waits for the GPU, which waits for another process; a thread notices that no meeting has been held."""
-    codes = []
+    codes, ended, over = [], threading.Event(), threading.Event()
     monkeypatch.setattr(distributed, "active", lambda: True)
     monkeypatch.setattr(distributed, "PERIOD", 0.01)
-    monkeypatch.setattr(distributed.os, "_exit", codes.append)
-    for captured, timeout in ((True, 600), (False, 0.05), (True, 0.05)):
+    monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set(), over.wait()))
+    for captured, timeout, seconds in ((True, 600, 0.3), (False, 0.05, 0.3), (True, 0.05, 300)):
         assert codes == []
         with distributed.Meetings(CPU).watched(captured, timeout):
-            time.sleep(0.3)
-    assert set(codes) == {1} and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
+            ended.wait(seconds)
+    over.set()  # the thread has not ended the process, and finds that the step has ended
+    assert codes == [1] and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
 
 
 def test_forward_passes_are_compared_in_the_precision_of_the_run_and_a_slow_rank_is_above_the_median():

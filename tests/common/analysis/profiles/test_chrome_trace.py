@@ -86,7 +86,7 @@ def test_residual_additions_steps_and_memory_of_a_cpu(cpu):
     assert cpu.step_us() == pytest.approx(list(cpu.steps.duration_us), rel=1e-3)
     assert cpu.device_busy_us() == 0 and cpu.kernels.empty
 
-    assert list(cpu.memory.total_bytes) == list(cpu.memory.bytes.cumsum())
+    assert (cpu.memory.total_bytes - cpu.memory.bytes.cumsum()).nunique() == 1  # what an earlier profile saw may still be there
     assert set(cpu.memory.device) == {"cpu"}
     scores = BATCH * CONFIG.num_attention_heads * LENGTH * LENGTH * 4
     softmax = cpu.operators[cpu.operators.name == "aten::_softmax"]
