@@ -7,6 +7,7 @@ PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see i
 Standard input holds two sequences of pickled texts, the ones to train on and the ones to encode; None ends a sequence.
 """
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -44,6 +45,8 @@ def build(training: Iterable[str], texts: Iterable[str], vocab_size: int, folder
             pass
         except BaseException:
             process.kill()
+            with contextlib.suppress(BrokenPipeError):  # in place of what ends the work here
+                process.stdin.close()
             raise
         _, said = process.communicate()
     if process.returncode:
