@@ -50,7 +50,7 @@ def evaluator(threads, config) -> race.Evaluator:
 
 @pytest.mark.parametrize(("cheat", "caught"), [
     ("replays_the_answer", "its losses are"),
-    ("computes_once_for_many", "its losses are"),
+    ("computes_once_for_many", "(its losses are|the gradient of .* is)"),  # the latter if two batches chance to have one loss
     ("skips_the_optimizer", "(its losses are|the (gradient|update) of .* is)"),
     ("trains_on_held_out_text", "the gradient of .* is"),
 ])  # fmt: skip
