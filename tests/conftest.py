@@ -91,7 +91,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     It runs on the CPU unless variables of its environment are given.
     """
 
-    def run(*arguments: object, check: int = 0, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess:
+    def run(*arguments: object, check: int = 0, seconds: float = 900, **variables: str) -> subprocess.CompletedProcess:
         variables = {"PYTHONPATH": PATHS} | (variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],

@@ -22,7 +22,7 @@ def resolved(config: Path | None, *flags: str) -> RunOptions:
 def benchmark(config: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1", "v2"], metrics=["throughput", "memory"], batch_sizes=[4, 2], seq_lengths=[8], num_steps=2, repeats=2,
-        gpus=1, accuracy_steps=2, timeout=100, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
+        gpus=1, accuracy_steps=2, timeout=900, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
     )  # fmt: skip
     return Namespace(**chosen | changes)
 
@@ -30,7 +30,7 @@ def benchmark(config: Path, **changes) -> Namespace:
 def scaling(**changes) -> Namespace:
     chosen = dict(
         models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, global_batch_size=4, seq_len=8, num_steps=2,
-        profile_steps=2, repeats=2, timeout=100, preset="tiny", config=None, seed=0, device="cpu", use_amp=False, amp_dtype=None,
+        profile_steps=2, repeats=2, timeout=900, preset="tiny", config=None, seed=0, device="cpu", use_amp=False, amp_dtype=None,
         capture_step=None, link_gbs=1.0, link_us=1.0, keep_traces=False, fill_gpus=False, model=ModelConfig(),
         output_dir=Path("out"),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def test_the_memory_of_a_run_is_the_same_with_and_without_a_cache(tmp_path):
 
     def peak() -> float:
         command = [sys.executable, "-c", PEAK, str(tmp_path / "text.txt")]
-        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout)
+        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=900).stdout)
 
     assert peak() == pytest.approx(peak(), rel=0.05)
 

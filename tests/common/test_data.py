@@ -334,7 +334,7 @@ def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not
         )
         for second in (tmp_path / "long.txt", text_file, text_file)
     ]  # fmt: skip
-    finished = [process.communicate(timeout=120) for process in started]
+    finished = [process.communicate(timeout=900) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], finished
     said = [output.split() for output, _ in finished]
     assert {short for *_, short in said} == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()}

@@ -301,12 +301,13 @@ def test_who_may_read_counters(machine, restricted, capabilities, allowed):
 
 def test_a_port_that_is_taken():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))  # now no other process gets this port, and it is free until somebody listens
         number = taken.getsockname()[1]
+        assert preflight.port(number, "tensorboard", "--port").ok
+        taken.listen()
         check = preflight.port(number, "tensorboard", "--port")
     assert not check.ok and check.name == f"port {number}" and "--port" in check.mend
-    assert preflight.port(number, "tensorboard", "--port").ok
 
 
 @pytest.mark.parametrize("wanted, ok", [(1.9, True), (9.9, False)])

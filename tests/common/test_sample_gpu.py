@@ -100,12 +100,20 @@ def test_it_samples_until_the_command_ends(execute, tools, tmp_path, name, text)
 
 
 def test_a_tool_that_stops_answering_gives_no_more_samples(execute, tools, tmp_path, monkeypatch):
-    monkeypatch.setattr(sample_gpu, "ANSWER", 2.0)
-    tool, calls = tools("nvidia-smi"), tmp_path / "bin/calls"
+    tool, calls, read, reads = tools("nvidia-smi"), tmp_path / "bin/calls", sample_gpu.read, []
     late = f"[ ! -e {tmp_path}/stuck ] || {{ /bin/sleep 10; used=88; }}"
     tool.write_text(f'#!/bin/sh\necho called >> {calls}\nused=87\n{late}\necho "0, $used, 412.31, 20480, 1980, 2619"\n')
-    waiting = "while open({!r}).read().count('called') < {}: time.sleep(0.01)\n"
-    command = f"import time\n{waiting.format(str(calls), 4)}open('stuck', 'w')\n{waiting.format(str(calls), 6)}"
+
+    def stuck_from_the_fourth_on(name: str) -> dict:
+        reads.append(name)
+        if len(reads) == 4:
+            (tmp_path / "stuck").touch()
+            monkeypatch.setattr(sample_gpu, "ANSWER", 0.2)
+        return read(name)
+
+    monkeypatch.setattr(sample_gpu, "ANSWER", 300.0)
+    monkeypatch.setattr(sample_gpu, "read", stuck_from_the_fourth_on)
+    command = f"import time\nwhile open({str(calls)!r}).read().count('called') < 6: time.sleep(0.01)"
     execute(SCRIPT, "--interval-ms", 20, "--output", "run.csv", "--", sys.executable, "-c", command)
     assert {row["utilization_percent"] for row in samples(tmp_path / "run.csv")} == {"87.0"}
 
@@ -142,7 +150,7 @@ def sampling(tmp_path: Path, interval_ms: int, *command: str) -> subprocess.Pope
     return process
 
 
-READY = "import pathlib, signal, time\n{}\npathlib.Path('ready').touch()\ntime.sleep(60)"
+READY = "import pathlib, signal, time\n{}\npathlib.Path('ready').touch()\ntime.sleep(600)"
 
 
 @pytest.mark.parametrize("child, interval_ms", [(False, 600_000), (True, 20)], ids=["alone", "with a command"])
@@ -150,7 +158,7 @@ def test_a_signal_ends_it_and_its_command_and_the_samples_are_written(tools, tmp
     tools("nvidia-smi", NVIDIA)
     process = sampling(tmp_path, interval_ms, *(("--", sys.executable, "-c", READY.format("")) if child else ()))
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=30)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == (128 + signal.SIGTERM if child else 0)
     assert {row["gpu"] for row in samples(tmp_path / "s.csv")} == {"0", "1"} and "GPU (nvidia-smi)" in printed
 
@@ -164,6 +172,6 @@ def test_a_second_signal_ends_the_wait_for_a_command_and_reaches_it(tools, tmp_p
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)  # ends the command as well, which holds the other end of standard output
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM
     assert {row["gpu"] for row in samples(tmp_path / "s.csv")} == {"0", "1"}

@@ -12,8 +12,9 @@ import pytest
 
 
 @pytest.fixture
-def address(tmp_path):
+def address(tmp_path, monkeypatch):
     """Of a server of the traces in a folder that also has a profile."""
+    monkeypatch.setenv("no_proxy", "*")
     for name in ("trace_1.json", "trace_2.json", "eager_trace_2.json", "profile_1.json"):
         (tmp_path / name).write_text(name)
     with serve_traces.server(serve_traces.find([tmp_path]), port=0) as serving:

@@ -32,7 +32,7 @@ def test_a_signal_keeps_the_jobs_that_were_measured(tmp_path):
 
     def run(number: int, gpu: str | None) -> dict:
         if number == 0:
-            assert arrived.wait(30)
+            assert arrived.wait(300)
             return {"status": "ok", "reason": None}
         received.append(signal.SIGTERM)
         arrived.set()

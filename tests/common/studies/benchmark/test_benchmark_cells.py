@@ -67,7 +67,7 @@ def test_models_are_measured_in_turn(config, tmp_path):
 
 def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
     """Each process has a GPU of its own, both GPUs are used, and a cell that failed keeps that."""
-    both, used = threading.Barrier(2, timeout=30), []
+    both, used = threading.Barrier(2, timeout=300), []
 
     def answer(work, device, timeout, gpu):
         used.append(gpu)

@@ -76,7 +76,7 @@ def test_the_end_of_a_process_is_a_status_and_one_that_takes_too_long_is_ended(c
     """That of one that the system kills: tests/common/studies/test_batch_size.py."""
     model = failing(tmp_path, "print('\\nlast words', flush=True); os._exit(3)")
     _, shapes = benchmark_cells.plan(study_options.benchmark(config), KNOWN)
-    outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), "cpu", 100)
+    outcome = benchmark_process.run(partial(benchmark_process.speed, model, shapes[0]), "cpu", 900)
     assert outcome == {"status": "failed", "reason": "last words"}
 
     models, shapes = benchmark_cells.plan(study_options.benchmark(config, timeout=0.2), KNOWN)

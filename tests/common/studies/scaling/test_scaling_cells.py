@@ -81,7 +81,7 @@ def test_cells_are_measured_in_turn_and_profiled_once(monkeypatch, tmp_path):
 
 
 def test_jobs_fill_the_gpus_and_each_has_its_own(monkeypatch, tmp_path):
-    seen, together = [], threading.Barrier(2, timeout=60)
+    seen, together = [], threading.Barrier(2, timeout=300)
 
     def answer(cell, model, chosen, profiled, gpus=None):
         if cell["processes"] == 2:

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("code, said, status, reason", [
-    (None, "", "timed out", "not done after 100 s"),
+    (None, "", "timed out", "not done after 900 s"),
     (1, "step 1\nerror: rank 1: out of memory: lower\nSignal 15", "out of memory", "rank 1: out of memory: lower"),
     (1, "error: this run needs at least 9 GiB of memory, and A GPU has 1", "out of memory", "this run needs"),
     (1, "exitcode  : -9 (pid: 7)\nlast", "out of memory", "killed by the system (SIGKILL)"),
