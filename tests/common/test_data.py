@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 CPU = torch.device("cpu")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}  # a tokenizer holds memory for each
 TEXT = "".join(f"def f{i}(x):\n    return x * {i} + {i * i}  # Gr\u00f6\u00dfe\n" for i in range(300))
 
 
@@ -311,12 +312,14 @@ def test_part_of_a_long_text_trains_the_tokenizer_and_long_work_says_how_far_it_
 
 
 MEMORY = """
-import resource, sys
-from common import data
+import pathlib, resource, sys, tempfile
+from common import bpe, data
 def peak():
     bytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return bytes / (2**20 if sys.platform == "darwin" else 2**10)
 short = data.load(sys.argv[1], 300, 0).tokens.tobytes().hex()
+with tempfile.TemporaryDirectory() as folder:  # another process may have been first with the short text
+    bpe.build(["a"], ["a"], 256, pathlib.Path(folder))
 before = peak()
 dataset = data.load(sys.argv[2], 300, 0)
 print(peak() - before, len(dataset.tokens), short)
@@ -329,7 +332,7 @@ def test_processes_that_start_at_once_on_an_empty_cache_and_memory_that_does_not
     started = [
         subprocess.Popen(
             [sys.executable, "-c", MEMORY, str(text_file), str(second)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | ONE_THREAD,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for second in (tmp_path / "long.txt", text_file, text_file)
