@@ -192,7 +192,7 @@ def test_a_cpu_without_memory_ends_with_a_line_and_a_record(run_script, tmp_path
     record = run_record.read(tmp_path / "metrics_v1.json")
     assert record["status"].startswith("failed: out of memory") and record["device"]["memory_mib"] == 700
     files = 300 if torch.version.cuda or torch.version.hip else 0  # MiB that a build for GPUs maps more of itself
-    assert record["parameters"] == 2_879_744 and record["loss"]["all"] == [] and record["memory"]["peak_mib"] < 900 + files
+    assert record["parameters"] == 2_879_744 and record["loss"]["all"] == [] and record["memory"]["peak_mib"] < 1000 + files
 
 
 def test_an_error_of_pytorch_is_a_line_and_a_record(execute, tmp_path):
