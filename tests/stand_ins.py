@@ -78,7 +78,7 @@ import json, os, signal, sys, time
 if os.environ.get("WAITS_UNDER") == os.environ.get("UNDER", "none"):
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     print("waiting", flush=True)
-    for _ in range(600):
+    for _ in range(600):  # a signal just before a sleep is seen after it
         time.sleep(1)
 print(json.dumps(sys.argv[1:]))
 sys.exit(int(os.environ.get("SCRIPT_CODE", "0")))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from common import bpe
-from common.errors import RunError
+from common.errors import RunError, UsageError
 from tests.conftest import PATHS
 
 import numpy as np
@@ -70,3 +70,14 @@ def test_it_needs_neither_pytorch_nor_a_profiler(tmp_path, monkeypatch):
     monkeypatch.setattr(bpe.subprocess, "Popen", lambda *args, env, **kwargs: seen.append(env) or real(*args, env=env, **kwargs))
     bpe.build(TEXTS, TEXTS, 260, tmp_path)
     assert "LD_PRELOAD" not in seen[0] and Path(tmp_path, "tokens.npy").exists()
+
+
+def test_what_ends_the_work_is_not_hidden_by_the_pipe_to_the_process_that_it_ends(monkeypatch, tmp_path):
+    def texts():
+        yield "held back in the pipe's buffer"
+        raise UsageError("the text has changed")
+
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (kill(process), process.wait()))
+    with pytest.raises(UsageError, match="the text has changed"):
+        bpe.build(texts(), [], 300, tmp_path)
