@@ -95,7 +95,7 @@ class CapturedStep:
         for static, tensor in zip(self.batch, batch, strict=True):
             if tensor.shape != static.shape:  # copy_ would repeat a smaller batch
                 raise ValueError(f"this step was captured for batches of {[*static.shape]}, not {[*tensor.shape]}")
-            static.copy_(tensor)
+        torch._foreach_copy_(self.batch, batch)  # one launch
         self.graph.replay()
         return self.loss
 
