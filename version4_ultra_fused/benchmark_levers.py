@@ -7,15 +7,18 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
     rope, swiglu     a product with its epilogue, beside a library's product and a kernel after it
     attention        forward and backward: the kernel for short sequences, Version 3's kernels, PyTorch's (cuDNN)
     norm_backward    with Version 3's sizes, and with Version 4's
-    step             a whole captured step, as it is and with one switch changed
+    norm after ...   its gradient in the epilogue of the product before it, beside that product and a kernel after it
+    step             a whole captured step, as it is and without one of its levers
     update           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
 
 Times are microseconds of a replayed graph: the median of several, each of ten passes, or of 50 steps.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
+from unittest.mock import patch
 
 from common import cli
 from common import config as configs
@@ -34,8 +37,8 @@ from common.training import record, version_files
 
 cli.require("triton")
 
-from version3_triton.kernels import launch_sizes
-from version4_ultra_fused.kernels import KERNELS, attention, matmul, norm
+from version3_triton.kernels import dependent_launch, launch_sizes
+from version4_ultra_fused.kernels import KERNELS, attention, matmul, matmul_norm_backward, norm, tiles
 from version4_ultra_fused.kernels.attention import CausalAttention
 
 import torch
@@ -45,6 +48,12 @@ SWITCHED = {
     "as it is": (), "without the memory plan": ("--disable-memory-plan",), "without the side stream": ("--disable-side-stream",),
     "without the early update": ("--disable-early-update",), "exact attention": ("--enable-exact-attention",),
 }  # fmt: skip
+# Levers without a switch, which a step can do without.
+CHOSEN = {
+    "without dependent launches": patch.dict(dependent_launch.ARGUMENTS, clear=True),
+    "every SwiGLU in a kernel of its own": patch.dict(tiles.LARGEST, sm_90=tiles.LARGEST["sm_90"] | {"swiglu": 0}),
+    "every norm's gradient in a kernel of its own": patch.dict(tiles.LARGEST, sm_90=tiles.LARGEST["sm_90"] | {"norm": 0}),
+}
 Lever = tuple[str, dict[str, Callable[[], object]]]
 
 
@@ -74,12 +83,20 @@ def levers(preset: str, device: torch.device, dtype: torch.dtype = torch.bfloat1
     def norm_backward(sizes: launch_sizes.LaunchConfig) -> Callable[[], object]:
         return lambda: norm.add_norm_backward(x, x, total, weight, rstd, dtype, sizes)
 
+    def product_norm_backward(matrix: torch.Tensor) -> dict[str, Callable[[], object]]:
+        dout, dots = half(tokens, len(matrix)), torch.zeros(8, tokens, device=device)
+        return both(
+            lambda most: matmul_norm_backward.product_norm_backward(dout, matrix, dots, x, out, weight, rstd, dtype, most)
+        )
+
     forms = {"Version 3's kernels": attend("own"), "PyTorch's": attend("library")}
     if length <= attention.SHORT and head_dim <= 64:
         forms = {"short": attend("short")} | forms
     return [
         ("rope", both(lambda most: matmul.qkv_rope(x, qkv, table, table, length, rotated, most))),
         ("swiglu", both(lambda most: matmul.gate_up_swiglu(x, gate_up, most))),
+        ("norm after q, k and v", product_norm_backward(qkv)),
+        ("norm after gate and up", product_norm_backward(gate_up)),
         ("attention", forms),
         ("norm_backward", {
             "Version 3's sizes": norm_backward(launch_sizes.LAUNCH["norm_backward"][launch_sizes.family()]),
@@ -126,12 +143,14 @@ def steps(preset: str, device: torch.device, seed: int) -> Iterator[tuple[str, S
     )  # fmt: skip
     batch, path = version_files.random_batch(options, device), known_models.version_scripts()["v4"]
 
-    def switched(flags: tuple[str, ...]) -> list[float]:
-        step = benchmark_process.built(known_models.Model("v4", path, flags), options)[0].step
+    def switched(flags: tuple[str, ...], chosen: AbstractContextManager) -> list[float]:
+        with chosen:
+            step = benchmark_process.built(known_models.Model("v4", path, flags), options)[0].step
         return benchmark(lambda: step(batch), device, iterations=STEPS)
 
-    for way, flags in SWITCHED.items():
-        yield way, cast(Summary, summarize([1e3 * one for one in switched(flags)]))
+    ways = {way: (flags, nullcontext()) for way, flags in SWITCHED.items()} | {way: ((), one) for way, one in CHOSEN.items()}
+    for way, how in ways.items():
+        yield way, cast(Summary, summarize([1e3 * one for one in switched(*how)]))
 
 
 def microseconds(work: Callable[[], object], device: torch.device) -> Summary:
@@ -141,13 +160,13 @@ def microseconds(work: Callable[[], object], device: torch.device) -> Summary:
 
 def measure(presets: list[str], device: torch.device, seed: int) -> Iterator[kernel_files.Lever]:
     """A row for each way to do each lever's work, as it is measured."""
-    for preset in presets:
-        for way, us in steps(preset, device, seed):
-            yield {"preset": preset, "lever": "step", "way": way, "us": us}
     for preset in (*presets, ""):
         for lever, ways in levers(preset, device) if preset else [update(device)]:
             for way, work in ways.items():
                 yield {"preset": preset, "lever": lever, "way": way, "us": microseconds(work, device)}
+    for preset in presets:
+        for way, us in steps(preset, device, seed):
+            yield {"preset": preset, "lever": "step", "way": way, "us": us}
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
 cli.require("triton")
 
 from version3_triton.kernels import launch_sizes, offline
-from version4_ultra_fused.kernels import KERNELS, attention, matmul, short_attention, tiles
+from version4_ultra_fused.kernels import KERNELS, attention, matmul, matmul_norm_backward, short_attention, tiles
 from version4_ultra_fused.kernels.elementwise import swiglu, swiglu_backward
 from version4_ultra_fused.kernels.reference import Slot
 
@@ -53,7 +53,8 @@ def loss(size: int, dtype: torch.dtype) -> None:
 def activation(size: int, dtype: torch.dtype) -> None:
     gate_up = torch.zeros(64, 2 * size, dtype=dtype)
     swiglu(gate_up)
-    swiglu_backward(gate_up[:, :size].contiguous(), gate_up)
+    for kept in (None, gate_up):
+        swiglu_backward(gate_up[:, :size].contiguous(), gate_up, kept)
 
 
 def quantized(form: str, dtype: torch.dtype) -> None:
@@ -86,6 +87,12 @@ def products(size: int, dtype: torch.dtype) -> None:
         matmul.qkv_rope(x, weight, table.float(), table.float(), 256, 1536, most=2048 * 256, blocks=tile)
     for tile in choices["swiglu"]:
         matmul.gate_up_swiglu(x, weight, most=2048 * 256, blocks=tile)
+    y, dots, rstd = torch.zeros(256, 512, dtype=dtype), torch.zeros(2, 256), torch.zeros(256)
+    for tile in choices["norm"]:
+        for out in (dtype, torch.float32):  # that of the first layer is for the embedding
+            matmul_norm_backward.product_norm_backward(
+                x, weight[:size, :512], dots, y, y, rstd, rstd, out, most=1 << 40, blocks=tile
+            )
 
 
 def whole_heads(size: int, dtype: torch.dtype) -> None:

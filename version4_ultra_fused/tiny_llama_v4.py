@@ -64,10 +64,9 @@ class AttentionFunction(torch.autograd.Function):
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (y, kept, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
-        dpacked = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
+        dpacked, dots = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        dy = dpacked @ plan.weight(qkv, dpacked.dtype)
-        gradients = plan.norm_backward(norm, dy, dbranch, kept, rstd, ctx.needs_input_grad)
+        gradients = plan.product_norm_backward(norm, dpacked, qkv, dots, dbranch, kept, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
         return *gradients, dqkv, doutput, None, None, None
 
@@ -92,10 +91,10 @@ class FeedForwardFunction(torch.autograd.Function):
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (y, kept, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dgates = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates)
+        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, kept)
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        dy = dgates @ plan.weight(gate_up, dgates.dtype)
-        return *plan.norm_backward(norm, dy, dbranch, kept, rstd, ctx.needs_input_grad), dgate_up, ddown, None, None
+        gradients = plan.product_norm_backward(norm, dgates, gate_up, dots, dbranch, kept, rstd, ctx.needs_input_grad)
+        return *gradients, dgate_up, ddown, None, None
 
 
 class Attention(nn.Module):

@@ -17,6 +17,7 @@ script has only these flags of `common.cli`, with the same names and meanings, a
 
 import importlib.util
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,9 @@ def kernel_costs(profile: Profile) -> Mapping[tuple[str, str], "Cost"]:
     for script in ROOT.glob(f"version*_*/tiny_llama_{run['version']}.py"):
         if (script.parent / "kernels/costs.py").exists():
             costs = importlib.import_module(f"{script.parent.name}.kernels.costs")
-            launched = {(kernel["name"], kernel["phase"]) for kernel in profile["kernels"]}
+            launched: Counter[tuple[str, str]] = Counter()
+            for kernel in profile["kernels"]:
+                launched[kernel["name"], kernel["phase"]] += kernel["calls"]
             shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
             return costs.training_step(*shape, operators.element_bytes(run), launched)
     return {}

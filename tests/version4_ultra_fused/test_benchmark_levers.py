@@ -27,16 +27,16 @@ def small(monkeypatch) -> None:
 def test_every_way_runs(small):
     found = dict(benchmark_levers.levers("tiny", DEVICE, torch.float16))  # the interpreter has no right bfloat16
     assert {name: len(ways) for name, ways in found.items()} == {
-        "rope": 2, "swiglu": 2, "attention": 3, "norm_backward": 2
+        "rope": 2, "swiglu": 2, "norm after q, k and v": 2, "norm after gate and up": 2, "attention": 3, "norm_backward": 2
     }  # fmt: skip
     for ways in found.values():
         for work in ways.values():
             work()
 
 
-def test_a_whole_step_is_timed_as_it_is_and_with_each_switch_changed(small, no_kernels):
+def test_a_whole_step_is_timed_as_it_is_and_without_each_lever(small, no_kernels):
     found = dict(benchmark_levers.steps("tiny", torch.device("cpu"), 0))
-    assert len(found) == 5 and all(us["count"] == 50 and 10 < us["p20"] <= us["median"] for us in found.values())
+    assert len(found) == 8 and all(us["count"] == 50 and 10 < us["p20"] <= us["median"] for us in found.values())
 
 
 def test_without_a_gpu_it_is_refused(refused):

@@ -16,19 +16,30 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels import matmul, reference, tiles
+from version4_ultra_fused.kernels import elementwise, matmul, matmul_norm_backward, reference, tiles
 
 WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest element: a few units of rounding
 
 
 in_16_bits = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
-with_and_without_epilogue = pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"])
+with_and_without_epilogue = pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"], indirect=True)
+
+
+def allow(monkeypatch, most: int) -> None:
+    """Products of so many elements, or multiplications, have their epilogues, on any GPU."""
+    for module in (elementwise, matmul, matmul_norm_backward):
+        monkeypatch.setattr(module, "largest", lambda epilogue: most)
+
+
+@pytest.fixture
+def fused(request, monkeypatch) -> bool:
+    allow(monkeypatch, 1 << 40 if request.param else 0)
+    return request.param
 
 
 @pytest.fixture
 def epilogues(monkeypatch) -> None:
-    """Products of any size have their epilogues, on any GPU."""
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 1 << 40)
+    allow(monkeypatch, 1 << 40)
 
 
 def tensors(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -100,10 +111,40 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
 @runs_kernels
 @in_16_bits
 @with_and_without_epilogue
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520)])
+def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, wide, fused, dtype):
+    """The row sums are those of SwiGLU's gradient."""
+    x, dx, gate_and_up, dhidden = tensors(dtype, (tokens, hidden), (tokens, hidden), (2 * size, hidden), (tokens, size))
+    (weight,) = tensors(torch.float32, (hidden,))
+    gate_and_up, rstd = gate_and_up / hidden**0.5, (x.float().square().mean(-1) + 1e-6).rsqrt()
+    y = (x * rstd[:, None] * weight).to(dtype)
+    dgates, dots = kernels.swiglu_backward(dhidden, kernels.gate_up_swiglu(y, gate_and_up)[0], x)
+    assert (dots is not None) == fused
+    arguments = (dgates, gate_and_up, dots, dx, x, weight, rstd)
+    exact = reference.product_norm_backward(*(each if each is None else each.double() for each in arguments), torch.float64)
+    ours = kernels.product_norm_backward(*arguments, torch.float32 if wide else dtype)
+    for right, got in zip(exact, (ours[0], ours[1].sum(0, keepdim=True)), strict=True):
+        assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
+    assert torch.equal(ours[1], kernels.product_norm_backward(*arguments, ours[0].dtype)[1])
+
+
+@runs_kernels
+@in_16_bits
+@pytest.mark.parametrize("tokens, hidden, rows", [(133, 72, 272), (9, 64, 528)])
+def test_a_wide_tile_is_stored_in_halves(epilogues, tokens, hidden, rows, dtype):
+    x, weight = tensors(dtype, (tokens, hidden), (rows, hidden))
+    weight = weight / hidden**0.5
+    found = matmul.gate_up_swiglu(x, weight, blocks=tiles.TILES["sm_90"]["swiglu"][0])
+    for got, right in zip(found, reference.gate_up_swiglu(x.double(), weight.double()), strict=True):
+        assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
+
+
+@runs_kernels
+@in_16_bits
+@with_and_without_epilogue
 @pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 64, 56), (33, 16, 8)])
-def test_swiglu(request, tokens, hidden, size, fused, dtype):
-    if fused:
-        request.getfixturevalue("epilogues")
+def test_swiglu(tokens, hidden, size, fused, dtype):
     x, weight, dhidden = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, size))
     check("gate_up_swiglu", x, weight)
     check("swiglu_backward", dhidden, kernels.gate_up_swiglu(x, weight)[0])
@@ -113,9 +154,7 @@ def test_swiglu(request, tokens, hidden, size, fused, dtype):
 @in_16_bits
 @with_and_without_epilogue
 @pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])
-def test_rope(request, length, heads, kv_heads, head_dim, fused, dtype):
-    if fused:
-        request.getfixturevalue("epilogues")
+def test_rope(length, heads, kv_heads, head_dim, fused, dtype):
     x, weight = tensors(dtype, (2 * length, 48), ((heads + 2 * kv_heads) * head_dim, 48))
     cos, sin = (table.to(DEVICE) for table in rope_tables(head_dim, length + 3, 1e4))
     check("qkv_rope", x, weight, cos, sin, length, (heads + kv_heads) * head_dim)
@@ -281,6 +320,7 @@ def test_what_kernels_read_may_have_any_strides():
         "rotate_back": (heads, heads, heads, table.repeat(2, 1), table.repeat(2, 1)),
         "gate_up_swiglu": (x[::2], big[::2]),
         "swiglu_backward": (x[::2, :32], gates),
+        "product_norm_backward": (x[::2], big[:64], None, branch[::2], x[1::2], weight, rstd, torch.float32),
         "cross_entropy": (logits, targets[::2], True),
         "add_embedding_gradient": (ids[::2], order[::2], x, torch.zeros(5, 64, device=DEVICE)),
     }

@@ -25,6 +25,7 @@ import math
 
 from common.errors import UsageError
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import TileConfig, attention_blocks, ceil_div, dot_precision
 
 import torch
@@ -137,8 +138,9 @@ def _flash_attention_forward(
         q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, scale,
         q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
         H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
+    begin(DEPENDENT, True)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the last rows have the most keys: they start first
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     kv_head = head // GROUPS
@@ -247,11 +249,12 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
 
 
 @interpretable
-def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Tensor]:
     """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in float32.
 
     Args:
         q, k, v: as of `attention`, with Dh contiguous.
+        launch: from `dependent_launch.dependent`.
 
     Raises:
         UsageError: B H or a head's offsets are too large.
@@ -267,7 +270,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     blocks = attention_blocks("forward", head_dim, q.dtype)
     _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
         q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks), **launch,
     )  # fmt: skip
     return o, lse
 

@@ -21,7 +21,7 @@ from common.errors import UsageError
 from common.files import writable_file, write_json
 from common.progress import progress
 from common.records import kernel_files
-from version3_triton.kernels import launch_sizes
+from version3_triton.kernels import dependent_launch, launch_sizes
 
 import torch
 import triton
@@ -149,7 +149,7 @@ def compile_all(
     def take(function: JITFunction, kernel: Any, options: dict[str, Any], ptxas_log: str) -> None:
         file = function.fn.__module__.rpartition(".")[2]
         of_file = function.fn.__name__.removeprefix("_").removeprefix(f"{file}_")
-        on = [key.lower() for key, value in options.items() if value is True]
+        on = [key.lower() for key, value in options.items() if value is True and key not in dependent_launch.ARGUMENTS]
         row = {
             "target": name, "dtype": dtype, "file": file, "size": size,
             "kernel": " + ".join([of_file, *on, *([options["EPILOGUE"]] if "EPILOGUE" in options else [])]),

@@ -19,6 +19,7 @@ once; a second kernel adds the parts in a fixed order, so the same input gives t
 
 from common.errors import UsageError
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
 
 import torch
@@ -33,8 +34,9 @@ MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 ma
 @triton.jit
 def _rms_norm_forward(
         x_ptr, add_ptr, weight_ptr, sum_ptr, y_ptr, rstd_ptr, copy_ptr, rows, size, eps,
-        ADD: tl.constexpr, COPY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        ADD: tl.constexpr, COPY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
+    begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
@@ -57,8 +59,9 @@ def _rms_norm_forward(
 @triton.jit
 def _rms_norm_backward(
         x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, dadd_ptr, by_part_ptr, rows, size, programs,
-        SUM: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        SUM: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
+    begin(DEPENDENT, True)
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
@@ -84,7 +87,10 @@ def _rms_norm_backward(
 
 
 @triton.jit
-def _rms_norm_dweight(by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm_dweight(
+        by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    begin(DEPENDENT, True)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, parts, ROWS):

@@ -16,12 +16,13 @@ import torch
 if HAS_TRITON:
     from version4_ultra_fused.kernels import adamw as _adamw
     from version4_ultra_fused.kernels import cross_entropy as _loss
-    from version4_ultra_fused.kernels import elementwise, embedding, fp8, matmul, norm
+    from version4_ultra_fused.kernels import elementwise, embedding, fp8, matmul, matmul_norm_backward, norm
 
     KERNELS = {
         "add_norm": norm.add_norm, "add_norm_backward": norm.add_norm_backward, "sum_parts": norm.sum_parts,
         "qkv_rope": matmul.qkv_rope, "rotate_back": elementwise.rotate_back, "gate_up_swiglu": matmul.gate_up_swiglu,
         "swiglu_backward": elementwise.swiglu_backward, "cross_entropy": _loss.cross_entropy,
+        "product_norm_backward": matmul_norm_backward.product_norm_backward,
         "add_embedding_gradient": embedding.add_embedding_gradient, "adamw": _adamw.adamw,
         "rotate": elementwise.rotate, "quantize": fp8.quantize, "swiglu_quantized": fp8.swiglu_quantized,
         "swiglu_backward_quantized": fp8.swiglu_backward_quantized,
@@ -44,7 +45,7 @@ add_norm, add_norm_backward, sum_parts, cross_entropy, add_embedding_gradient, a
     _operation, ("add_norm", "add_norm_backward", "sum_parts", "cross_entropy", "add_embedding_gradient", "adamw")
 )
 qkv_rope, gate_up_swiglu = span("qkv_projection")(_operation("qkv_rope")), span("gate_up")(_operation("gate_up_swiglu"))
-rotate_back, swiglu_backward = map(_operation, ("rotate_back", "swiglu_backward"))
+rotate_back, swiglu_backward, product_norm_backward = map(_operation, ("rotate_back", "swiglu_backward", "product_norm_backward"))
 rotate, quantize, swiglu_quantized, swiglu_backward_quantized = map(
     _operation, ("rotate", "quantize", "swiglu_quantized", "swiglu_backward_quantized")
 )

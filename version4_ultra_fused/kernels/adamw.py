@@ -12,6 +12,7 @@ and the copy (2).
 import math
 
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 
 import triton
@@ -24,8 +25,9 @@ BLOCK = 1024
 @triton.jit
 def _adamw(
         w_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, step_ptr, size, lr, blend1, blend2, log_beta1, log_beta2, eps, decay, scale,
-        RATE_ON_DEVICE: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
+        RATE_ON_DEVICE: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
+    begin(DEPENDENT)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     step = tl.load(step_ptr)
@@ -65,4 +67,5 @@ def adamw(
         weight, exp_avg, exp_avg_sq, gradient, working, steps, weight.numel(),
         lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, decay, scale,
         RATE_ON_DEVICE=isinstance(lr, Tensor), COPY=working is not None, BLOCK=BLOCK, num_warps=4,
+        **dependent(),
     )  # fmt: skip

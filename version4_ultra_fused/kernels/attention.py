@@ -8,9 +8,9 @@
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (results/h200/levers.json):
 
     S, Dh, H of K heads      128, 32, 8 of 8    128, 64, 8 of 4    512, 128, 8 of 4    2048, 64, 32 of 4
-    one backward kernel      8.3                14                 -                   -
-    Version 3's kernels      14                 20                 200                 1001
-    cuDNN                    23                 29                 184                 770
+    one backward kernel      8.6                16                 -                   -
+    Version 3's kernels      14                 20                 201                 994
+    cuDNN                    23                 29                 184                 768
 
 cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. All other kernels always
 give the same bits.
@@ -30,6 +30,7 @@ SHORT, OWN = 128, 256  # the longest sequences for the first two forms
 
 if HAS_TRITON:
     from version3_triton.kernels import flash_attention, launch_sizes
+    from version3_triton.kernels.dependent_launch import dependent
     from version4_ultra_fused.kernels import short_attention
 
 
@@ -76,7 +77,7 @@ class CausalAttention:
         chosen = chosen or form(length, cos.shape[1], qkv.dtype, qkv.device, exact)
         self.short, own = chosen == "short", chosen == "own"
         if self.short:
-            out, self.lse = flash_attention.attend(q, k, v)
+            out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
         self.order = nullcontext if own or exact else any_order
@@ -86,10 +87,10 @@ class CausalAttention:
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")
-    def gradient(self, dout: Tensor) -> Tensor:
-        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`."""
+    def gradient(self, dout: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh] from that of `out`, and in the first form `row_sums`."""
         if self.short:
             return short_attention.attend_backward(self.qkv, self.out, self.lse, dout, *self.tables, self.length, *self.heads[:2])
         dout = dout.view(-1, self.length, self.heads[0], self.tables[0].shape[1]).transpose(1, 2)
         with self.order():
-            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables)
+            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables), None

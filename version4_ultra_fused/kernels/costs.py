@@ -14,6 +14,8 @@ copy of the stream in e bytes, which the norm writes: c = e; in float32 c = 0.
                            dweight       no formula, because the GPU decides how many parts    2 L + 1
     matmul                 rope          (D + C) e, and the weight D C e                       L
                            swiglu        (D + 3 F) e, and the weight 2 D F e                   L
+    matmul_norm            backward      (3 D + C) e, and the weight D C e; or with 2 F        L or 2 L
+                                         for C; each in place of a backward rms_norm
     rotate                 forward       2 Dh (H + K) e, without `rope` above                  L
                            backward      2 C e, without short_attention                        L
     swiglu                               3 F e, without `swiglu` above                         L
@@ -34,7 +36,7 @@ The two kinds of `matmul` have one name, so their costs are added up. Which of t
 so does where `adamw` runs: the kernels that a profile holds show it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from common.config import ModelConfig
@@ -48,19 +50,20 @@ from torch import Tensor, nn
 
 if HAS_TRITON:
     from version4_ultra_fused.kernels.matmul import in_epilogue
+    from version4_ultra_fused.kernels.tiles import largest
 
 
 Kernel = tuple[str, str]  # its name in a profile, and the phase that it runs in
 
 
 def training_step(
-    config: ModelConfig, batch_size: int, length: int, size: int, launched: Collection[Kernel]
+    config: ModelConfig, batch_size: int, length: int, size: int, launched: Mapping[Kernel, int]
 ) -> dict[Kernel, Cost]:
     """The cost of each kernel that can run; those that did not run have one too.
 
     Args:
         size: bytes of a number in the matrix products, 4 or 2.
-        launched: the kernels of the profile.
+        launched: how often each kernel of the profile was launched, in any number of steps.
     """
     tokens, layers = batch_size * length, config.num_layers
     hidden, ffn, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
@@ -74,6 +77,13 @@ def training_step(
     early = ("_adamw", "backward") in launched  # the matrices, block by block, beside the backward pass
     updates, others = matrices * 28, others * (28 if size == 4 else 30)
 
+    short = ("_short_attention_backward", "backward") in launched
+    alone, within = (launched.get((name, "backward"), 0) for name in ("_rms_norm_backward", "_matmul_norm_backward"))
+    # Columns of the products that hold a norm's gradient: the fewest, in each layer, by the share of such norms.
+    fused = sorted([2 * ffn, packed] if short else [2 * ffn])[: round((2 + 1 / layers) * within / max(1, alone + within))]
+    first = norm * (4 - size)  # the gradient of the embedding's result has float32
+    inside = packed in fused
+
     def products(*which: tuple[Kernel, int, int]) -> Cost:
         """Those whose epilogue replaces a kernel: that kernel, columns of the product, and elements of a token that move."""
         taken = [each[1:] for each in which if each[0] not in launched]
@@ -82,7 +92,14 @@ def training_step(
 
     return {
         ("_rms_norm_forward", "forward"): Cost("norm", norm * (4 + size + copy + 2 * layers * (8 + 2 * size + copy))),
-        ("_rms_norm_backward", "backward"): Cost("norm", norm * (4 + 2 * size + 2 * layers * 4 * size)),
+        ("_rms_norm_backward", "backward"): Cost(
+            "norm", norm * size * (3 + layers * (2 - len(fused)) * 4) + (0 if inside else first)
+        ),
+        ("_matmul_norm_backward", "backward"): Cost(
+            "matmul",
+            layers * size * sum(tokens * (3 * hidden + each) + hidden * each for each in fused) + (first if inside else 0),
+            layers * 2 * tokens * hidden * sum(fused),
+        ),
         ("_rms_norm_dweight", "backward"): Cost("norm", None),
         ("_matmul", "forward"): products(
             (("_rotate", "forward"), packed, hidden + packed), (("_swiglu", "forward"), 2 * ffn, hidden + 3 * ffn)
@@ -135,4 +152,8 @@ def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
         factors = (torch.empty(rows, hidden, dtype=dtype, device="meta") for rows in (tokens, columns))
         if in_epilogue(epilogue, tokens, columns, *factors):
             counted["forward"] += layers * 2 * tokens * hidden * columns
+    for columns in (2 * ffn, qkv.out_features) if chosen == "short" else (2 * ffn,):
+        matrices = (torch.empty(tokens, width, dtype=dtype, device="meta") for width in (columns, hidden))
+        if in_epilogue("norm", tokens, hidden, *matrices, most=largest("norm") // columns):
+            counted["backward"] += layers * 2 * tokens * hidden * columns
     return counted

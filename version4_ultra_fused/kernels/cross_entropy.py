@@ -14,6 +14,7 @@ gradient again where some tokens did not count: that second pass, and a second r
 """
 
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
 from version4_ultra_fused.kernels.tiles import multiprocessors
 
@@ -27,8 +28,10 @@ BLOCK = 8192  # most logits that a program holds; measured on an H200 for V = 32
 
 @triton.jit
 def _cross_entropy(
-    z_ptr, targets_ptr, losses_ptr, vocabulary, scale, GRADIENT: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr
-):
+        z_ptr, targets_ptr, losses_ptr, vocabulary, scale,
+        GRADIENT: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * vocabulary
     target = tl.load(targets_ptr + row)
@@ -65,9 +68,11 @@ def _cross_entropy(
 
 @triton.jit
 def _cross_entropy_mean(
-        losses_ptr, targets_ptr, mean_ptr, dz_ptr, tokens, vocabulary, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+        losses_ptr, targets_ptr, mean_ptr, dz_ptr, tokens, vocabulary,
+        GRADIENT: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Each program counts; the first writes the mean, and all scale the gradient if there is one and tokens do not count."""
+    begin(DEPENDENT, True)
     program = tl.program_id(0)
     total, counted = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
     for start in range(0, tokens, BLOCK):
@@ -113,9 +118,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     _cross_entropy[tokens,](
         logits, targets, losses, vocabulary, 1 / tokens,
-        GRADIENT=gradient, SHORT=vocabulary <= block, BLOCK=block, num_warps=max(4, block // 1024),
+        GRADIENT=gradient, SHORT=vocabulary <= block, BLOCK=block, num_warps=max(4, block // 1024), **dependent(),
     )  # fmt: skip
     _cross_entropy_mean[multiprocessors() if gradient else 1,](
-        losses, targets, mean, logits, tokens, vocabulary, GRADIENT=gradient, BLOCK=2048, num_warps=8
+        losses, targets, mean, logits, tokens, vocabulary, GRADIENT=gradient, BLOCK=2048, num_warps=8, **dependent()
     )
     return mean

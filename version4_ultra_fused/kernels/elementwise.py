@@ -10,8 +10,11 @@ in `interleaved.py`, so a program reads consecutive memory and each pair is in o
 """
 
 from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version4_ultra_fused.kernels.tiles import largest
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,7 +30,8 @@ def swiglu_gradient(gate, up, dy):
 
 
 @triton.jit
-def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr):
+def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
+    begin(DEPENDENT, True)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=2 * first + both < 2 * pairs, other=0.0).to(tl.float32)
@@ -36,14 +40,22 @@ def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_backward(dy_ptr, gate_up_ptr, pairs, BLOCK: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK
+def _swiglu_backward(
+        dy_ptr, gate_up_ptr, dots_ptr, rows, pairs, DOTS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    """Rows of so many pairs. DOTS: dots [blocks of a row, rows] are parts of each row's sum of gate dgate + up dup."""
+    begin(DEPENDENT, True)
+    blocks = tl.cdiv(pairs, BLOCK)
+    row, block = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
+    first, left = row * pairs + block * BLOCK, pairs - block * BLOCK
     both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
-    inside = 2 * first + both < 2 * pairs
+    inside = both < 2 * left
     gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=inside, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    dy = tl.load(dy_ptr + first + own, mask=first + own < pairs, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + first + own, mask=own < left, other=0.0).to(tl.float32)
     dgate, dup = swiglu_gradient(gate, up, dy)
+    if DOTS:
+        tl.store(dots_ptr + block * rows + row, tl.sum(gate * dgate + up * dup))
     out = tl.reshape(tl.join(dgate, dup), (2 * BLOCK,))
     tl.store(gate_up_ptr + 2 * first + both, out.to(gate_up_ptr.dtype.element_ty), mask=inside)
 
@@ -53,8 +65,10 @@ def _rotate(
         q, k, v, out_ptr, cos_ptr, sin_ptr, tokens, length,
         q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
         H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 rotates back."""
+    begin(DEPENDENT, True)
     head = tl.program_id(1)
     source, batch, step, row, own = q, q_batch, q_head, q_row, head
     if head >= H:
@@ -80,20 +94,26 @@ def _rotate(
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up [N, F] of gate_up [N, 2 F]."""
     y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up.contiguous(), y, y.numel(), BLOCK=BLOCK, num_warps=4)
+    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up.contiguous(), y, y.numel(), BLOCK=BLOCK, num_warps=4, **dependent())
     return y
 
 
 @interpretable
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor) -> Tensor:
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F].
 
+    It also returns `dots` of `product_norm_backward`, if that will need them for the sum `kept` [N, D]; otherwise None.
     Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
     """
     assert gate_up.is_contiguous()
     dy = dhidden.contiguous()
-    _swiglu_backward[ceil_div(dy.numel(), BLOCK),](dy, gate_up, dy.numel(), BLOCK=BLOCK, num_warps=4)
-    return gate_up
+    dots = kept is not None and dy.dtype.itemsize == 2 and kept.numel() * gate_up.shape[1] <= largest("norm")
+    rows, pairs = dy.shape if dots else (1, dy.numel())
+    block = min(BLOCK, triton.next_power_of_2(pairs))
+    blocks = ceil_div(pairs, block)
+    parts = dy.new_empty(blocks, rows, dtype=torch.float32) if dots else None
+    _swiglu_backward[rows * blocks,](dy, gate_up, parts, rows, pairs, DOTS=dots, BLOCK=block, num_warps=4, **dependent())
+    return gate_up, parts
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tensor, heads: int, sign: int) -> None:
@@ -102,7 +122,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tens
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
         q, k, v, out, cos, sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4,
+        H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4, **dependent(),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ needed, and each gradient is read once.
 """
 
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 
 import triton
@@ -14,15 +15,19 @@ from torch import Tensor
 
 
 @triton.jit
-def _embedding_backward(ids_ptr, order_ptr, dx_ptr, dweight_ptr, tokens, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    begin = tl.program_id(0)
-    own = tl.load(ids_ptr + begin)
-    if tl.load(ids_ptr + begin - 1, mask=begin > 0, other=-1) == own:
+def _embedding_backward(
+        ids_ptr, order_ptr, dx_ptr, dweight_ptr, tokens, size,
+        ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    begin(DEPENDENT, True)
+    first = tl.program_id(0)
+    own = tl.load(ids_ptr + first)
+    if tl.load(ids_ptr + first - 1, mask=first > 0, other=-1) == own:
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = dweight_ptr + own * size + column
     total = tl.zeros((BLOCK,), tl.float32)
-    start, found = begin, ROWS
+    start, found = first, ROWS
     while found == ROWS:
         place = start + tl.arange(0, ROWS)
         chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == own
@@ -47,5 +52,6 @@ def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tens
     size, dx = dweight.shape[1], dx.contiguous()
     block = min(256, triton.next_power_of_2(size))
     _embedding_backward[ids.numel(), ceil_div(size, block)](
-        ids.contiguous(), order.contiguous(), dx, dweight, ids.numel(), size, ROWS=16, BLOCK=block, num_warps=4
-    )
+        ids.contiguous(), order.contiguous(), dx, dweight, ids.numel(), size,
+        ROWS=16, BLOCK=block, num_warps=4, **dependent(),
+    )  # fmt: skip

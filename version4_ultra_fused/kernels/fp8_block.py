@@ -103,7 +103,7 @@ class AttentionFunction(torch.autograd.Function):
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (kept, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
-        dy = into.backward(attended.gradient(out_of.backward(dbranch)))
+        dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
         gradients = plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad)
         plan.block_done(ctx.block)
         return *gradients, None, None, None, None, None

@@ -13,9 +13,13 @@ that these columns are neighbours (`interleaved.py`). Then one thread holds both
 The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
 come from the L2 cache. Blocks of the factors are loaded through tensor descriptors, which on Hopper is the Tensor Memory
 Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
+
+A tile of 128 x 256 fills shared memory with three stages of its factors' blocks. It is stored in halves, because its result as a
+whole would not fit beside them. While one multiprocessor stores, others multiply, which hides most of SwiGLU in a long product.
 """
 
 from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
@@ -30,6 +34,16 @@ except ImportError:  # before Triton 3.4: products are PyTorch's, and epilogues 
     TensorDescriptor = None  # type: ignore[assignment, misc]
 
 GROUP = 8  # rows of tiles that are worked through together
+WHOLE = tl.constexpr(128)  # most columns that a tile stores at once
+
+
+@triton.jit
+def corner(number, M, N, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Where a tile of a result [M, N] begins: GROUP rows of tiles are worked through together, column by column."""
+    across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
+    top = number // (GROUP * across) * GROUP
+    height = tl.minimum(down - top, GROUP)
+    return (top + number % (GROUP * across) % height) * BM, number % (GROUP * across) // height * BN
 
 
 @triton.jit
@@ -45,10 +59,18 @@ def rotated_tile(acc, m, n, rows, length, rotated, cos_ptr, sin_ptr, HALF: tl.co
 
 
 @triton.jit
+def store_swiglu(acc, m, n, gate_up, out, BM: tl.constexpr, BN: tl.constexpr):
+    """A tile of gate and up, which take turns, and of silu(gate) up."""
+    gate_up.store([m, n], acc.to(gate_up.dtype))
+    gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
+    out.store([m, n // 2], (gate * tl.sigmoid(gate) * up).to(out.dtype))
+
+
+@triton.jit
 def _matmul(
         x, w, out, gate_up, M, N, K, length, rotated, cos_ptr, sin_ptr,
         EPILOGUE: tl.constexpr, HALF: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """x [M, K] by the transpose of w [N, K].
 
@@ -56,22 +78,21 @@ def _matmul(
         "rope": out [M, N] is q, k and v.
         "swiglu": gate_up [M, N] is written, and out [M, N / 2] is silu(gate) up.
     """
-    across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
-    for number in tl.range(tl.program_id(0), across * down, PROGRAMS, flatten=True):
-        top = number // (GROUP * across) * GROUP
-        height = tl.minimum(down - top, GROUP)
-        m = (top + number % (GROUP * across) % height) * BM
-        n = number % (GROUP * across) // height * BN
+    begin(DEPENDENT)
+    for number in tl.range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True):
+        m, n = corner(number, M, N, GROUP, BM, BN)
         acc = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             acc = tl.dot(x.load([m, k]), w.load([n, k]).T, acc)
         if EPILOGUE == "rope":
             acc = rotated_tile(acc, m, n, M, length, rotated, cos_ptr, sin_ptr, HALF, BM, BN)
             out.store([m, n], acc.to(out.dtype))
+        elif BN > WHOLE:
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+            store_swiglu(left, m, n, gate_up, out, BM, BN // 2)
+            store_swiglu(right, m, n + BN // 2, gate_up, out, BM, BN // 2)
         else:
-            gate_up.store([m, n], acc.to(gate_up.dtype))
-            gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
-            out.store([m, n // 2], (gate * tl.sigmoid(gate) * up).to(out.dtype))
+            store_swiglu(acc, m, n, gate_up, out, BM, BN)
 
 
 def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most: int | None = None) -> bool:
@@ -92,11 +113,12 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
     (M, K), N = x.shape, w.shape[0]
     blocks = blocks or tile(epilogue, M, N)
     m, n, k = blocks[:3]
-    described = ((x, [m, k]), (w, [n, k]), (out, [m, n // 2 if epilogue == "swiglu" else n]), (gate_up, [m, n]))
+    stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
+    described = (x, [m, k]), (w, [n, k]), (out, [m, stored // 2 if epilogue == "swiglu" else n]), (gate_up, [m, stored])
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
         *(TensorDescriptor.from_tensor(*each) for each in described), M, N, K, *(rope or (1, 0, None, None)),
-        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, **blocks.arguments,
+        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, **blocks.arguments, **dependent(),
     )  # fmt: skip
 
 

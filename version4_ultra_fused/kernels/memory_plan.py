@@ -5,7 +5,7 @@
                     written to a buffer of its own, which the next step overwrites; autograd is given nothing
 
 The backward pass is the same under both. Under `MemoryPlan` gradients of weights may be computed on a side stream, and a block
-may be updated while the backward pass of the blocks before it goes on.
+may be updated on another, while the backward pass of the blocks before it goes on.
 """
 
 import functools
@@ -55,7 +55,6 @@ class AutogradPlan:
         kernels.sum_parts(parts, gradient)
         return gradient
 
-    @span("norm")
     def norm_backward(
         self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, kept: Tensor, rstd: Tensor, needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -70,7 +69,17 @@ class AutogradPlan:
         Returns:
             The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
         """
-        dx, parts = kernels.add_norm_backward(dy, dsum, kept, parameter, rstd, parameter.dtype if needed[0] else dy.dtype)
+        with span("norm"):
+            dx, parts = kernels.add_norm_backward(dy, dsum, kept, parameter, rstd, parameter.dtype if needed[0] else dy.dtype)
+            return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
+
+    def product_norm_backward(
+        self, parameter: Tensor, dout: Tensor, matrix: Tensor, dots: Tensor | None, dsum: Tensor, kept: Tensor, rstd: Tensor,
+        needed: tuple[bool, ...],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `dots` as of the kernel's."""
+        dtype, weight = parameter.dtype if needed[0] else dout.dtype, self.weight(matrix, dout.dtype)
+        dx, parts = kernels.product_norm_backward(dout, weight, dots, dsum, kept, parameter, rstd, dtype)
         return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
@@ -111,38 +120,40 @@ class MemoryPlan(AutogradPlan):
     ) -> None:  # fmt: skip
         self.working, self.gradient, self.update_block = working, gradient, update_block
         self.communicates, self.scales = communicates, scales
-        self.side: SideStream | None = None  # one for all steps, because a library has a workspace for each stream
-        self.beside = False
+        # For products that write gradients of weights, and for sums of norms' parts and updates of blocks, which move bytes. They
+        # stay for all steps, because a library has a workspace for each stream.
+        self.streams: tuple[SideStream, SideStream] | None = None
+        self.beside: tuple[SideStream, SideStream] | None = None  # in a step that uses them
         self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
-        self.written: dict[Tensor, torch.cuda.Event] = {}  # by the side stream, in this step
+        self.written: dict[Tensor, torch.cuda.Event] = {}  # by the products' stream, in this step
 
     @contextmanager
     def step(self, tokens: int, beside: bool) -> Iterator[None]:
         """Around the forward and backward pass of a training step on so many tokens.
 
         Args:
-            beside: whether gradients of weights are written on the side stream.
+            beside: whether gradients of weights are written on the side streams.
         """
-        self.beside = beside
+        if beside:
+            self.streams = self.streams or (SideStream(), SideStream())
+        self.beside = self.streams if beside else None
         self.waiting.clear()  # of a step that ended in an error
         if self.scales:
             self.scales.begin(tokens)
-        if beside:
-            self.side = self.side or SideStream()
         yield
-        if beside and self.side:
-            self.side.join()
+        for stream in self.beside or ():
+            stream.join()
         if self.scales:
             self.scales.end()
-        self.beside = False
+        self.beside = None
         self.written.clear()
 
     def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that only the optimizer waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
-        if not self.side or not self.beside:
+        """Does work that only an update waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
+        if not self.beside:
             work()
             return
-        done = self.side.run(work, *tensors)
+        done = self.beside[0].run(work, *tensors)
         if parameter is not None:
             self.written[parameter] = done
 
@@ -163,12 +174,16 @@ class MemoryPlan(AutogradPlan):
         self.later(parameter, write, dy, x)
 
     def norm_gradient(self, parameter: Tensor, parts: Tensor) -> None:
-        self.later(parameter, lambda: kernels.sum_parts(parts, self.gradient[parameter]), parts)
+        work = functools.partial(kernels.sum_parts, parts, self.gradient[parameter])
+        if self.beside:
+            self.beside[1].run(work, parts)
+        else:
+            work()
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> None:
         """Adds to the gradient of the head, which has the same weight; on the main stream, beside the update of the first block.
 
-        The side stream sorts the ids before it computes the head's gradient, so one event says that both are there.
+        The products' stream sorts the ids before it computes the head's gradient, so one event says that both are there.
         """
         if parameter in self.written:
             torch.cuda.current_stream().wait_event(self.written[parameter])
@@ -184,4 +199,6 @@ class MemoryPlan(AutogradPlan):
 
     def block_done(self, block: nn.Module) -> None:
         if self.beside and self.update_block:
-            self.later(None, functools.partial(self.update_block, block))
+            products, updates = self.beside
+            updates.wait(products)
+            updates.run(functools.partial(self.update_block, block))

@@ -5,14 +5,15 @@ gradient goes.
 """
 
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import LAUNCH, NORM_DWEIGHT, LaunchConfig, ceil_div, family, tile, tile_of
 from version3_triton.kernels.rms_norm import _rms_norm_backward, _rms_norm_dweight, _rms_norm_forward
 
 import torch
 from torch import Tensor
 
-# Of the backward kernel where Version 3's sizes are not the fastest: on an H200 29 us in place of 35 for [8192, 1024], and 3.1
-# in place of 4.2 for [1024, 256] (results/h200/levers.json).
+# Of the backward kernel where Version 3's sizes are not the fastest: on an H200 2.9 us in place of 4.0 for [1024, 256], and 37.5
+# in place of 39.7 for [8192, 2048]; for [8192, 1024] 20.3 in place of 18.8 (results/h200/levers.json).
 BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 
@@ -39,6 +40,7 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
     _rms_norm_forward[ceil_div(rows, blocks.rows),](
         x, branch, weight, total, y, rstd, kept, rows, size, eps,
         ADD=branch is not None, COPY=kept is not total, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        **dependent(),
     )  # fmt: skip
     return total, y, kept, rstd
 
@@ -69,7 +71,7 @@ def add_norm_backward(
     parts = kept.new_empty(programs, size, dtype=torch.float32)
     _rms_norm_backward[programs,](
         kept, weight, rstd, dy, dtotal, dx, None, parts, rows, size, programs,
-        SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps, **dependent(),
     )  # fmt: skip
     return dx, parts
 
@@ -79,5 +81,6 @@ def sum_parts(parts: Tensor, out: Tensor) -> None:
     """The sum of parts [parts, D] in a fixed order, into out [D]."""
     parts, size = parts.contiguous(), out.numel()
     _rms_norm_dweight[ceil_div(size, NORM_DWEIGHT.columns),](
-        parts, out, len(parts), size, ROWS=NORM_DWEIGHT.rows, BLOCK=NORM_DWEIGHT.columns, num_warps=NORM_DWEIGHT.warps
-    )
+        parts, out, len(parts), size,
+        ROWS=NORM_DWEIGHT.rows, BLOCK=NORM_DWEIGHT.columns, num_warps=NORM_DWEIGHT.warps, **dependent(),
+    )  # fmt: skip

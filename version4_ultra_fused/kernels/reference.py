@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from common.spans import span
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,15 @@ def add_norm_backward(
     if dtotal is not None:
         dx = dx + dtotal
     return dx.to(dtype), (dy_wide * normalized).sum(0, keepdim=True)
+
+
+def product_norm_backward(
+    dout: Tensor, matrix: Tensor, dots: Tensor | None, dtotal: Tensor, kept: Tensor, weight: Tensor, rstd: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dy = dout @ matrix
+    with span("norm"):
+        return add_norm_backward(dy, dtotal, kept, weight, rstd, dtype)
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> None:
@@ -64,11 +75,11 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, F.silu(gate) * up
 
 
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor) -> Tensor:
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None) -> tuple[Tensor, None]:
     gate, up = gate_up.unflatten(1, (-1, 2)).unbind(-1)
     sigmoid = gate.sigmoid()
     dgate, dup = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid)), dhidden * gate * sigmoid
-    return gate_up.copy_(torch.stack((dgate, dup), -1).flatten(1))
+    return gate_up.copy_(torch.stack((dgate, dup), -1).flatten(1)), None
 
 
 def quantize(x: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
@@ -84,7 +95,7 @@ def swiglu_quantized(gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
 
 
 def swiglu_backward_quantized(dhidden: Tensor, gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
-    return quantize(swiglu_backward(dhidden.float(), gate_up.float()), slot)
+    return quantize(swiglu_backward(dhidden.float(), gate_up.float())[0], slot)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:

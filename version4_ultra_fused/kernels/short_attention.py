@@ -14,9 +14,11 @@ packed, rotated back by RoPE, for the next product. There are B K programs for e
 import math
 
 from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -71,9 +73,11 @@ def _scores(
 
 @triton.jit
 def _short_attention_backward(
-        qkv_ptr, o_ptr, do_ptr, lse_ptr, cos_ptr, sin_ptr, out_ptr, length, scale, factor,
+        qkv_ptr, o_ptr, do_ptr, lse_ptr, cos_ptr, sin_ptr, out_ptr, dots_ptr, length, scale, factor,
         H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+        DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
+    begin(DEPENDENT)
     batch, kv_head, first = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1) * ROWS
     packed: tl.constexpr = (H + 2 * K) * DIM
     own: tl.constexpr = H * DIM
@@ -84,6 +88,7 @@ def _short_attention_backward(
     k_ptr, v_ptr = qkv_ptr + (H + kv_head) * DIM, qkv_ptr + (H + K + kv_head) * DIM
     k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
     dk, dv = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
+    dots = tl.zeros((ROWS,), tl.float32)
     for group in range(H // K):
         head = kv_head * (H // K) + group
         q_ptr, lse = qkv_ptr + head * DIM, lse_ptr + (batch * H + head).to(tl.int64) * length
@@ -94,6 +99,7 @@ def _short_attention_backward(
         dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
         dq = tl.dot(ds, k, input_precision=PRECISION)
+        dots += tl.sum(dq * q.to(tl.float32), axis=1)
         for later in range(first + ROWS, length, ROWS):
             q, do, p, ds = _scores(
                 q_ptr, outs, douts, lse, k, v, later, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
@@ -106,8 +112,14 @@ def _short_attention_backward(
             q, do, p, ds = _scores(
                 q_ptr, outs, douts, lse, keys, values, first, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
             )
-            dq = tl.dot(ds, keys, dq, input_precision=PRECISION)
+            part = tl.dot(ds, keys, input_precision=PRECISION)
+            dots += tl.sum(part * q.to(tl.float32), axis=1)
+            dq += part
         _store(out_ptr + head * DIM, dq * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
+    k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
+    dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(dv * v.to(tl.float32), axis=1)
+    row, rows = first + tl.arange(0, ROWS), tl.num_programs(0) // K * length
+    tl.store(dots_ptr + kv_head * rows + batch * length + row, dots, mask=row < length)
     _store(out_ptr + (H + kv_head) * DIM, dk * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
     _store(out_ptr + (H + K + kv_head) * DIM, dv, cos_ptr, sin_ptr, first, length, packed, False, DIM, ROWS, BLOCK)
 
@@ -115,8 +127,8 @@ def _short_attention_backward(
 @interpretable
 def attend_backward(
     qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int
-) -> Tensor:
-    """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
+) -> tuple[Tensor, Tensor]:
+    """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh]; and `dots` [K, B S].
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
@@ -126,11 +138,12 @@ def attend_backward(
         length: S, at most 128.
     """
     head_dim, out = cos.shape[1], qkv.new_empty(qkv.shape)
+    dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32)  # rotations change no dot product
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))
     _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
-        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, cos, sin, out, length, factor * LOG2_E, factor,
+        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, cos, sin, out, dots, length, factor * LOG2_E, factor,
         H=heads, K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
-        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1,
+        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1, **dependent(),
     )  # fmt: skip
-    return out
+    return out, dots

@@ -30,6 +30,10 @@ class SideStream:
             current.wait_event(self.in_flight.popleft()[0])
         return done
 
+    def wait(self, other: "SideStream") -> None:
+        """Makes this stream wait for all work that the other has been given so far."""
+        self.stream.wait_stream(other.stream)
+
     def join(self) -> None:
         """Makes the current stream wait for all work."""
         torch.cuda.current_stream().wait_stream(self.stream)

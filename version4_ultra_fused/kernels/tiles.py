@@ -35,14 +35,15 @@ class Tile(NamedTuple):
 TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "sm_90": {
         "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
-        "swiglu": (Tile(128, 256, 32, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
+        "swiglu": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
+        "norm": (Tile(64, 64, 128, 4, 4), Tile(64, 32, 256, 4, 3)),
     },
-    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu"), (Tile(64, 64, 64, 4, 3),))),
-    "hip": dict.fromkeys(("rope", "swiglu"), (Tile(32, 32, 32, 4, 1),)),
+    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu", "norm"), (Tile(64, 64, 64, 4, 3),))),
+    "hip": dict.fromkeys(("rope", "swiglu", "norm"), (Tile(32, 32, 32, 4, 1),)),
 }
-# The most elements of a product that is computed with its epilogue. For larger ones a library's product and a kernel take less
-# time (results/h200/levers.json).
-LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 22}}
+# The most elements of a product that is computed with its epilogue, for "norm" its most multiplications. For larger ones a
+# library's product and a kernel take less time (results/h200/levers.json).
+LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}}
 
 
 @functools.cache
@@ -52,7 +53,7 @@ def multiprocessors() -> int:
 
 
 def largest(epilogue: str) -> int:
-    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU."""
+    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of "norm" multiplications."""
     return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0)
 
 
@@ -61,7 +62,7 @@ def tile(epilogue: str, rows: int, columns: int) -> Tile:
     """The largest tile that gives two thirds of the multiprocessors work, or the smallest.
 
     Args:
-        epilogue: of `matmul.py`.
+        epilogue: of `matmul.py`, or "norm".
         rows, columns: of the product.
     """
     choices = TILES[launch_sizes.family()][epilogue]

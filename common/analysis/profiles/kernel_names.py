@@ -13,7 +13,7 @@ PATTERNS = (
     ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # Version 3; the patterns below match its norms and attention
     ("elementwise", re.compile(r"^_(turn|swiglu|swiglu_backward|adamw)$")),  # Version 4; likewise
     ("reductions", re.compile(r"^_(linear_)?cross_entropy|^_embedding_backward$")),
-    ("matrix products", re.compile(r"^_matmul(_ogs|$)")),
+    ("matrix products", re.compile(r"^_matmul(_ogs|_norm|$)")),
     ("reductions", re.compile(r"^triton_(red|per)_")),
     ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
     ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # AOTriton, in ROCm builds of PyTorch

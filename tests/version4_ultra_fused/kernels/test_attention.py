@@ -9,21 +9,25 @@ import torch
 
 pytest.importorskip("triton")
 from version3_triton import kernels as third_kernels
-from version4_ultra_fused.kernels import attention
+from version4_ultra_fused.kernels import attention, reference
 from version4_ultra_fused.kernels.attention import CausalAttention
 
 SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
 
 
 def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple[CausalAttention, torch.Tensor, torch.Tensor]:
-    """The attention, its result, and its gradient for the same numbers in any dtype."""
+    """The attention, its result, its gradient and the sum of that by q, k and v, for the same numbers in any dtype."""
     batch, length, heads, kv_heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
     sizes = (batch * length, (heads + 2 * kv_heads) * head_dim), (batch * length, heads * head_dim)
     qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
-    tables = (table.to(DEVICE, torch.float64 if dtype == torch.float64 else None) for table in rope_tables(head_dim, length, 1e4))
-    found = CausalAttention(qkv, *tables, length, (heads, kv_heads, kv_heads), exact)
-    return found, found.out, found.gradient(dout)
+    wide = torch.float64 if dtype == torch.float64 else None
+    cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
+    found = CausalAttention(qkv, cos, sin, length, (heads, kv_heads, kv_heads), exact)
+    gradient, dots = found.gradient(dout)
+    before = reference.rotate(qkv, cos, -sin, length, (heads + kv_heads) * head_dim)
+    products = (gradient * before).sum(1)  # of q, k and v before RoPE
+    return found, found.out, gradient, products if dots is None else dots.sum(0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels, tiny_llama_v4
-from version4_ultra_fused.kernels import costs, matmul, optimizer, reference
+from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, optimizer, reference
 
 # Sizes of tensors are multiples of 64, the alignment of the optimizer's buffers.
 CONFIG = ModelConfig(
@@ -25,7 +25,7 @@ BATCH, LENGTH = 2, 17
 # Tensors that the formulas leave out, and those that are read and written.
 LEFT_OUT = {
     "weight", "rstd", "by_part", "dweight", "cos", "sin", "lse", "d", "targets", "losses", "mean", "dz", "ids", "order",
-    "step",
+    "step", "dots", "parts",
 }  # fmt: skip
 IN_PLACE = {("_cross_entropy", "z"), ("_adamw", "w"), ("_adamw", "m"), ("_adamw", "v"), ("_swiglu_backward", "gate_up")}
 # Kernels by what decides whether they run.
@@ -36,6 +36,7 @@ EVERYWHERE = {
 }  # fmt: skip
 SEPARATE = {("_rotate", "forward"), ("_swiglu", "forward")}
 EPILOGUES = {("_matmul", "forward")}
+BOTH_NORMS = {("_matmul_norm_backward", "backward")}
 THIRDS = {
     ("_flash_attention_backward_queries", "backward"), ("_flash_attention_backward_keys", "backward"), ("_rotate", "backward"),
 }  # fmt: skip
@@ -43,6 +44,13 @@ SHORT = {("_short_attention_backward", "backward")}
 
 
 ALL = 1 << 30  # the most elements of a product with an epilogue: any product has one
+ONLY_QKV = BATCH * LENGTH * 64 * (4 + 2 * 2) * 16  # multiplications of q, k and v; gate and up have more
+
+
+def allow(monkeypatch, most: int, multiplications: int) -> None:
+    """Products of so many elements have an epilogue, and those of so many multiplications that of a norm's gradient."""
+    for module in (matmul, elementwise, matmul_norm_backward, costs):
+        monkeypatch.setattr(module, "largest", lambda epilogue: multiplications if epilogue == "norm" else most)
 
 
 def moved(kernel: str, tensors: dict[str, torch.Tensor]) -> int:
@@ -73,16 +81,18 @@ def step(dtype: torch.dtype, enter=lambda phase: None) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("dtype, most, expected", [
-    (torch.float32, 0, EVERYWHERE | SEPARATE | THIRDS), (torch.float16, 0, EVERYWHERE | SEPARATE | SHORT),
-    (torch.float16, ALL, EVERYWHERE | EPILOGUES | SHORT),
+@pytest.mark.parametrize("dtype, most, multiplications, expected", [
+    (torch.float32, 0, 0, EVERYWHERE | SEPARATE | THIRDS), (torch.float16, 0, 0, EVERYWHERE | SEPARATE | SHORT),
+    (torch.float16, ALL, ONLY_QKV, EVERYWHERE | EPILOGUES | BOTH_NORMS | SHORT),
+    (torch.float16, ALL, ALL, EVERYWHERE | EPILOGUES | BOTH_NORMS | SHORT),
 ])  # fmt: skip
-def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch, dtype, most, expected):
+def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch, dtype, most, multiplications, expected):
     from triton.runtime.interpreter import InterpretedFunction
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
+    allow(monkeypatch, most, multiplications)
     given: Counter = Counter()
+    launches: Counter = Counter()
     phases = []
 
     def note(self, *arguments, grid, warmup, **constants):
@@ -90,12 +100,13 @@ def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch,
         named = {name: x.base if isinstance(x, TensorDescriptor) else x for name, x in named.items()}
         tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
         given[self.fn.__name__, phases[-1]] += moved(self.fn.__name__, tensors)
+        launches[self.fn.__name__, phases[-1]] += 1
         return original(self, *arguments, grid=grid, warmup=warmup, **constants)
 
     original = InterpretedFunction.run
     monkeypatch.setattr(InterpretedFunction, "run", note)
     step(dtype, phases.append)
-    found = costs.training_step(CONFIG, BATCH, LENGTH, dtype.itemsize, given.keys())
+    found = costs.training_step(CONFIG, BATCH, LENGTH, dtype.itemsize, launches)
     assert given.keys() == expected <= found.keys()
     assert {key: found[key].bytes or 0 for key in expected} == given
 
@@ -104,10 +115,12 @@ def test_flops_and_early_updates_by_hand():
     """At e = 2, FLOPs of the pairs that are not masked, for a step with all epilogues; the test above has the other bytes."""
     tokens, layers, d, f, v, c = 8 * 128, 4, 256, 512, 1000, (8 + 2 * 4) * 32
     pairs = 2 * d * 8 * 128 * 129 // 2 * layers
-    launched = EVERYWHERE | EPILOGUES | SHORT | {("_adamw", "backward")}
+    launched = dict.fromkeys(EVERYWHERE | EPILOGUES | BOTH_NORMS | SHORT | {("_adamw", "backward")}, 1)
+    launched["_matmul_norm_backward", "backward"] = 2 * layers
     found = costs.training_step(ModelConfig(num_key_value_heads=4), 8, 128, 2, launched)
     assert {key: found[key].flops for key in launched if found[key].flops is not None} == {
         ("_matmul", "forward"): layers * 2 * tokens * d * (c + 2 * f),
+        ("_matmul_norm_backward", "backward"): layers * 2 * tokens * d * (c + 2 * f),
         ("_flash_attention_forward", "forward"): 2 * pairs, ("_short_attention_backward", "backward"): 5 * pairs,
     }  # fmt: skip
     assert found["_adamw", "backward"].bytes == 28 * layers * d * (c + d + 3 * f)
@@ -136,15 +149,15 @@ def test_bytes_of_fp8_are_those_of_the_tensors(no_kernels, monkeypatch):
         loss = model.loss(*ids)
     phase.append("backward")
     loss.backward(model.one)
-    found = costs.training_step(CONFIG, BATCH, LENGTH - 1, 2, given.keys())
+    found = costs.training_step(CONFIG, BATCH, LENGTH - 1, 2, given)
     assert len(given) == 4 and {key: found[key].bytes for key in given} == given
 
 
 def test_an_epilogue_whose_kernel_ran_is_no_part_of_the_products():
     config, tokens = ModelConfig(), 8 * 128
-    found = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"), ("_rotate", "forward")})
+    found = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"): 4, ("_rotate", "forward"): 4})
     assert found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 2 * 512
-    both = costs.training_step(config, 8, 128, 2, {("_matmul", "forward")})
+    both = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"): 8})
     assert both["_matmul", "forward"].flops - found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 3 * 256
 
 
@@ -163,7 +176,7 @@ def product(length: int) -> int:
 @pytest.mark.parametrize("dtype, most, repeated", [(torch.float32, ALL, 3), (torch.float16, 0, 1), (torch.float16, ALL, 1)])
 def test_every_product_is_counted_once(monkeypatch, dtype, most, repeated):
     """The formula's count, and the products that attention's backward pass repeats: the scores, or Version 3's three."""
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: most)
+    allow(monkeypatch, most, most)
     found, once = counted(dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
     assert found == {"forward": once, "backward": 2 * once + repeated * product(LENGTH)}
 
@@ -178,7 +191,7 @@ NOTHING = {"forward": 0, "backward": 0}
 
 
 def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: 0)
+    allow(monkeypatch, 0, 0)
     assert flops_of(256) == {"forward": 2 * product(256), "backward": 7 * product(256)}
     assert flops_of(257) == NOTHING
     assert flops_of(257, exact=True) == {"forward": 2 * product(257), "backward": 7 * product(257)}
@@ -190,6 +203,6 @@ def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(monkeyp
 
 
 def test_without_kernels_there_is_nothing_to_add(monkeypatch):
-    monkeypatch.setattr(matmul, "largest", lambda epilogue: ALL)
+    allow(monkeypatch, ALL, ALL)
     monkeypatch.setattr(third_kernels, "HAS_TRITON", False)
     assert flops_of(17, dtype=torch.float16) == NOTHING

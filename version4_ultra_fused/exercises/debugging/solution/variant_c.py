@@ -1,4 +1,4 @@
-"""Variant C, repaired: the main stream waits for all work on the side stream before it goes on."""
+"""Variant C, repaired: the main stream waits for all work on the side streams before it goes on."""
 
 from common.training.capture import Step
 from version4_ultra_fused import tiny_llama_v4 as v4
@@ -20,5 +20,5 @@ class Branch(SideStream):
 def make_step(model, optimizer, precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
     if model.one.is_cuda and model.switches["memory-plan"]:
-        model.plan.side = Branch()
+        model.plan.streams = Branch(), Branch()
     return step

@@ -1,8 +1,8 @@
 """Variant C: "Nobody needs to wait."
 
-"At the end of the backward pass the main stream waited for the side stream. But the last thing there is the update of the blocks,
-in order, behind the gradients that it reads. So I took the wait out, and the two streams overlap across steps. Only your harness
-refuses to capture this step, so I run it with --no-capture-step. Can you repair the capture?"
+"At the end of the backward pass the main stream waited for the side streams. But the last thing there is the update of the
+blocks, in order, behind the gradients that it reads. So I took the wait out, and the streams overlap across steps. Only your
+harness refuses to capture this step, so I run it with --no-capture-step. Can you repair the capture?"
 """
 
 from common.training.capture import Step
@@ -22,5 +22,5 @@ class Branch(SideStream):
 def make_step(model, optimizer, precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
     if model.one.is_cuda and model.switches["memory-plan"]:
-        model.plan.side = Branch()
+        model.plan.streams = Branch(), Branch()
     return step

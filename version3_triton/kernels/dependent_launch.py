@@ -1,0 +1,31 @@
+"""Programmatic dependent launch: on Hopper a kernel can be set up, and its programs placed, while the kernel before it ends.
+
+A small kernel takes a few microseconds, of which its launch is about one. Launched in this way it is in place when the kernel
+before it ends. It waits inside, in `begin`, which must be its first statement: after it everything that earlier kernels wrote is
+there. A kernel that calls the next one early (NEXT) lets that wait beside it, which pays for small kernels; the programs of a
+product need all of the shared memory.
+
+Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". Version 4 launches its kernels like this;
+a captured step holds them as edges of its graph.
+"""
+
+from version3_triton.kernels.launch_sizes import family
+
+import triton
+import triton.language as tl
+
+ARGUMENTS = {"DEPENDENT": True, "launch_pdl": True}
+
+
+@triton.jit
+def begin(DEPENDENT: tl.constexpr, NEXT: tl.constexpr = False):
+    """Waits for the kernel before where the launch is DEPENDENT; NEXT: the kernel after it may now be placed."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        if NEXT:
+            tl.extra.cuda.gdc_launch_dependents()
+
+
+def dependent() -> dict[str, bool]:
+    """The arguments of a dependent launch, for a kernel with DEPENDENT; none where the GPU has no such launches."""
+    return ARGUMENTS if family() == "sm_90" else {}

@@ -1,0 +1,86 @@
+"""A matrix product whose epilogue is the gradient of RMSNorm before another product, so the product's result is never written.
+
+With the norm's result y [N, D] and the product out = y W^T of the forward pass, W [C, D], the backward pass has
+
+    dy = dout W        dx = (w dy - n mean(dy y)) / rms + dsum        n = x / rms, y = w n
+
+The mean is over a whole row, which no tile of dy has. But a row of dy with the row of y is dout W y^T = dout out^T: a row of dout
+with the row of out. The kernel that computes dout has both rows in registers, and adds up their products (`dots`).
+
+    alone       4 N D elements, beside the product's: dy is written and read, x and dsum are read, dx is written: 5 N D
+    epilogue    x and dsum are read, dx is written: 3 N D, and a launch less
+
+It gains where a launch counts (results/h200/levers.json). In large products it loses: a tile waits for x and dsum after its last
+multiplication. The weight's gradient leaves as parts, one for each row of tiles. Nothing is added up in any order but one.
+"""
+
+from common.spans import span
+from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.dependent_launch import begin, dependent
+from version3_triton.kernels.launch_sizes import ceil_div
+from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
+from version4_ultra_fused.kernels.norm import add_norm_backward
+from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _matmul_norm_backward(
+        dout, matrix, kept, dsum, out, weight_ptr, rstd_ptr, dots_ptr, parts_ptr, M, N, K, parts_of_dots,
+        PROGRAMS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+        DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    """dout [M, K], matrix [K, N], kept, dsum and out [M, N]; dots [parts_of_dots, M], parts [tiles of M, N]."""
+    begin(DEPENDENT)
+    for number in tl.range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True):
+        m, n = corner(number, M, N, GROUP, BM, BN)
+        dy = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            dy = tl.dot(dout.load([m, k]), matrix.load([k, n]), dy)
+        row, column = m + tl.arange(0, BM), n + tl.arange(0, BN)
+        mean = tl.zeros((BM,), tl.float32)
+        for part in range(parts_of_dots):
+            mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
+        normalized = kept.load([m, n]).to(tl.float32) * rstd
+        tl.store(parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N)
+        weight = tl.load(weight_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dsum.load([m, n]).to(tl.float32)
+        out.store([m, n], dx.to(out.dtype))
+
+
+@interpretable
+def product_norm_backward(
+    dout: Tensor, matrix: Tensor, dots: Tensor | None, dtotal: Tensor, kept: Tensor, weight: Tensor, rstd: Tensor,
+    dtype: torch.dtype, most: int | None = None, blocks: Tile | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`add_norm_backward` of dy = dout W.
+
+    Args:
+        dout: [N, C].
+        matrix: W [C, D].
+        dots: [parts, N], of which the sum is that of dout out over a row; None: it is not known.
+        dtotal, kept, weight, rstd, dtype: as of `add_norm_backward`.
+        most: multiplications of a product that has the epilogue, in place of the measured number.
+        blocks: the tile, in place of the one that follows from the product's size.
+    """
+    (rows, size), columns = kept.shape, dout.shape[1]
+    most = (largest("norm") if most is None else most) // columns
+    if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, kept, most=most):
+        dy = dout @ matrix
+        with span("norm"):
+            return add_norm_backward(dy, dtotal, kept, weight, rstd, dtype)
+    blocks = blocks or tile("norm", rows, size)
+    m, n, k = blocks[:3]
+    dx, parts = torch.empty_like(kept, dtype=dtype), dots.new_empty(ceil_div(rows, m), size)
+    described = (dout, [m, k]), (matrix, [k, n]), (kept, [m, n]), (dtotal, [m, n]), (dx, [m, n])
+    programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
+    _matmul_norm_backward[programs,](
+        *(TensorDescriptor.from_tensor(*each) for each in described), weight, rstd, dots, parts, rows, size, columns, len(dots),
+        PROGRAMS=programs, GROUP=GROUP, **blocks.arguments, **dependent(),
+    )  # fmt: skip
+    return dx, parts
