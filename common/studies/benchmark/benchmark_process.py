@@ -29,6 +29,7 @@ from common.training import version_files
 import torch
 
 WARMUP = 3  # training steps before the timed ones
+ready: list[subprocess.Popen[bytes]] = []  # a process that waits for the next job, when it has imported what jobs need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +47,43 @@ class BenchmarkOptions(Options):
     gpus: int
 
 
+def start(gpu: str | None = None) -> subprocess.Popen[bytes]:
+    """A process that does the job on its standard input. It ends if none comes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=job_runner.environment(gpu),
+    )  # fmt: skip
+
+
 def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
-    """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`)."""
-    with tempfile.TemporaryDirectory() as folder:
+    """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`).
+
+    On a GPU the process of the next job is started as well, and imports PyTorch while this job makes its model.
+    """
+    process = start(gpu) if gpu or not ready else ready.pop()
+    if not gpu and devices.is_gpu(devices.select(device)):  # on a CPU it would take time from the job
+        ready.append(start())
+    with tempfile.TemporaryDirectory() as folder, process:
         result = Path(folder, "result.json")
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", __name__], input=pickle.dumps((work, device, result)), timeout=timeout,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=job_runner.environment(gpu),
-            )  # fmt: skip
+            said, _ = process.communicate(pickle.dumps((work, device, result)), timeout)
         except subprocess.TimeoutExpired:
             return job_runner.timed_out(timeout)
+        finally:
+            process.kill()
         if result.exists():
             return files.read_json(result)
-    if done.returncode == -signal.SIGKILL:
+    if process.returncode == -signal.SIGKILL:
         return {"status": "out of memory", "reason": job_runner.KILLED}
-    last = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
-    return {"status": "failed", "reason": last[:500] or f"exit code {done.returncode}"}
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    return {"status": "failed", "reason": last[:500] or f"exit code {process.returncode}"}
 
 
 def main() -> None:
     """Does, in a process of its own, the job that standard input holds, and writes the outcome."""
-    work, device, result = pickle.loads(sys.stdin.buffer.read())
+    if not (sent := sys.stdin.buffer.read()):
+        return
+    work, device, result = pickle.loads(sent)
     outcome: job_runner.Outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}

@@ -1,6 +1,7 @@
 """A process of the benchmark: its steps, and its end as a status."""
 
 import io
+import os
 import pickle
 import sys
 from argparse import Namespace
@@ -52,6 +53,18 @@ def test_only_versions_run_with_deterministic_algorithms(name, deterministic, co
     models, shapes = benchmark_cells.plan(study_options.benchmark(config, models=[name]), KNOWN)
     benchmark_process.built(models[0], shapes[0])
     assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+def test_on_a_gpu_the_process_of_the_next_job_waits_for_it_and_ends_without_one(monkeypatch):
+    monkeypatch.setattr(benchmark_process, "ready", [])
+    work = partial(benchmark_process.run, os.getpid, "cpu", 300)
+    assert work()["status"] == "ok" and not benchmark_process.ready, "on a CPU none waits"
+    monkeypatch.setattr(benchmark_process.devices, "is_gpu", lambda device: True)
+    first, (waiting,) = work()["found"], benchmark_process.ready
+    assert work()["found"] == waiting.pid != first
+    (unused,) = benchmark_process.ready
+    said, _ = unused.communicate(b"", 300)
+    assert (unused.returncode, said) == (0, b"")
 
 
 def failing(folder: Path, code: str) -> known_models.Model:
