@@ -11,8 +11,9 @@ from torch import Tensor
 
 def rope_tables(head_dim: int, max_sequence_length: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin, each [max_sequence_length, Dh] in float32; the second half of Dh repeats the first."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # [Dh/2]
-    angles = torch.outer(torch.arange(max_sequence_length, dtype=torch.float32), frequencies)  # [S, Dh/2]
+    cpu = torch.device("cpu")  # for the same bits on every device
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=cpu) / head_dim)  # [Dh/2]
+    angles = torch.outer(torch.arange(max_sequence_length, dtype=torch.float32, device=cpu), frequencies)  # [S, Dh/2]
     angles = torch.cat((angles, angles), dim=-1)  # [S, Dh]
     return angles.cos(), angles.sin()
 

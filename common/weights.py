@@ -13,12 +13,14 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
 
-    The head is tied to the embedding, and the norms' weights stay 1. `state` has Version 1's names, and is returned.
+    The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU, so they are the same on
+    every device. `state` has Version 1's names, and is returned.
     """
     generator = torch.Generator().manual_seed(torch.initial_seed())
     for name, weight in state.items():
         if weight.dim() == 2 and name != "lm_head.weight":
-            nn.init.normal_(weight, std=std, generator=generator)
+            drawn = weight if weight.device.type == "cpu" else torch.empty_like(weight, device="cpu")
+            weight.copy_(nn.init.normal_(drawn, std=std, generator=generator))
     return state
 
 

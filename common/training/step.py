@@ -47,13 +47,17 @@ class Version(Protocol):
 
 
 def prepare(
-    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, passes: int = 1, form: str | None = None
-) -> Prepared:
-    """A version's training step for a study, made and checked as in a run. UsageError: it can't be captured; or as `ready`."""
+    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, passes: int = 1, form: str | None = None,
+    model: nn.Module | None = None,
+) -> Prepared:  # fmt: skip
+    """A version's training step for a study, made and checked as in a run, of a `model` that it has made or makes now.
+
+    UsageError: the step can't be captured; or as `ready`.
+    """
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
         capture.check_supported(precision.device, options.switches.get("torch-compile"), form)
-    model = version.make_model(options)
+    model = model or version.make_model(options)
     placed = place(model, precision.device, form, captured)
     optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
     step = version.make_step(placed, optimizer, precision)

@@ -50,6 +50,17 @@ def test_initial_matrices_are_normal_and_follow_the_seed():
     assert not torch.equal(tiny_llama_v1.TinyLlama(models.config()).embed_tokens.weight, model.embed_tokens.weight)
 
 
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("version", [tiny_llama_v1, tiny_llama_v2, tiny_llama_v3, tiny_llama_v4], ids=["v1", "v2", "v3", "v4"])
+def test_a_model_can_be_made_on_its_device_and_has_the_same_weights(version, device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = version.TinyLlama(models.config())
+    assert {parameter.device.type for parameter in model.parameters()} == {device}
+    if device != "meta":
+        assert_same(model.cpu().state_dict(), version.TinyLlama(models.config()).state_dict())
+
+
 @later_versions
 @kv_heads
 def test_version_1s_state_dict_loads_and_comes_back(version, kv_heads):

@@ -106,7 +106,9 @@ def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     devices.prepare(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)
-    return steps.prepare(version, settings, precision, version_files.random_batch(options, device)), precision
+    with device:  # where PyTorch draws its own first weights in no time; at large a CPU takes ten seconds
+        made = version.make_model(settings)
+    return steps.prepare(version, settings, precision, version_files.random_batch(options, device), model=made), precision
 
 
 def speed(model: Model, options: BenchmarkOptions) -> Timed:
