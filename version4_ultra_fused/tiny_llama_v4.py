@@ -2,7 +2,7 @@
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- RoPE and SwiGLU run in epilogues of small products (`kernels/matmul.py`), and the whole step is one CUDA or HIP graph.
+- RoPE, SwiGLU and gradients of norms run in epilogues of products (`kernels/matmul.py`). The step is one CUDA or HIP graph.
 - The memory plan (`kernels/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.

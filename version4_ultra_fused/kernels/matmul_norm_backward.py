@@ -7,11 +7,11 @@ With the norm's result y [N, D] and the product out = y W^T of the forward pass,
 The mean is over a whole row, which no tile of dy has. But a row of dy with the row of y is dout W y^T = dout out^T: a row of dout
 with the row of out. The kernel that computes dout has both rows in registers, and adds up their products (`dots`).
 
-    alone       4 N D elements, beside the product's: dy is written and read, x and dsum are read, dx is written: 5 N D
+    alone       dy is written and read, x and dsum are read, dx is written: 5 N D elements
     epilogue    x and dsum are read, dx is written: 3 N D, and a launch less
 
 It gains where a launch counts (results/h200/levers.json). In large products it loses: a tile waits for x and dsum after its last
-multiplication. The weight's gradient leaves as parts, one for each row of tiles. Nothing is added up in any order but one.
+multiplication. The weight's gradient leaves as parts, one for each row of tiles. All sums have a fixed order.
 """
 
 from common.spans import span
