@@ -21,6 +21,7 @@ import torch
 
 pytest.importorskip("triton")
 from version3_triton import run_triton_profiling, tiny_llama_v3
+from version3_triton.kernels import dependent_launch
 from version4_ultra_fused import run_ultra_profiling, tiny_llama_v4
 
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
@@ -182,3 +183,15 @@ def test_the_same_seed_gives_the_same_bits(number):
         models.losses(version, models.build(version, device=DEVICE), [models.batch(DEVICE)] * 5, precision) for _ in range(2)
     )
     assert first == second
+
+
+@pytest.mark.gpu
+def test_launches_that_overlap_change_no_bit(monkeypatch):
+    def losses() -> list[float]:
+        devices.prepare(DEVICE, 0)
+        batches, precision = [models.batch(DEVICE)] * 10, Precision(DEVICE, torch.bfloat16)
+        return models.losses(tiny_llama_v4, models.build(tiny_llama_v4, device=DEVICE), batches, precision)
+
+    early = losses()
+    monkeypatch.setattr(dependent_launch, "ARGUMENTS", {})
+    assert losses() == early

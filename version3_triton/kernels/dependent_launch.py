@@ -9,6 +9,7 @@ Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchroni
 a captured step holds them as edges of its graph.
 """
 
+from version3_triton.kernels.checks import INTERPRETED
 from version3_triton.kernels.launch_sizes import family
 
 import triton
@@ -27,5 +28,5 @@ def begin(DEPENDENT: tl.constexpr, NEXT: tl.constexpr = False):
 
 
 def dependent() -> dict[str, bool]:
-    """The arguments of a dependent launch, for a kernel with DEPENDENT; none where the GPU has no such launches."""
-    return ARGUMENTS if family() == "sm_90" else {}
+    """The arguments of a dependent launch, for a kernel with DEPENDENT; none in the interpreter and on GPUs without them."""
+    return ARGUMENTS if family() == "sm_90" and not INTERPRETED else {}
