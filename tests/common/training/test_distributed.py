@@ -212,9 +212,10 @@ if os.environ["RANK"] == "1":
     os.mkdir(f"other{os.getpid()}")
     os.chdir(f"other{os.getpid()}")
 
+from common import cli
 from version1_pytorch_baseline import tiny_llama_v1
 
-tiny_llama_v1.main()
+cli.command(tiny_llama_v1.main)  # as every script ends
 """
 
 
