@@ -98,7 +98,8 @@ def products(size: int, dtype: torch.dtype) -> None:
 def whole_heads(size: int, dtype: torch.dtype) -> None:
     tokens, table, lse = 256, torch.zeros(128, size), torch.zeros(2, 4, 128)
     dy, qkv = torch.zeros(tokens, 4 * size, dtype=dtype), torch.zeros(tokens, 8 * size, dtype=dtype)
-    short_attention.attend_backward(qkv, dy, lse, dy, table, table, attention.SHORT, 4, 2)
+    for most in (0, 1 << 40):
+        short_attention.attend_backward(qkv, dy, lse, dy, table, table, attention.SHORT, 4, 2, most)
 
 
 TABLE = [

@@ -26,9 +26,9 @@ with_and_without_epilogue = pytest.mark.parametrize("fused", [True, False], ids=
 
 
 def allow(monkeypatch, most: int) -> None:
-    """Products of so many elements, or multiplications, have their epilogues, on any GPU."""
+    """Products of so many elements have their epilogues, on any GPU."""
     for module in (elementwise, matmul, matmul_norm_backward):
-        monkeypatch.setattr(module, "largest", lambda epilogue: most)
+        monkeypatch.setattr(module, "largest", lambda epilogue, depth=1: most)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520)])
 def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, wide, fused, dtype):
-    """The row sums are those of SwiGLU's gradient."""
+    """`dots` is that of SwiGLU's gradient."""
     x, dx, gate_and_up, dhidden = tensors(dtype, (tokens, hidden), (tokens, hidden), (2 * size, hidden), (tokens, size))
     (weight,) = tensors(torch.float32, (hidden,))
     gate_and_up, rstd = gate_and_up / hidden**0.5, (x.float().square().mean(-1) + 1e-6).rsqrt()

@@ -88,7 +88,7 @@ class CausalAttention:
 
     @span("attention_core")
     def gradient(self, dout: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh] from that of `out`, and in the first form `row_sums`."""
+        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and `dots` of its kernel, or None."""
         if self.short:
             return short_attention.attend_backward(self.qkv, self.out, self.lse, dout, *self.tables, self.length, *self.heads[:2])
         dout = dout.view(-1, self.length, self.heads[0], self.tables[0].shape[1]).transpose(1, 2)

@@ -154,6 +154,6 @@ def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
             counted["forward"] += layers * 2 * tokens * hidden * columns
     for columns in (2 * ffn, qkv.out_features) if chosen == "short" else (2 * ffn,):
         matrices = (torch.empty(tokens, width, dtype=dtype, device="meta") for width in (columns, hidden))
-        if in_epilogue("norm", tokens, hidden, *matrices, most=largest("norm") // columns):
+        if in_epilogue("norm", tokens, hidden, *matrices, most=largest("norm", columns)):
             counted["backward"] += layers * 2 * tokens * hidden * columns
     return counted

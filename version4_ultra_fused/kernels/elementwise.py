@@ -107,7 +107,7 @@ def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None
     """
     assert gate_up.is_contiguous()
     dy = dhidden.contiguous()
-    dots = kept is not None and dy.dtype.itemsize == 2 and kept.numel() * gate_up.shape[1] <= largest("norm")
+    dots = kept is not None and dy.dtype.itemsize == 2 and kept.numel() <= largest("norm", gate_up.shape[1])
     rows, pairs = dy.shape if dots else (1, dy.numel())
     block = min(BLOCK, triton.next_power_of_2(pairs))
     blocks = ceil_div(pairs, block)

@@ -65,11 +65,10 @@ def product_norm_backward(
         matrix: W [C, D].
         dots: [parts, N], of which the sum is that of dout out over a row; None: it is not known.
         dtotal, kept, weight, rstd, dtype: as of `add_norm_backward`.
-        most: multiplications of a product that has the epilogue, in place of the measured number.
-        blocks: the tile, in place of the one that follows from the product's size.
+        most, blocks: as of `matmul.qkv_rope`.
     """
     (rows, size), columns = kept.shape, dout.shape[1]
-    most = (largest("norm") if most is None else most) // columns
+    most = largest("norm", columns) if most is None else most
     if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, kept, most=most):
         dy = dout @ matrix
         with span("norm"):

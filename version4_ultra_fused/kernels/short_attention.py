@@ -17,6 +17,7 @@ from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
+from version4_ultra_fused.kernels.tiles import largest
 
 import torch
 import triton
@@ -75,7 +76,7 @@ def _scores(
 def _short_attention_backward(
         qkv_ptr, o_ptr, do_ptr, lse_ptr, cos_ptr, sin_ptr, out_ptr, dots_ptr, length, scale, factor,
         H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-        DEPENDENT: tl.constexpr = False,
+        DOTS: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     begin(DEPENDENT)
     batch, kv_head, first = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1) * ROWS
@@ -99,7 +100,8 @@ def _short_attention_backward(
         dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
         dq = tl.dot(ds, k, input_precision=PRECISION)
-        dots += tl.sum(dq * q.to(tl.float32), axis=1)
+        if DOTS:
+            dots += tl.sum(dq * q.to(tl.float32), axis=1)
         for later in range(first + ROWS, length, ROWS):
             q, do, p, ds = _scores(
                 q_ptr, outs, douts, lse, k, v, later, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
@@ -113,22 +115,27 @@ def _short_attention_backward(
                 q_ptr, outs, douts, lse, keys, values, first, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
             )
             part = tl.dot(ds, keys, input_precision=PRECISION)
-            dots += tl.sum(part * q.to(tl.float32), axis=1)
+            if DOTS:
+                dots += tl.sum(part * q.to(tl.float32), axis=1)
             dq += part
         _store(out_ptr + head * DIM, dq * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
-    k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
-    dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(dv * v.to(tl.float32), axis=1)
-    row, rows = first + tl.arange(0, ROWS), tl.num_programs(0) // K * length
-    tl.store(dots_ptr + kv_head * rows + batch * length + row, dots, mask=row < length)
+    if DOTS:
+        k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
+        dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(dv * v.to(tl.float32), axis=1)
+        row, rows = first + tl.arange(0, ROWS), tl.num_programs(0) // K * length
+        tl.store(dots_ptr + kv_head * rows + batch * length + row, dots, mask=row < length)
     _store(out_ptr + (H + kv_head) * DIM, dk * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
     _store(out_ptr + (H + K + kv_head) * DIM, dv, cos_ptr, sin_ptr, first, length, packed, False, DIM, ROWS, BLOCK)
 
 
 @interpretable
 def attend_backward(
-    qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor]:
-    """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh]; and `dots` [K, B S].
+    qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int,
+    most: int | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
+
+    It also returns `dots` [K, B S] of `product_norm_backward`, if that will need them; otherwise None.
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
@@ -136,14 +143,16 @@ def attend_backward(
         dout: [B S, H Dh].
         cos, sin: [S_max, Dh], float32.
         length: S, at most 128.
+        most: as of `product_norm_backward`.
     """
     head_dim, out = cos.shape[1], qkv.new_empty(qkv.shape)
-    dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32)  # rotations change no dot product
+    needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)  # o has the stream's shape
+    dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None  # rotations change no dot product
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))
     _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
         qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, cos, sin, out, dots, length, factor * LOG2_E, factor,
         H=heads, K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
-        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1, **dependent(),
+        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1, DOTS=needed, **dependent(),
     )  # fmt: skip
     return out, dots

@@ -52,9 +52,9 @@ def multiprocessors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
 
 
-def largest(epilogue: str) -> int:
-    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of "norm" multiplications."""
-    return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0)
+def largest(epilogue: str, depth: int = 1) -> int:
+    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of "norm" at this depth."""
+    return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0) // depth
 
 
 @functools.cache

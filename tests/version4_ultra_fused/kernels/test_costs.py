@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels, tiny_llama_v4
-from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, optimizer, reference
+from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, optimizer, reference, short_attention
 
 # Sizes of tensors are multiples of 64, the alignment of the optimizer's buffers.
 CONFIG = ModelConfig(
@@ -49,8 +49,8 @@ ONLY_QKV = BATCH * LENGTH * 64 * (4 + 2 * 2) * 16  # multiplications of q, k and
 
 def allow(monkeypatch, most: int, multiplications: int) -> None:
     """Products of so many elements have an epilogue, and those of so many multiplications that of a norm's gradient."""
-    for module in (matmul, elementwise, matmul_norm_backward, costs):
-        monkeypatch.setattr(module, "largest", lambda epilogue: multiplications if epilogue == "norm" else most)
+    for module in (matmul, elementwise, matmul_norm_backward, short_attention, costs):
+        monkeypatch.setattr(module, "largest", lambda epilogue, depth=1: multiplications // depth if epilogue == "norm" else most)
 
 
 def moved(kernel: str, tensors: dict[str, torch.Tensor]) -> int:
