@@ -1,9 +1,9 @@
 """Programmatic dependent launch: on Hopper a kernel can be set up, and its programs placed, while the kernel before it ends.
 
-A small kernel takes a few microseconds, of which its launch is about one. Launched in this way it is in place when the kernel
-before it ends. It waits inside, in `begin`, which must be its first statement: after it everything that earlier kernels wrote is
-there. A kernel that calls the next one early (NEXT) lets that wait beside it, which pays for small kernels; the programs of a
-product need all of the shared memory.
+Between two kernels of a stream the GPU is idle for about a microsecond, a large part of a small kernel's time. Launched in this
+way a kernel is in place when the one before it ends. It waits inside, in `begin`, which must be its first statement: after it
+everything that earlier kernels wrote is there. A kernel can let the next one be placed while it runs itself (NEXT). That pays for
+small kernels; the programs of a product need all of the shared memory.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". Version 4 launches its kernels like this;
 a captured step holds them as edges of its graph.

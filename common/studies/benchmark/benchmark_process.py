@@ -106,7 +106,7 @@ def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     devices.prepare(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)
-    with device:  # where PyTorch draws its own first weights in no time; at large a CPU takes ten seconds
+    with device:  # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at large
         made = version.make_model(settings)
     return steps.prepare(version, settings, precision, version_files.random_batch(options, device), model=made), precision
 
