@@ -99,6 +99,10 @@ class CapturedStep:
         self.graph.replay()
         return self.loss
 
+    def release(self) -> None:
+        """Destroys the graph, for which NCCL 2.26 and later wait, without end, before they end a communicator that it uses."""
+        self.graph.reset()
+
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The largest relative error of a tensor, |a - b| / |a| in the Euclidean norm; infinite where that is no number."""

@@ -29,7 +29,7 @@ from common.records.run_record import RunRecord, TimedRun
 from common.terminal import Line
 from common.timing import Clock, benchmark, phase_times, summarize
 from common.training import capture, ceilings, checkpoint, distributed, flop_counters, record, setup_check, step
-from common.training.capture import Batch, Step
+from common.training.capture import Batch, CapturedStep, Step
 from common.training.profiler import Profiler
 
 import torch
@@ -328,6 +328,8 @@ class Run:
                 self._write_the_rest()
                 if self.outcome.signal:  # then torchrun ends all processes as soon as one has ended
                     distributed.wait_for_all()
+                if distributed.active() and self.prepared and isinstance(self.prepared.step, CapturedStep):
+                    self.prepared.step.release()
                 distributed.end()
 
     def _ended(self, error: BaseException | None) -> BaseException | None:

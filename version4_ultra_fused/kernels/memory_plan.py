@@ -201,4 +201,5 @@ class MemoryPlan(AutogradPlan):
         if self.beside and self.update_block:
             products, updates = self.beside
             updates.wait(products)
-            updates.run(functools.partial(self.update_block, block))
+            with span("optimizer"):
+                updates.run(functools.partial(self.update_block, block))

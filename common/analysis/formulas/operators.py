@@ -49,6 +49,7 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # dimensions of the factors
 ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
 TENSOR_LIST = "TensorList"
+COMMUNICATION = re.compile(r"nccl|rccl|^(?:gloo:|c10d::|record_param_comms)", re.IGNORECASE)  # operators, and their kernels
 # Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k and v likewise.
 ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": True, "_cudnn_attention": True, "_flash_attention": False,

@@ -91,7 +91,7 @@ def targets(step: Step) -> list[Target]:
     kv = head_dim * model["num_key_value_heads"]
     element = operators.element_bytes(run)
     vector = element * tokens * hidden  # bytes of a [B, S, D]
-    working = [row for row in step.rows if row.works]
+    working = [row for row in step.rows if row.works and not operators.COMMUNICATION.search(row.name)]
     overhead = {span: step.overhead(span) for span in {row.span for row in working}}
     found: list[Target] = []
 

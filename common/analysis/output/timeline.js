@@ -36,24 +36,23 @@ function settings() {
   };
 }
 
-// The events of a track as nodes: an event that overlaps the one before lies below it.
+// The events of a track as nodes: an event lies in the first row that is free when it starts.
 function nodes(data, { name: track, events }) {
-  const roots = [], open = [];
-  let start = 0, depth = 0;
+  const roots = [], rows = []; // the last event of each row
+  let start = 0;
   for (let i = 0; i < events.length; i += 6) {
     const [delta, duration, name, group, detail, beside] = events.slice(i, i + 6), colour = data.colours[group];
     start += delta;
-    while (open.length && open.at(-1).end <= start) open.pop();
     const node = {
       name: data.names[name], start: start / scale, duration: duration / scale, color: colour, children: [],
       end: start + duration, ns: [start, duration, beside], colour, group: data.groups[group], detail, track,
     };
-    (open.length ? open.at(-1).children : roots).push(node);
-    open.push(node);
-    depth = Math.max(depth, open.length);
+    const free = rows.findIndex(({ end }) => end <= start), row = free < 0 ? rows.length : free;
+    (row ? rows[row - 1].children : roots).push(node);
+    rows[row] = node;
     data.nodes.push(node);
   }
-  return { roots, depth };
+  return { roots, depth: rows.length };
 }
 
 class Timeline {

@@ -45,7 +45,9 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
     """
     step = read_step(path)
     profile, run = step.profile, step.profile["run"]
-    result = Report(f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}")
+    training = run["training"]
+    several = f", {training['world_size']} processes" if training.get("world_size", 1) > 1 else ""
+    result = Report(f"{run['version']} {training['preset']} {run['precision']['compute']}, {run['device']['name']}{several}")
     result.section("Run")
     result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
     if not profile["attention_only"]:
@@ -202,7 +204,7 @@ def _add_side_by_side(result: Report, first: Section, second: Section) -> None:
     """Adds a row for each fact, and for each number of tables with one header, that differs; no shares, no kernels."""
     made = Report("")
     made.section(first.title, first.anchor)
-    for one, other in zip(first.items, second.items, strict=False):
+    for one, other in zip(*([i for i in each.items if i.kind != "text"] for each in (first, second)), strict=False):
         if one.kind == other.kind == "facts":
             facts = [dict(item.content) for item in (one, other)]
             found = [[label, *(each.get(label) for each in facts)] for label in facts[0] | facts[1]]

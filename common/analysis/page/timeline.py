@@ -19,7 +19,7 @@ from common.analysis.formulas import operators
 from common.analysis.profiles import load_kernels, trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.json_elements import elements
-from common.analysis.profiles.kernel_names import COMMUNICATION, kind, short_name
+from common.analysis.profiles.kernel_names import kind, short_name
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports.critical_path import operator_costs
 from common.analysis.reports.triton_kernels import Cost
@@ -33,6 +33,7 @@ from typing_extensions import NotRequired
 Costs = Mapping[tuple[str, str], Cost]
 EVENTS = 50_000
 POINTS = 3000  # of the memory
+STREAMS = 8  # from more than which a GPU has one track: the branches of a graph can each have several streams
 
 
 class Event(NamedTuple):
@@ -79,7 +80,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
             costs |= dict.fromkeys(rows, (share * (cost.flops or 0), share * cost.bytes))
 
     def group(name: str, span: str) -> str:
-        return "communication" if COMMUNICATION.search(name) else span if with_spans else kind(name)
+        return "communication" if operators.COMMUNICATION.search(name) else span if with_spans else kind(name)
 
     def detail(row: int, name: str, span: str, phase: str, operator: str, shapes: str) -> tuple:
         pairs: list[tuple] = [("span", span), ("phase", phase), ("operator", operator), ("shapes", shapes)]
@@ -107,13 +108,15 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
             found.append(Event(*place, "launch" if "Launch" in event.name else "runtime call"))
         else:
             found.append(Event(*place, event.name if with_spans and event.name in SPANS else "other"))
+    streams = kernels.stream.nunique()
     for row, name, start, duration, stream, span, phase, delay, chain in zip(
         kernels.index, kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
         kernels.launch_delay_us, kernels.operators, strict=True,
     ):  # fmt: skip
         own = detail(row, name, span, phase, *((names[chain[0]], shapes[chain[0]]) if chain else ("", "")))
         beside = -1e-3 if delay != delay else delay
-        found.append(Event(f"GPU, stream {stream}", start, duration, short_name(name), group(name, span), own, beside, True))
+        track = f"GPU, {streams} streams" if streams > STREAMS else f"GPU, stream {stream}"
+        found.append(Event(track, start, duration, short_name(name), group(name, span), own, beside, True))
     memory = trace.memory[trace.memory.device == "gpu"] if len(trace.kernels) else trace.memory
     held = list(zip(memory.time_us, memory.total_bytes / 2**20, strict=True))
     return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)], held)

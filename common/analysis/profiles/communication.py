@@ -18,10 +18,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.formulas.operators import ELEMENT_BYTES
+from common.analysis.formulas.operators import COMMUNICATION, ELEMENT_BYTES
 from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.chrome_trace import Interval, length, union
-from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.errors import UsageError
 from common.records.scaling_file import Split
 

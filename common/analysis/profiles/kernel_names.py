@@ -6,16 +6,15 @@ from common.analysis.formulas import operators
 
 # The first pattern that matches a name decides. torch.compile names a Triton kernel after all operators that it replaces, so its
 # prefixes come first. A library's attention kernel can have `cutlass` in its name, so attention comes before matrix products.
-COMMUNICATION = re.compile(r"nccl|rccl", re.IGNORECASE)
 PATTERNS = (
-    ("communication", COMMUNICATION),
+    ("communication", operators.COMMUNICATION),
     ("elementwise", re.compile(r"^triton_(poi|for)_")),
     ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # Version 3; the patterns below match its norms and attention
-    ("elementwise", re.compile(r"^_(turn|swiglu|swiglu_backward|adamw)$")),  # Version 4; likewise
+    ("elementwise", re.compile(r"^_(rotate|swiglu|swiglu_backward|adamw)$")),  # Version 4; likewise
     ("reductions", re.compile(r"^_(linear_)?cross_entropy|^_embedding_backward$")),
     ("matrix products", re.compile(r"^_matmul(_ogs|_norm|$)")),
     ("reductions", re.compile(r"^triton_(red|per)_")),
-    ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)")),
+    ("attention", re.compile(r"[Aa]ttention|flash_(fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)|compute_dot_do_o|convert_dq")),
     ("attention", re.compile(r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)")),  # AOTriton, in ROCm builds of PyTorch
     ("matrix products", re.compile(r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|[sS]plitK|^triton_tem_fused_(add)?(mm|bmm)")),
     ("reductions", re.compile(r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel")),

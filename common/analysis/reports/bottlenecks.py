@@ -9,10 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from common.analysis.formulas.operators import COMMUNICATION
 from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles.kernel_names import COMMUNICATION
 from common.analysis.reports import bandwidth, profile_summary, roofline
 from common.errors import UsageError
 from common.files import writable_file, write_text
@@ -23,16 +23,18 @@ FOLDER = Path("bottleneck_analysis")
 TOP = 15
 PARTS = {
     "attention": "attention", "mlp": "feed-forward", "norm": "norms", "residual": "residuals", "embed": "embedding",
-    "loss": "head and loss", "optimizer": "optimizer", "other": "gradient accumulation, other",
+    "loss": "head and loss", "optimizer": "optimizer", "communication": "communication", "other": "gradient accumulation, other",
 }  # fmt: skip
 LIMITS = {
     "compute": "compute", "memory": "memory", "launch": "too small for either (launch-bound)", "unknown": "cost not known",
     "not classed": "no ceilings",
 }  # fmt: skip
+OVERLAP = 1.02  # times the time in which a kernel runs, from which the sum of all kernels' times gets a line
 IDLE, OUTSIDE = "GPU idle", "outside operators (Python, dispatch)"
 ABOUT_PARTS = (
     "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary "
-    "(gradients that meet at a residual are added in the norm before it). The last row is time that no operator covers."
+    "(gradients that meet at a residual are added in the norm before it). Collectives are communication, wherever they are "
+    "called. The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
     "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The profiler slows "
@@ -62,19 +64,23 @@ def breakdown(step: Step) -> list[list[Any]]:
 
     On a GPU the times are those of all kernels; on a CPU there are no launches.
     """
-    steps, times = step.profile["profiled_steps"], [(row.span, row.phase, row.us) for row in step.rows]
-    kernels = step.profile["kernels"]
+    steps, times = step.profile["profiled_steps"], [(_part(row.name, row.span), row.phase, row.us) for row in step.rows]
+    kernels = [(_part(kernel["name"], kernel["span"]), kernel) for kernel in step.profile["kernels"]]
     if step.on_gpu:
-        times = [(kernel["span"], kernel["phase"], kernel["device_us"] / steps) for kernel in kernels]
+        times = [(part, kernel["phase"], kernel["device_us"] / steps) for part, kernel in kernels]
     body: list[list[Any]] = []
     for span, label in PARTS.items():
         own = [(phase if phase in ("forward", "backward") else "other", us) for part, phase, us in times if part == span]
         columns = [sum(us for phase, us in own if phase == column) for column in ("forward", "backward", "other")]
-        launches = sum(kernel["calls"] for kernel in kernels if kernel["span"] == span) / steps or None
+        launches = sum(kernel["calls"] for part, kernel in kernels if part == span) / steps or None
         body += [[label, *columns, sum(columns), 100 * sum(columns) / step.us, launches]] if own else []
     body.sort(key=lambda row: -row[4])
     label = IDLE if step.on_gpu else OUTSIDE
     return body + [[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us, None]] * bool(step.outside_us)
+
+
+def _part(name: str, span: str) -> str:
+    return "communication" if COMMUNICATION.search(name) else span
 
 
 def by_limit(step: Step) -> list[list[Any]]:
@@ -123,14 +129,17 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
         result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
+    busy, times = step.us - step.outside_us, sum(row[4] for row in breakdown(step) if row[0] not in (IDLE, OUTSIDE))
+    if step.on_gpu and times > OVERLAP * busy:
+        result.text(f"Kernels overlap, and each counts in full: together {100 * times / busy:.0f} % of the time that one runs.")
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
     rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in breakdown(step)]
     result.table(*tables.filled(header, rows))
     result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
     if step.on_gpu and not attention_only:
-        busy = 100 - 100 * step.outside_us / step.us
-        result.text(f"{profile_summary.launches(profile)} The GPU is busy for {busy:.0f} % of the step. {ABOUT_LAUNCHES}")
+        share = 100 * busy / step.us
+        result.text(f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}")
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)

@@ -9,7 +9,7 @@ from common.errors import UsageError
 from common.training import version_files
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
-from tests.small_traces import gpu_trace, write_profile
+from tests.small_traces import gpu_trace, rank_trace, write_profile
 
 import pytest
 
@@ -35,6 +35,16 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
     assert not re.search(r"""\s(?:src|href)=["'](?!data:|#)""", html.split("<script>")[0]) and "default-src 'none'" in html
     gpu_profile.with_name("trace_2.json").unlink()
     assert "Timeline" not in titles(build(gpu_profile)) and "<script" not in build(gpu_profile).html()
+
+
+def test_one_process_beside_two_has_what_these_communicate(gpu_profile, tmp_path):
+    (tmp_path / "trace_9.json").write_text(json.dumps(rank_trace(0)))
+    two = tmp_path / "profile_9.json"
+    write_profile(two, tmp_path / "trace_9.json", device__name="NVIDIA H100 80GB HBM3", training__world_size=2)
+    page = build(gpu_profile, two)
+    assert page.title.endswith("NVIDIA H100 80GB HBM3, 2 processes")
+    [parts] = [section for section in page.sections if section.title == "Time of the step by part"]
+    assert ["communication", "total us", None, 80, None] in parts.items[0].content.rows
 
 
 @pytest.mark.parametrize(("path", "expected"), [

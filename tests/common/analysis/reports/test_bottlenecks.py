@@ -9,7 +9,7 @@ from pathlib import Path
 from common.analysis.reports import bottlenecks
 from common.errors import UsageError
 from tests.conftest import ROOT, V1
-from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, write_profile
+from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, event, rank_trace, write_profile
 
 import pytest
 
@@ -221,6 +221,18 @@ def test_on_a_gpu_time_is_the_kernels_the_rest_is_idle_and_the_report_speaks_of_
         "| launches |",
     ):  # fmt: skip
         assert fact in report, fact
+
+
+def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_are_said_to(analyze, tmp_path):
+    trace = rank_trace(0)
+    trace["traceEvents"] += [event("cpu_op", "record_param_comms", *times) for times in ((2.95, 4.95), (5.95, 7.05))]
+    (tmp_path / "trace_1.json").write_text(json.dumps(trace))
+    write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json", device__name="NVIDIA H100 80GB HBM3")
+    step = bottlenecks.read_step(tmp_path / "profile_1.json")
+    (part,) = (row for row in bottlenecks.breakdown(step) if row[0] == "communication")
+    assert part[4] == 80 and part[6] == 3 and ["communication", 80, 40] in bottlenecks.by_limit(step)
+    assert not any("record_param_comms" in target["operators"] for target in bottlenecks.targets(step))
+    assert "together 133 % of the time that one runs" in analyze("profile_1.json")
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
