@@ -3,13 +3,14 @@
 Run as a module, it is that process.
 """
 
+import importlib.util
 import math
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ from common.training import version_files
 import torch
 
 WARMUP = 3  # training steps before the timed ones
+AHEAD = "torch._inductor.compile_fx", "transformers.models.llama.modeling_llama"  # modules that take seconds to import
 ready: list[subprocess.Popen[bytes]] = []  # a process that waits for the next job, when it has imported what jobs need
 
 
@@ -47,10 +49,10 @@ class BenchmarkOptions(Options):
     gpus: int
 
 
-def start(gpu: str | None = None) -> subprocess.Popen[bytes]:
-    """A process that does the job on its standard input. It ends if none comes."""
+def start(gpu: str | None = None, ahead: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A process that imports what is installed of `ahead`, then does the job on its standard input. It ends if none comes."""
     return subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-m", __name__, *ahead], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=job_runner.environment(gpu),
     )  # fmt: skip
 
@@ -58,11 +60,11 @@ def start(gpu: str | None = None) -> subprocess.Popen[bytes]:
 def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`).
 
-    On a GPU the process of the next job is started as well, and imports PyTorch while this job makes its model.
+    On a GPU the process of the next job is started as well, and imports PyTorch and AHEAD while this job makes its model.
     """
     process = start(gpu) if gpu or not ready else ready.pop()
     if not gpu and devices.is_gpu(devices.select(device)):  # on a CPU it would take time from the job
-        ready.append(start())
+        ready.append(start(ahead=AHEAD))
     with tempfile.TemporaryDirectory() as folder, process:
         result = Path(folder, "result.json")
         try:
@@ -81,6 +83,9 @@ def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | No
 
 def main() -> None:
     """Does, in a process of its own, the job that standard input holds, and writes the outcome."""
+    for name in sys.argv[1:]:
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     if not (sent := sys.stdin.buffer.read()):
         return
     work, device, result = pickle.loads(sent)
