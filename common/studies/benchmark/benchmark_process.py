@@ -31,7 +31,8 @@ import torch
 
 WARMUP = 3  # training steps before the timed ones
 AHEAD = "torch._inductor.compile_fx", "transformers.models.llama.modeling_llama"  # modules that take seconds to import
-ready: list[subprocess.Popen[bytes]] = []  # a process that waits for the next job, when it has imported what jobs need
+READY = 3  # processes that wait for the next jobs: to import takes longer than a short job
+ready: list[subprocess.Popen[bytes]] = []  # the first one has waited longest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +61,11 @@ def start(gpu: str | None = None, ahead: Sequence[str] = ()) -> subprocess.Popen
 def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`).
 
-    On a GPU the process of the next job is started as well, and imports PyTorch and AHEAD while this job makes its model.
+    On a GPU the processes of the next jobs are started as well, and import PyTorch and AHEAD beside this one.
     """
-    process = start(gpu) if gpu or not ready else ready.pop()
-    if not gpu and devices.is_gpu(devices.select(device)):  # on a CPU it would take time from the job
-        ready.append(start(ahead=AHEAD))
+    process = start(gpu) if gpu or not ready else ready.pop(0)
+    if not gpu and devices.is_gpu(devices.select(device)):  # on a CPU they would take time from the job
+        ready.extend(start(ahead=AHEAD) for _ in range(READY - len(ready)))
     with tempfile.TemporaryDirectory() as folder, process:
         result = Path(folder, "result.json")
         try:
