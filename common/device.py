@@ -5,6 +5,7 @@ have no meaning do nothing.
 """
 
 import contextlib
+import gc
 import os
 import platform
 import re
@@ -82,6 +83,21 @@ def side_stream() -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(side)
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For a capture, which ends with an error if Python meanwhile destroys another graph, or a module of kernels.
+
+    PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
@@ -92,7 +108,8 @@ def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool 
         for _ in range(3):
             work()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local" if collectives else "global"):
+    mode = "thread_local" if collectives else "global"
+    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode=mode):
         for _ in range(times):
             work()
     return graph.replay

@@ -83,7 +83,8 @@ class CapturedStep:
         # first. Collectives have streams of their own, whose kernels must not wait for the main stream's.
         stream = torch.cuda.Stream(priority=0 if parallel else -1)
         try:
-            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local" if parallel else "global"):
+            mode = "thread_local" if parallel else "global"
+            with devices.no_garbage_collection(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode=mode):
                 self.loss = step(self.batch)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):

@@ -1,5 +1,6 @@
 """Devices: memory and its limits, out of memory in its forms, and torch.compile where it does not work."""
 
+import gc
 import os
 import sys
 from types import SimpleNamespace
@@ -81,6 +82,17 @@ def test_captured_work_is_done_again_where_it_was():
     assert torch.equal(total, torch.full_like(total, 7))
     devices.capture_graph(lambda: total.add_(1), times=4)()
     assert total[0] == 7 + 3 + 4  # and the three of its warm-up
+
+
+def test_a_capture_collects_no_garbage_and_leaves_the_collector_as_it_was():
+    with devices.no_garbage_collection():
+        assert not gc.isenabled()
+        with devices.no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    with pytest.raises(ValueError), devices.no_garbage_collection():
+        raise ValueError
+    assert gc.isenabled()
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
