@@ -84,18 +84,16 @@ def side_stream() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """For a capture, which ends with an error if Python meanwhile destroys another graph, or a module of kernels.
+def older_garbage_kept() -> Iterator[None]:
+    """For a capture, which fails if Python meanwhile collects another graph, or a module of kernels.
 
     PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.unfreeze()
 
 
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
@@ -109,7 +107,7 @@ def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool 
             work()
     graph = torch.cuda.CUDAGraph()
     mode = "thread_local" if collectives else "global"
-    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode=mode):
+    with older_garbage_kept(), torch.cuda.graph(graph, capture_error_mode=mode):
         for _ in range(times):
             work()
     return graph.replay

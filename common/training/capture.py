@@ -84,7 +84,7 @@ class CapturedStep:
         stream = torch.cuda.Stream(priority=0 if parallel else -1)
         try:
             mode = "thread_local" if parallel else "global"
-            with devices.no_garbage_collection(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode=mode):
+            with devices.older_garbage_kept(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode=mode):
                 self.loss = step(self.batch)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):

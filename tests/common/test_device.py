@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import weakref
 from types import SimpleNamespace
 
 from common import device as devices
@@ -84,15 +85,20 @@ def test_captured_work_is_done_again_where_it_was():
     assert total[0] == 7 + 3 + 4  # and the three of its warm-up
 
 
-def test_a_capture_collects_no_garbage_and_leaves_the_collector_as_it_was():
-    with devices.no_garbage_collection():
-        assert not gc.isenabled()
-        with devices.no_garbage_collection():
-            pass
-        assert not gc.isenabled()
-    with pytest.raises(ValueError), devices.no_garbage_collection():
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_from_before_a_capture_is_collected_after_it():
+    old = weakref.ref(Cycle())
+    with pytest.raises(ValueError), devices.older_garbage_kept():
+        new = weakref.ref(Cycle())
+        gc.collect()
+        assert old() and not new()
         raise ValueError
-    assert gc.isenabled()
+    gc.collect()
+    assert not old()
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
