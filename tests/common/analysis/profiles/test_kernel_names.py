@@ -45,6 +45,8 @@ NAMES = {
         "aten::_scaled_dot_product_flash_attention_for_cpu", "attn_fwd", "bwd_kernel_dk_dv",
         "bwd_preprocess", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
         "void ck_tile::kentry<ck_tile::FmhaFwdKernel<float>>(ck_tile::FmhaFwdKernel<float>::Kargs)",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*)",
     ),
     "reductions": (
         "_rms_norm_backward", "_cross_entropy", "_embedding_backward", "_linear_cross_entropy_loss_and_gradient",
