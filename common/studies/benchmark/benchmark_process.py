@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from common import cli, data, files
+from common import cli, data, files, weights
 from common import device as devices
 from common.errors import RunError
 from common.options import Options
@@ -118,8 +118,9 @@ def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
 
 
 def speed(model: Model, options: BenchmarkOptions) -> Timed:
-    """Step times and peak memory, as a `Timed`."""
-    prepared, precision = built(model, options)
+    """Step times and peak memory, as a `Timed`; the weights are random, and not the seed's."""
+    with weights.drawn_on(devices.select(options.device)):
+        prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
     for _ in range(WARMUP):
         prepared.step(batch)

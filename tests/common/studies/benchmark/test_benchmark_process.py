@@ -37,7 +37,7 @@ def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
     errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
     monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
     model = Namespace(load=lambda: None, flags=())
-    settings = Namespace(model=ModelConfig(), batch_size=1, seq_len=4, seed=0, accuracy_steps=3, num_steps=5)
+    settings = Namespace(device="cpu", model=ModelConfig(), batch_size=1, seq_len=4, seed=0, accuracy_steps=3, num_steps=5)
     found = benchmark_process.errors(model, model, settings)
     assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
     losses.clear()
@@ -65,7 +65,7 @@ def test_on_a_gpu_the_processes_of_the_next_jobs_wait_for_them_and_end_without_o
     assert work()["found"] == waiting.pid != first and len(benchmark_process.ready) == benchmark_process.READY
     for unused in benchmark_process.ready:
         said, _ = unused.communicate(b"", 300)
-        assert unused.returncode == 0 and said.startswith(b"The Zen of Python")
+        assert unused.returncode == 0 and b"The Zen of Python" in said
 
 
 def failing(folder: Path, code: str) -> known_models.Model:
