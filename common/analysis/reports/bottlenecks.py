@@ -30,7 +30,7 @@ LIMITS = {
     "not classed": "no ceilings",
 }  # fmt: skip
 OVERLAP = 1.02  # times the time in which a kernel runs, from which the sum of all kernels' times gets a line
-IDLE, OUTSIDE = "GPU idle", "outside operators (Python, dispatch)"
+IDLE = "GPU idle"
 ABOUT_PARTS = (
     "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary "
     "(gradients that meet at a residual are added in the norm before it). Collectives are communication, wherever they are "
@@ -75,8 +75,16 @@ def breakdown(step: Step) -> list[list[Any]]:
         launches = sum(kernel["calls"] for part, kernel in kernels if part == span) / steps or None
         body += [[label, *columns, sum(columns), 100 * sum(columns) / step.us, launches]] if own else []
     body.sort(key=lambda row: -row[4])
-    label = IDLE if step.on_gpu else OUTSIDE
-    return body + [[label, None, None, None, step.outside_us, 100 * step.outside_us / step.us, None]] * bool(step.outside_us)
+    rest = [outside(step), None, None, None, step.outside_us, 100 * step.outside_us / step.us, None]
+    return body + [rest] * bool(step.outside_us)
+
+
+def outside(step: Step) -> str:
+    """The name of the time that no operator covers, in which processes on a CPU wait for each other."""
+    if step.on_gpu:
+        return IDLE
+    several = step.profile["run"]["training"].get("world_size", 1) > 1
+    return "outside operators (Python, dispatch, waiting for processes)" if several else "outside operators (Python, dispatch)"
 
 
 def _part(name: str, span: str) -> str:
@@ -89,7 +97,7 @@ def by_limit(step: Step) -> list[list[Any]]:
     for row in step.rows:
         added["communication" if COMMUNICATION.search(row.name) else LIMITS[row.bound]] += row.us
     if step.outside_us:
-        added[IDLE if step.on_gpu else OUTSIDE] = step.outside_us
+        added[outside(step)] = step.outside_us
     return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
 
 
@@ -129,7 +137,7 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
         result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
-    busy, times = step.us - step.outside_us, sum(row[4] for row in breakdown(step) if row[0] not in (IDLE, OUTSIDE))
+    busy, times = step.us - step.outside_us, sum(row[4] for row in breakdown(step) if row[0] != outside(step))
     if step.on_gpu and times > OVERLAP * busy:
         result.text(f"Kernels overlap, and each counts in full: together {100 * times / busy:.0f} % of the time that one runs.")
     unit, factor = tables.time_unit(step.us / 1e3)

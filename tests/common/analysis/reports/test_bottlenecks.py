@@ -195,6 +195,13 @@ def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
 
 
+def test_processes_on_a_cpu_wait_for_each_other_outside_operators(cpu_trace, tmp_path):
+    write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=2)
+    step = bottlenecks.read_step(tmp_path / "profile_1.json")
+    expected = "outside operators (Python, dispatch, waiting for processes)"
+    assert bottlenecks.breakdown(step)[-1][0] == expected in [row[0] for row in bottlenecks.by_limit(step)]
+
+
 def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
     text = analyze("profile_1.json")
