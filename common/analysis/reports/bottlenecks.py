@@ -138,7 +138,7 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
     busy, times = step.us - step.outside_us, sum(row[4] for row in breakdown(step) if row[0] != outside(step))
-    if step.on_gpu and times > OVERLAP * busy:
+    if step.on_gpu and 0 < OVERLAP * busy < times:
         result.text(f"Kernels overlap, and each counts in full: together {100 * times / busy:.0f} % of the time that one runs.")
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
