@@ -96,18 +96,27 @@ def older_garbage_kept() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Captures what the code inside it launches; with `collectives` another thread may ask the GPU for something meanwhile, as
+    NCCL's does.
+    """
+    mode = "thread_local" if collectives else "global"
+    with older_garbage_kept(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+        yield
+
+
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
     The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
-    With `collectives` another thread may ask the GPU for something meanwhile, as NCCL's does.
+    `collectives`: as of `capturing`.
     """
     with side_stream():  # or the capture could take in the warm-up's work
         for _ in range(3):
             work()
     graph = torch.cuda.CUDAGraph()
-    mode = "thread_local" if collectives else "global"
-    with older_garbage_kept(), torch.cuda.graph(graph, capture_error_mode=mode):
+    with capturing(graph, collectives):
         for _ in range(times):
             work()
     return graph.replay

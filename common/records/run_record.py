@@ -149,6 +149,11 @@ def finished(run: RunRecord | TimedRun) -> TypeIs[TimedRun]:
     return bool(run["step_ms"]["all"])
 
 
+def processes(run: Run) -> int:
+    """How many processes trained together."""
+    return run["training"].get("world_size", 1)
+
+
 def identity(run: Run) -> dict[str, Any]:
     """The conditions that two runs must share for their step times to be compared, by name."""
     device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
@@ -156,7 +161,7 @@ def identity(run: Run) -> dict[str, Any]:
         "version": run["version"],
         "sequence length": run["training"]["sequence_length"],
         "torch": run["environment"]["torch"],
-        "processes": run["training"].get("world_size", 1),
+        "processes": processes(run),
         "parallel": run["training"].get("parallel"),
     }
     groups = {"device": device, "model": run["model"], "precision": run["precision"]}

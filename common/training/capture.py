@@ -83,8 +83,7 @@ class CapturedStep:
         # first. Collectives have streams of their own, whose kernels must not wait for the main stream's.
         stream = torch.cuda.Stream(priority=0 if parallel else -1)
         try:
-            mode = "thread_local" if parallel else "global"
-            with devices.older_garbage_kept(), torch.cuda.graph(self.graph, stream=stream, capture_error_mode=mode):
+            with devices.capturing(self.graph, parallel, stream):
                 self.loss = step(self.batch)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):

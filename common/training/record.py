@@ -128,7 +128,7 @@ def summary(record: RunRecord | TimedRun) -> str:
             share += f"; {of_gemm:.1f}% of measured GEMM ({tables.format_rate(ceilings['flops_per_second'])})"
         elif mfu is None:
             share += "; --measure-peak compares with a GEMM"
-        processes = training.get("world_size", 1)
+        processes = run_record.processes(record)
         together = f" of {processes} processes ({training.get('parallel')}); what follows is of one" if processes > 1 else ""
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"
         own = f", {loss['own']} of them rank 0's own" if "own" in loss else ""

@@ -45,9 +45,9 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
     """
     step = read_step(path)
     profile, run = step.profile, step.profile["run"]
-    training = run["training"]
-    several = f", {training['world_size']} processes" if training.get("world_size", 1) > 1 else ""
-    result = Report(f"{run['version']} {training['preset']} {run['precision']['compute']}, {run['device']['name']}{several}")
+    processes = run_record.processes(run)
+    title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
+    result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     result.section("Run")
     result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
     if not profile["attention_only"]:

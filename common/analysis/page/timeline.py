@@ -33,7 +33,7 @@ from typing_extensions import NotRequired
 Costs = Mapping[tuple[str, str], Cost]
 EVENTS = 50_000
 POINTS = 3000  # of the memory
-STREAMS = 8  # from more than which a GPU has one track: the branches of a graph can each have several streams
+STREAMS = 8  # a GPU with more has one track: each branch of a graph can have several
 
 
 class Event(NamedTuple):
@@ -80,7 +80,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
             costs |= dict.fromkeys(rows, (share * (cost.flops or 0), share * cost.bytes))
 
     def group(name: str, span: str) -> str:
-        return "communication" if operators.COMMUNICATION.search(name) else span if with_spans else kind(name)
+        return operators.communication_or(name, span if with_spans else kind(name))
 
     def detail(row: int, name: str, span: str, phase: str, operator: str, shapes: str) -> tuple:
         pairs: list[tuple] = [("span", span), ("phase", phase), ("operator", operator), ("shapes", shapes)]

@@ -9,14 +9,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common.analysis.formulas.operators import COMMUNICATION
+from common.analysis.formulas.operators import communication_or
 from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import bandwidth, profile_summary, roofline
 from common.errors import UsageError
 from common.files import writable_file, write_text
-from common.records import step_profile
+from common.records import run_record, step_profile
 from common.records.step_profile import Profile
 
 FOLDER = Path("bottleneck_analysis")
@@ -64,8 +64,11 @@ def breakdown(step: Step) -> list[list[Any]]:
 
     On a GPU the times are those of all kernels; on a CPU there are no launches.
     """
-    steps, times = step.profile["profiled_steps"], [(_part(row.name, row.span), row.phase, row.us) for row in step.rows]
-    kernels = [(_part(kernel["name"], kernel["span"]), kernel) for kernel in step.profile["kernels"]]
+    steps, times = (
+        step.profile["profiled_steps"],
+        [(communication_or(row.name, row.span), row.phase, row.us) for row in step.rows],
+    )
+    kernels = [(communication_or(kernel["name"], kernel["span"]), kernel) for kernel in step.profile["kernels"]]
     if step.on_gpu:
         times = [(part, kernel["phase"], kernel["device_us"] / steps) for part, kernel in kernels]
     body: list[list[Any]] = []
@@ -83,19 +86,15 @@ def outside(step: Step) -> str:
     """The name of the time that no operator covers, in which processes on a CPU wait for each other."""
     if step.on_gpu:
         return IDLE
-    several = step.profile["run"]["training"].get("world_size", 1) > 1
+    several = run_record.processes(step.profile["run"]) > 1
     return "outside operators (Python, dispatch, waiting for processes)" if several else "outside operators (Python, dispatch)"
-
-
-def _part(name: str, span: str) -> str:
-    return "communication" if COMMUNICATION.search(name) else span
 
 
 def by_limit(step: Step) -> list[list[Any]]:
     """Rows of limit, us and percent of the step, the longest first: the operators by what binds them, and the rest."""
     added: dict[str, float] = defaultdict(float)
     for row in step.rows:
-        added["communication" if COMMUNICATION.search(row.name) else LIMITS[row.bound]] += row.us
+        added[communication_or(row.name, LIMITS[row.bound])] += row.us
     if step.outside_us:
         added[outside(step)] = step.outside_us
     return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
@@ -137,12 +136,16 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
         result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
-    busy, times = step.us - step.outside_us, sum(row[4] for row in breakdown(step) if row[0] != outside(step))
+    parts, busy = breakdown(step), step.us - step.outside_us
+    times = sum(row[4] for row in parts if row[0] != outside(step))
     if step.on_gpu and 0 < OVERLAP * busy < times:
-        result.text(f"Kernels overlap, and each counts in full: together {100 * times / busy:.0f} % of the time that one runs.")
+        result.text(
+            "Kernels that run at the same time each count in full, so the parts add up to "
+            f"{100 * times / busy:.0f} % of the time in which the GPU is busy."
+        )
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
-    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in breakdown(step)]
+    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in parts]
     result.table(*tables.filled(header, rows))
     result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
     if step.on_gpu and not attention_only:

@@ -15,6 +15,7 @@ from common import serve_traces
 from common.analysis.output import run_facts, tables
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary, roofline
+from common.records import run_record
 from common.records.step_profile import Profile
 
 import numpy
@@ -40,7 +41,7 @@ def _add_run(writer: SummaryWriter, profile: Profile) -> int:
     """Adds losses, times, results and settings of the run; returns the number of its last step."""
     run = profile["run"]
     training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
-    tokens = training.get("world_size", 1) * training["batch_size"] * training["sequence_length"]  # of all processes
+    tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]  # of all processes
     first = training.get("first_step", 1)  # above 1 in a run that went on from a checkpoint
     last = first + len(times) - 1
     for step, (loss, milliseconds) in enumerate(zip(losses, times, strict=True), start=first):
