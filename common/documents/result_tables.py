@@ -273,11 +273,16 @@ def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, fl
 
 
 def headline(folder: Path) -> tuple[list[Case], list[str]]:
-    """The bf16 cases that have the first model, and their models; captured, only the first model's. UsageError: there is none."""
-    first, captured = models(cases(folder))[0], known_models.CAPTURED
+    """The bf16 cases that have the first model, and their models. UsageError: there is none.
+
+    Of the models that were also measured without a capture, only the first is shown captured.
+    """
+    every, captured = models(cases(folder)), known_models.CAPTURED
+    first = every[0]
+    left_out = {name + captured for name in every[1:]}
     found = []
     for case in (case for case in cases(folder, "bf16") if case.times(first)):
-        names = (name for name in case.cells if name == first + captured or not name.endswith(captured))
+        names = (name for name in case.cells if name not in left_out)
         found.append(case._replace(cells={name: case.cells[name] for name in names}))
     if not found:
         raise UsageError(f"{folder}: no benchmark has {first} in bf16: measure with results/measure_versions.sh {folder.name}")
