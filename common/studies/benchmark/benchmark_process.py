@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from common import cli, data, files, weights
 from common import device as devices
@@ -31,8 +31,9 @@ import torch
 
 WARMUP = 3  # training steps before the timed ones
 AHEAD = "torch._inductor.compile_fx", "transformers.models.llama.modeling_llama"  # modules that take seconds to import
-READY = 3  # processes that wait for the next jobs: to import takes longer than a short job
-ready: list[subprocess.Popen[bytes]] = []  # the first one has waited longest
+READY = 4  # processes that import side by side, before the first of them measures
+IMPORTED = b"imported\n"
+ready: list[subprocess.Popen[bytes]] = []  # those that wait for a job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class BenchmarkOptions(Options):
 
 
 def start(gpu: str | None = None, ahead: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """A process that imports what is installed of `ahead`, then does the job on its standard input. It ends if none comes."""
+    """A process that imports what is installed of `ahead`, says IMPORTED, and then does the job on its standard input, if any."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, *ahead], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=job_runner.environment(gpu),
@@ -61,11 +62,15 @@ def start(gpu: str | None = None, ahead: Sequence[str] = ()) -> subprocess.Popen
 def run(work: Callable[[], Any], device: str, timeout: int | None, gpu: str | None = None) -> job_runner.Outcome:
     """The outcome of the work in a new process: its status, the reason if it is not "ok", and what `work` returned (`found`).
 
-    On a GPU the processes of the next jobs are started as well, and import PyTorch and AHEAD beside this one.
+    On a GPU, processes are started in groups of READY, which import PyTorch and AHEAD before the first of them gets its job: to
+    import takes longer than a short job, and beside one that is timed it would take the CPU's time.
     """
+    if not gpu and not ready and devices.is_gpu(devices.select(device)):
+        ready.extend(start(ahead=AHEAD) for _ in range(READY))
+        for each in ready:
+            while cast(IO[bytes], each.stdout).readline() not in (IMPORTED, b""):  # b"": it has ended
+                pass
     process = start(gpu) if gpu or not ready else ready.pop(0)
-    if not gpu and devices.is_gpu(devices.select(device)):  # on a CPU they would take time from the job
-        ready.extend(start(ahead=AHEAD) for _ in range(READY - len(ready)))
     with tempfile.TemporaryDirectory() as folder, process:
         result = Path(folder, "result.json")
         try:
@@ -87,6 +92,8 @@ def main() -> None:
     for name in sys.argv[1:]:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+    if sys.argv[1:]:
+        print(f"\n{IMPORTED.decode()}", end="", flush=True)  # on a line of its own, whatever a module has printed
     if not (sent := sys.stdin.buffer.read()):
         return
     work, device, result = pickle.loads(sent)

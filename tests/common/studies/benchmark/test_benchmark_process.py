@@ -55,17 +55,29 @@ def test_only_versions_run_with_deterministic_algorithms(name, deterministic, co
     assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
-def test_on_a_gpu_the_processes_of_the_next_jobs_wait_for_them_and_end_without_one(monkeypatch):
+def test_on_a_gpu_processes_import_before_the_first_of_a_group_works_and_end_without_a_job(monkeypatch):
     monkeypatch.setattr(benchmark_process, "ready", [])
     monkeypatch.setattr(benchmark_process, "AHEAD", ("this", "is_not_installed.at_all"))  # `this` prints a poem
     work = partial(benchmark_process.run, os.getpid, "cpu", 300)
     assert work()["status"] == "ok" and not benchmark_process.ready, "on a CPU none waits"
     monkeypatch.setattr(benchmark_process.devices, "is_gpu", lambda device: True)
-    first, waiting = work()["found"], benchmark_process.ready[0]
-    assert work()["found"] == waiting.pid != first and len(benchmark_process.ready) == benchmark_process.READY
+    pids = [work()["found"]]
+    waiting = [each.pid for each in benchmark_process.ready]
+    assert len(waiting) == benchmark_process.READY - 1
+    pids.append(work()["found"])
+    assert pids[1] == waiting[0] != pids[0] and [each.pid for each in benchmark_process.ready] == waiting[1:]
     for unused in benchmark_process.ready:
         said, _ = unused.communicate(b"", 300)
-        assert unused.returncode == 0 and b"The Zen of Python" in said
+        assert unused.returncode == 0 and said == b"", "they have said that they imported, and have nothing to do"
+
+
+def test_a_waiting_process_that_ends_while_it_imports_is_a_job_that_failed(monkeypatch):
+    monkeypatch.setattr(benchmark_process, "ready", [])
+    monkeypatch.setattr(benchmark_process, "AHEAD", ("json.nothing",))  # json is there, the module is not
+    monkeypatch.setattr(benchmark_process.devices, "is_gpu", lambda device: True)
+    assert benchmark_process.run(os.getpid, "cpu", 300)["status"] == "failed"
+    for other in benchmark_process.ready:
+        other.communicate(b"", 300)
 
 
 def failing(folder: Path, code: str) -> known_models.Model:
