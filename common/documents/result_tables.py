@@ -261,10 +261,11 @@ def cases(folder: Path, precision: str = "") -> list[Case]:
 
 
 def models(found: Iterable[Case]) -> list[str]:
-    """The models in the order of the case that has most, each with its captured step behind it."""
-    names = [name for case in sorted(found, key=lambda case: -len(case.cells)) for name in case.cells]
-    order = list(dict.fromkeys(name.removesuffix(known_models.CAPTURED) for name in names))
-    return sorted(set(names), key=lambda name: (order.index(name.removesuffix(known_models.CAPTURED)), name))
+    """The models in the order in which studies know them, whatever that of the files, each with its captured step behind it."""
+    names = {name for case in found for name in case.cells}
+    base = {name: name.removesuffix(known_models.CAPTURED) for name in names}
+    order = [*known_models.find(), *sorted(base.values())]  # those that studies no longer know come last
+    return sorted(names, key=lambda name: (order.index(base[name]), name))
 
 
 def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:

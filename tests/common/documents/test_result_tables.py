@@ -88,8 +88,8 @@ def suite(path: Path, **cells: float | str) -> None:
 def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(tmp_path):
     """Runs of all files count; captured, only the first model is shown beside itself. float32 is in the other table."""
     suite(tmp_path / "peers_tiny_fp32.json", v2=3.0, v4=2.0, hf=9.0)
-    suite(tmp_path / "peers_tiny_bf16.json", v1=8.0, v4=2.0, captured_bf16=3.0)
-    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed", liger_compile_captured=5.0)
+    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0)
+    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed", liger_compile_captured=5.0, gone_captured=6.0)
     suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
     suite(tmp_path / "captured_small_bf16.json", v1="failed")
     text = result_tables.versions_and_peers(tmp_path)
@@ -98,9 +98,10 @@ def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(t
         ["v1", "8.75 ms (7.5 to 10)", "6 ms (5.5 to 7)"],
         ["v1-captured", "4 ms, 2.19x (1.5 to 2.86)", ""],
         ["v4", "**2 ms, 4.38x (2.5 to 6.67)**", "**4 ms, 1.5x (1.1 to 2)**"],
-        ["captured-bf16", "3 ms, 2.92x (1.88 to 4)", ""],
         ["liger", "", "failed"],
         ["liger-compile-captured", "", "5 ms, 1.2x (0.917 to 1.56)"],
+        ["captured-bf16", "3 ms, 2.92x (1.88 to 4)", ""],
+        ["gone-captured", "", "6 ms, 1x (0.786 to 1.27)"],
     ]
     assert text.endswith("Against v1-captured, which waits for no host: tiny, v4 2x.\n")
 
