@@ -6,7 +6,6 @@
 #     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
 #     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (GPU)
 #     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (GPU)
-#     results/NAME/peers_fp8_PRESET.json                                   Version 4 and the best peers in bf16 and in FP8 (GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
 #     results/NAME/levers.json                                             Version 4's ways to do the same work (GPU)
@@ -15,9 +14,10 @@
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
 #
-# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: all), BATCH_SIZES (4,8,16,32),
-# SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3), BENCHMARK_STEPS (50), and GPUS, the number of processes
-# at the same time, each on a GPU of its own (1). Variables of all parts: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
+# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: all but v4-fp8 and captured-fp8, for which
+# a GPU needs FP8, and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3),
+# BENCHMARK_STEPS (50), and GPUS, the number of processes at the same time, each on a GPU of its own (1). Variables of all parts:
+# PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
@@ -28,7 +28,7 @@ name=$1
 parts=,$2,
 shift 2
 for part in ${parts//,/ }; do
-    [[ ,compare,ablation,benchmark,captured,peers,peers_fp8,sequence,kernels,levers,formats, = *,$part,* ]] ||
+    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,levers,formats, = *,$part,* ]] ||
         { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 mkdir -p "$results/$name"
@@ -73,10 +73,6 @@ for run in "$@"; do
             [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
             python benchmark_suite.py "${at_the_preset[@]}" --models "${MODELS:-$models}" --fastest v4 || [ $? -eq 1 ]
             mv "$work/benchmark.json" "$out/peers_${preset}_$precision.json"
-        fi
-        if [[ $parts = *,peers_fp8,* && $precision = bf16 ]]; then
-            python benchmark_suite.py "${at_the_preset[@]}" --models v4,v4-fp8,captured-bf16,captured-fp8 || [ $? -eq 1 ]
-            mv "$work/benchmark.json" "$out/peers_fp8_$preset.json"
         fi
     done
 done

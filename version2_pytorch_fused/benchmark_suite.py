@@ -13,7 +13,7 @@ names those that cannot.
 
 Writes benchmark.json (measured), and from it benchmark.csv, .html, .md and .png, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same. It is also 1
-if `--fastest` names a model that is not the fastest at every shape.
+if `--fastest` names a model that is not the fastest at every shape; those in FP8 are compared with each other only.
 """
 
 import sys

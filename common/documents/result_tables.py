@@ -276,11 +276,11 @@ def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, fl
 def headline(folder: Path) -> tuple[list[Case], list[str]]:
     """The bf16 cases that have the first model, and their models. UsageError: there is none.
 
-    Of the models that were also measured without a capture, only the first is shown captured.
+    Products in FP8 are left out. Of the models that were also measured without a capture, only the first is shown captured.
     """
     every, captured = models(cases(folder)), known_models.CAPTURED
     first = every[0]
-    left_out = {name + captured for name in every[1:]}
+    left_out = {name + captured for name in every[1:]} | {name for name in every if name.endswith(known_models.FP8)}
     found = []
     for case in (case for case in cases(folder, "bf16") if case.times(first)):
         names = (name for name in case.cells if name not in left_out)

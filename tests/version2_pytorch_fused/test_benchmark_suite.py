@@ -73,9 +73,10 @@ def measured(ms: dict[str, tuple[float | None, float | None]]) -> dict:
     ({"v1": (2.0, 4.0), "v4": (1.0, 2.0)}, []),
     ({"v1": (1.0, 2.0), "v4": (1.0, 2.0)}, []),
     ({"v1": (2.0, 1.5), "hf": (3.0, 1.0), "v4": (1.0, 2.0)}, ["hf, B 4, S 16 takes 1 ms, v4 2 ms"]),
+    ({"v4-fp8": (0.5, 1.0), "v4": (1.0, 2.0)}, []),
     ({"v1": (None, None), "v4": (1.0, 2.0)}, []),
     ({"v1": (None, 1.0), "v4": (None, None)}, ["v4, B 4, S 8: out of memory", "v4, B 4, S 16: out of memory"]),
-], ids=("fastest", "equal", "beaten once", "others out of memory", "itself out of memory"))  # fmt: skip
+], ids=("fastest", "equal", "beaten once", "another format", "others out of memory", "itself out of memory"))  # fmt: skip
 def test_who_is_ahead_of_a_model(ms, expected):
     assert benchmark_results.ahead(measured(ms), "v4") == expected
 

@@ -52,8 +52,15 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
 
 
 def ahead(measured: Benchmark, name: str) -> list[str]:
-    """A phrase for each shape at which another model has a smaller median step time than `name`, or `name` has none."""
-    found, phrases = results(measured), []
+    """A phrase for each shape at which another model has a smaller median step time than `name`, or `name` has none.
+
+    Models with products in FP8 are compared with each other only.
+    """
+
+    def in_fp8(model: str) -> bool:
+        return model.endswith(known_models.FP8)
+
+    found, phrases = {key: row for key, row in results(measured).items() if in_fp8(row["model"]) == in_fp8(name)}, []
     for ours in (cell for cell in found.values() if cell["model"] == name):
         shape = ours["batch_size"], ours["sequence_length"]
         measured_cells = (cell for key, cell in found.items() if key[1:] == shape and cell["ms"])

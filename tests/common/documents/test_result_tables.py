@@ -86,9 +86,9 @@ def suite(path: Path, **cells: float | str) -> None:
 
 
 def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(tmp_path):
-    """Runs of all files count; captured, only the first model is shown beside itself. float32 is in the other table."""
+    """Runs of all files count; captured, only the first model is shown beside itself. fp32 and FP8 are in the other table."""
     suite(tmp_path / "peers_tiny_fp32.json", v2=3.0, v4=2.0, hf=9.0)
-    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0)
+    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0, v4_fp8=1.0)
     suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed", liger_compile_captured=5.0, gone_captured=6.0)
     suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
     suite(tmp_path / "captured_small_bf16.json", v1="failed")
