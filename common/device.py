@@ -99,11 +99,18 @@ def older_garbage_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """Captures what the code inside it launches; with `collectives` another thread may ask the GPU for something meanwhile, as
-    NCCL's does.
+    NCCL's does. An error of that code is raised, and not the one with which the broken capture then ends.
     """
-    mode = "thread_local" if collectives else "global"
-    with older_garbage_kept(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
-        yield
+    mode, first = "thread_local" if collectives else "global", None
+    try:
+        with older_garbage_kept(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+            try:
+                yield
+            except BaseException as error:
+                first = error
+                raise
+    except RuntimeError as error:
+        raise (first or error) from None
 
 
 def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:

@@ -88,7 +88,7 @@ class CapturedStep:
         except RuntimeError as error:
             if devices.is_out_of_memory(error):
                 raise
-            raise RunError(f"this step cannot be captured: {cause(error)}") from error
+            raise RunError(f"this step cannot be captured: {first_line(error)}") from error
         self.peak_bytes = torch.cuda.max_memory_allocated()  # at once, as an eager step would have needed it
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -102,12 +102,6 @@ class CapturedStep:
     def release(self) -> None:
         """Destroys the graph, for which NCCL 2.26 and later wait, without end, before they end a communicator that it uses."""
         self.graph.reset()
-
-
-def cause(error: BaseException) -> str:
-    """What ended a capture, in one line: the end of a graph says that there was an error before, which it hides."""
-    hidden = error.__context__ if "due to a previous error" in str(error) else None
-    return first_line(hidden or error)
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:

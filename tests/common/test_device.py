@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import weakref
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 from common import device as devices
@@ -99,6 +100,22 @@ def test_garbage_from_before_a_capture_is_collected_after_it():
         raise ValueError
     gc.collect()
     assert not old()
+
+
+@pytest.mark.parametrize("inside", [ValueError("it waits"), torch.OutOfMemoryError(), KeyboardInterrupt(), None], ids=repr)
+def test_a_capture_ends_with_the_error_inside_it(monkeypatch, inside):
+    @contextmanager
+    def graph(*_, **__):
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(type(inside) if inside else RuntimeError) as caught, devices.capturing(SimpleNamespace(), False):
+        if inside:
+            raise inside
+    assert caught.value is inside or inside is None
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,21 +119,6 @@ def test_a_step_that_waits_for_the_gpu_is_refused_in_one_line():
         [sys.executable, "-c", WAITING], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": PATHS}
     )
     assert done.stdout.count("\n") == 1 and "cannot be captured" in done.stdout and "previous error" not in done.stdout
-
-
-def test_the_error_before_the_end_of_a_graph_is_the_cause():
-    @contextmanager
-    def ending(message):
-        try:
-            yield
-        finally:
-            raise RuntimeError(message)
-
-    for end, said in (("CUDA error: failed due to a previous error during capture", "it waits"), ("unjoined", "unjoined")):
-        with pytest.raises(RuntimeError) as caught, ending(end):
-            raise RuntimeError("it waits\nmore")
-        assert capture.cause(caught.value) == said
-    assert capture.cause(RuntimeError("failed due to a previous error")) == "failed due to a previous error"
 
 
 def calls_by_span(name: str, captured: bool, folder: Path) -> dict:
