@@ -6,12 +6,14 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import pkgutil
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from common.documents import reference, rewrite
@@ -28,6 +30,7 @@ ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$])")
 MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
 PYTHON = re.compile(r'^python -c "(.*)"$', re.MULTILINE)
+RECORDED = re.compile(r"\.\./results/\S+\.(?:json|gz)\b|\.\./tests/fixtures/")
 WITH_TRITON = ("compile_kernels.py", "tune_blocks.py")  # these import it, even to show their flags
 TRITON = bool(importlib.util.find_spec("triton"))
 # Scripts that hand flags which are not theirs to a version.
@@ -165,3 +168,22 @@ def test_documented_scripts_and_flags_exist():  # one test, so that each script 
         if line.startswith("make "):
             target = line.split()[1]
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), place
+
+
+def shown_of_recorded_files() -> Iterator[tuple[Path, str, str]]:
+    """Page, commands and shown output where all commands of a block read files of the repository."""
+    for document in DOCUMENTS:
+        blocks = document.read_text().split("```")[1::2]
+        for block, output in itertools.pairwise(blocks):
+            lines = block.splitlines()[1:]
+            if block.startswith("bash\n") and output.startswith("text\n") and all(RECORDED.search(line) for line in lines):
+                yield document, "\n".join(lines), output.removeprefix("text\n")
+
+
+@pytest.mark.parametrize("document, script, shown", [*shown_of_recorded_files()], ids=lambda value: getattr(value, "stem", ""))
+def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_print(document, script, shown, tmp_path):
+    script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("--output-dir ", f"--output-dir {tmp_path}/")
+    folder = next(folder for folder in VERSIONS if folder in document.parents)
+    done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
+    printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
+    assert {" ".join(line.split()) for line in shown.splitlines()} - {""} <= printed
