@@ -18,7 +18,7 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("run", type=Path, metavar="A", help="a profile, trace or record of a run, or what another profiler wrote")
     parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
-    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default run.html")
+    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
     options = parser.parse_args()
     output = writable_file(options.output, "--output")
     paths = [step_profile.find(path) for path in (options.run, options.other) if path]

@@ -1,4 +1,4 @@
-"""The one place that knows which device there is. Scripts and versions never call torch.cuda themselves.
+"""Chooses, prepares and describes the device, so that no tiny_llama_vN.py calls torch.cuda itself.
 
 A CUDA and a ROCm build of PyTorch both answer as `cuda`; `torch.version.hip` tells them apart. On a CPU the calls that
 have no meaning do nothing.
@@ -130,7 +130,7 @@ def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool 
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Kind (cpu, cuda or rocm), name, and memory in MiB: a GPU's own, or what the machine or container gives to a process."""
+    """Kind (cpu, cuda or rocm), name, multiprocessors or threads, and MiB of memory: a GPU's own, or what a process may use."""
     if is_gpu(device):
         properties = torch.cuda.get_device_properties(device)
         kind = "rocm" if torch.version.hip else "cuda"

@@ -1,6 +1,6 @@
 """Reads and writes result files. A file is written whole or not at all, and what is read is checked before it is used.
 
-Each schema of ours has one model, a TypedDict class in `common.records`. Its key `schema` is a Literal that names it.
+The model of a schema of ours is a TypedDict class, of most in `common.records`. Its key `schema` is a Literal that names it.
 """
 
 import functools

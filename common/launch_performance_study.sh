@@ -14,7 +14,7 @@
 #
 #     performance_study.md, .html   the summary
 #     metrics_fp32.json             the record of the run; with --use-amp metrics_bf16.json
-#     profiles/, flops_analysis/    with --enable-profilers: see ../version2_pytorch_fused/run_all_profilers.sh
+#     profiles/, flops_analysis/    with --enable-profilers: what run_all_profilers.sh of Version 2 and DeepSpeed's count write
 #
 # A version's folder that was copied with `common` alone trains too; a line names each script beside it that is not there.
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts for profilers. A script sources this file, sets `folder`, may define `own_flag`, and calls `parse` or `start`.
+# Shared by the shell scripts. A script for a profiler sets `folder`, may define `own_flag`, and calls `parse` or `start`.
 
 script=$(dirname "$0")/tiny_llama_v2.py
 arguments=() # of the script

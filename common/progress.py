@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is done, and for how long, after SECONDS; yields a function that takes how far it has come ("12 % encoded")."""
+    """Says what is done, and for how long, after SECONDS; yields a function that takes how far it has come ("12% encoded")."""
     done, start, notes, line = threading.Event(), time.monotonic(), [""], Line(sys.stderr)
 
     def speak() -> None:

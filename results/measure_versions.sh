@@ -5,7 +5,7 @@
 #     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
 #     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
 #     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (GPU)
-#     results/NAME/peers_PRESET_PRECISION.json                             all versions and all external baselines (GPU)
+#     results/NAME/peers_PRESET_PRECISION.json                             all versions and external baselines (GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
 #     results/NAME/levers.json                                             Version 4's ways to do the same work (GPU)
@@ -14,10 +14,10 @@
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
 #     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
 #
-# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: all but v4-fp8 and captured-fp8, for which
-# a GPU needs FP8, and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), REPEATS (3),
-# BENCHMARK_STEPS (50), and GPUS, the number of processes at the same time, each on a GPU of its own (1). Variables of all parts:
-# PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
+# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: without FP8, which needs such a GPU,
+# and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), BENCHMARK_STEPS (50);
+# also of captured and peers: REPEATS (3), and GPUS, the processes at the same time, each on a GPU of its own (1). Of all parts
+# with PRECISION in the names of their files: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2

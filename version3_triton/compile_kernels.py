@@ -19,7 +19,7 @@ in float32 (16 bytes on sm_90 at head dimension 80).
                      registers, vector and scalar; on NVIDIA the bytes that a thread stores and loads for them, as ptxas counts
     scratch_bytes    of memory of a thread's own, for spilled values and for arrays
     shared_bytes     of shared memory (LDS on AMD), for a program
-    occupancy        percent of a multiprocessor's warps that can be resident at once: an estimate from the three numbers above
+    occupancy        percent of a multiprocessor's warps that can be resident at once, by registers, warps and shared memory
     mfma, memory, lds    instructions of AMD's machine code: matrix products, loads and stores of memory, and of LDS
 """
 

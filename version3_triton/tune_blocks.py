@@ -73,7 +73,7 @@ Candidate = TileConfig | LaunchConfig
 
 
 def numbers(candidate: Candidate) -> list[int]:
-    """Those of a row; the size of a matrix instruction only where one is asked for."""
+    """A candidate as a row of the file has it; the size of a matrix instruction only where one is asked for."""
     found = list(astuple(candidate))
     return found[:4] if found[4:] == [0] else found
 

@@ -9,7 +9,7 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
     norm_backward    with Version 3's sizes, and with Version 4's
     norm after ...   its gradient in the epilogue of the product before it, beside that product and a kernel after it
     step             a whole captured step, as it is and without one of its levers
-    update           AdamW after a product of 8192 x 8192 x 1024, and beside it on a second stream
+    update           AdamW before eight products of 8192 x 8192 x 1024, and beside them on a second stream
 
 Times are microseconds of a replayed graph: the median of several, each of ten passes, or of 50 steps.
 """

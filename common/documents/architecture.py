@@ -9,7 +9,7 @@ from common.analysis.output.tables import markdown
 from common.config import PRESETS, ModelConfig
 
 MIB, MB, MICRO = 2**20, 1e6, 1e6
-DEVICES = (  # names that `common.analysis.formulas.peaks` knows, one for each of its entries
+DEVICES = (  # names that `common.analysis.formulas.peaks` knows: those in the table of balances
     "H100 SXM", "H100 PCIe", "H200 SXM", "NVIDIA B200", "A100-SXM4-80GB", "A100 80GB PCIe", "A100-SXM4-40GB", "RTX 4090",
     "RTX 5090", "MI210", "MI250", "MI250X", "MI300X", "MI300A", "MI325X", "MI350X", "MI355X",
 )  # fmt: skip

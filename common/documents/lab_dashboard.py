@@ -106,7 +106,7 @@ class Part(NamedTuple):
     """A part of the file: its section in the page, and its table."""
 
     title: str
-    text: str  # with the fields that `page` fills in
+    text: str  # with the fields that `analyze` fills in
     rows: Callable[[Any], Table]
     draw: Callable[[Table], "plots.Figure"] | None = None
     description: str = ""  # of the figure

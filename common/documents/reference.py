@@ -1,8 +1,8 @@
 """Tables for the instructor: all commands, all problems with their minutes, and the numbers that the problems ask for.
 
 A command is a Python script with `if __name__ == "__main__"`, a shell script that begins with `#!`, a target of the Makefile with
-a comment `## ...`, or a module of common whose docstring says that `python -m` runs it. A
-problem is a heading of an exercise page with a line of minutes below it (`MINUTES`).
+a comment `## ...`, or a module of common whose docstring says that `python -m` runs it. A problem is a heading of an exercise
+page with a line of minutes below it (`MINUTES`).
 """
 
 import ast

@@ -14,7 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 
 
 class CompiledKernel(TypedDict):
-    """A compiled kernel; kernels.json has its blocks, warps and stages too. The instructions are those of AMD's machine code."""
+    """A compiled kernel; kernels.json has more of each. The last three count AMD's instructions."""
 
     target: str
     dtype: NotRequired[str]

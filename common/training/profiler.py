@@ -2,7 +2,7 @@
 
 `torch.profiler` records the operators of a few steps with their shapes. The Chrome trace is kept as it is
 (`trace_<stamp>.json`, for https://ui.perfetto.dev or chrome://tracing), and read once into `profile_<stamp>.json`: one
-row per operator, span and phase, with the record of the run. Everything in `common.analysis` reads that file. Of several
+row per operator, span and phase, with the record of the run. The reports in `common.analysis` read that file. Of several
 processes each writes its trace (`trace_rank1_<stamp>.json`), and the first alone a profile, of its own.
 
 Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which the kernels of the graph get

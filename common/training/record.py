@@ -1,4 +1,4 @@
-"""The record of a run: one JSON file and one printed summary, from the same figures."""
+"""The record of a run: one JSON file and one printed summary, from the same numbers."""
 
 import math
 import shlex

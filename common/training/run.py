@@ -74,8 +74,8 @@ def code_sha256() -> str:
 class Run:
     """One training run and everything that was asked to be measured about it; of several processes the first writes it all.
 
-    The host waits for the device only where a line is printed or a checkpoint written, between two steps. Losses are means over
-    all processes; the last ones are the first's own if another dies.
+    The host waits for the device only between two steps, where a line is printed, a checkpoint written, or processes meet. Losses
+    are means over all processes; the last ones are the first's own if another dies.
 
     Attributes:
         options: those given, with the form of --parallel and whether the step is captured.

@@ -57,7 +57,7 @@ def available(options: Options) -> dict[str, bool | str]:
     device = devices.select(options.device)
     reason = missing(device)
     if reason:
-        if ranks.here().main_process and not getattr(options, "name", None):  # a stage's name: its page says so, for all of them
+        if ranks.here().main_process and not getattr(options, "name", None):  # a stage has a name, and its page says this
             print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
         return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
     if options.use_amp:

@@ -5,7 +5,7 @@ For a query row i, keys j <= i, scale c = 1 / sqrt(Dh):
     s_ij = c q_i k_j        l_i = log sum_j exp(s_ij)        p_ij = exp(s_ij - l_i)        o_i = sum_j p_ij v_j
 
 Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m and sum (online softmax,
-Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales what was summed so far. It saves o and l only.
+Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales what was summed so far. Saved are q, k, v, o and l.
 
 Backward, with d_i = sum_e o_ie do_ie, recomputes p from l:
 

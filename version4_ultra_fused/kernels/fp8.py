@@ -1,9 +1,9 @@
 """Matrices in FP8, each with one scale (Micikevicius et al. 2022, arXiv:2209.05433), and the kernels that write them.
 
 A number x of a tensor is stored in 8 bits as x / s. The scale s puts the tensor's largest magnitude at the largest number of the
-format: 448 in e4m3 (3 bits of mantissa), 57,344 in e5m2 (2 bits, for gradients, which span more powers of two). The largest
-magnitude of a tensor is known only when all of it is there. So s follows from the last HISTORY steps ("delayed scaling"), and the
-kernel that writes a tensor scales it, clamps what is too large, and finds the maximum for the steps that follow.
+format: 448 in e4m3 (3 bits of mantissa; 240 on MI300), 57,344 in e5m2 (2 bits, for gradients, which span more powers of two). The
+largest magnitude is known only when all of the tensor is there. So s follows from the last HISTORY steps ("delayed scaling"), and
+the kernel that writes a tensor scales it, clamps what is too large, and finds the maximum for the steps that follow.
 
 Tensor cores read both factors of an FP8 product along the summed dimension. A product x W^T and its two gradients sum over
 inputs, outputs and tokens, so each kernel writes its result twice: by rows [N, C], and transposed [C, N]. Bytes moved for

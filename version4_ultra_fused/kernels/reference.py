@@ -1,4 +1,4 @@
-"""Each operation of Version 4 in PyTorch, with the kernel's signature: for a CPU, float64, and shapes that no kernel takes."""
+"""Each operation of Version 4 in PyTorch, with the kernel's signature: for float64, and where no kernel can run."""
 
 from typing import NamedTuple
 

@@ -27,7 +27,7 @@ HEADER = (
 
 
 def analyze(folder: Path) -> Report:
-    """The report on the study in a folder; it writes performance_study.md, .html and .png."""
+    """The report on the study in a folder; with a profile it has a figure, spans.png."""
     runs = read(folder)
     if not runs:
         names = " or ".join(f"metrics_{name}.json" for name in FORMATS)

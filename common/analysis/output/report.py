@@ -177,8 +177,8 @@ class Report:
         return environment.get_template("report.html").render(title=self.title, sections=self.sections)
 
     def write(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> list[Path]:
-        """Writes the files of the given kinds (md, html, csv, json, png) into `folder`, each one whole, and returns them in this
-        order.
+        """Writes the files of the given kinds (md, html, csv, json, png) into `folder`, each one whole, and returns them in the
+        order of the kinds.
 
         The Markdown file and the page are named `stem`; the other files have names of their own. `flag` is the option that named
         the folder, for the message about one that cannot be written to.

@@ -10,7 +10,7 @@ PATTERNS = (
     ("communication", operators.COMMUNICATION),
     ("elementwise", re.compile(r"^triton_(poi|for)_")),
     ("elementwise", re.compile(r"^_(rope|swiglu)_")),  # Version 3; the patterns below match its norms and attention
-    ("elementwise", re.compile(r"^_(rotate|swiglu|swiglu_backward|adamw)$")),  # Version 4; likewise
+    ("elementwise", re.compile(r"^_(rotate|swiglu|swiglu_backward|adamw|quantize)$")),  # Version 4; likewise
     ("reductions", re.compile(r"^_(linear_)?cross_entropy|^_embedding_backward$")),
     ("matrix products", re.compile(r"^_matmul(_ogs|_norm|$)")),
     ("reductions", re.compile(r"^triton_(red|per)_")),

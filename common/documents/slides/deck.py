@@ -2,7 +2,7 @@
 
 The source is Markdown. `# Title` begins the first slide and `## Title` every other one; what follows a line `Note:` is the
 speaker's notes. Tables and pictures stand between the markers of `common.documents.rewrite`, which keeps them current. The
-page is slides.html beside this module.
+template of the page is slides.html beside this module.
 """
 
 import base64
@@ -71,7 +71,7 @@ def page(found: list[Slide]) -> str:
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    parser.add_argument("--output", type=Path, default=PAGE, help="the HTML file to write (slides/slides.html)")
+    parser.add_argument("--output", type=Path, default=PAGE, help="the HTML file to write (default: slides/slides.html)")
     output = writable_file(parser.parse_args().output, "--output")
     found = slides(SOURCE)
     write_text(output, page(found))

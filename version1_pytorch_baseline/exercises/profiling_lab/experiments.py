@@ -134,7 +134,7 @@ BOTTLENECKS = {
 
 
 def bottlenecks(device: torch.device, smaller: int = 1) -> Iterator[dict[str, Any]]:
-    """The time of each way, as it is measured: `bottleneck`, `way`, `ms`; a bottleneck that this device cannot have has none.
+    """The time of each way, as it is measured: `bottleneck`, `way`, `ms`. A CPU has no `transfer`.
 
     Args:
         smaller: divides the number of elements, for tests.

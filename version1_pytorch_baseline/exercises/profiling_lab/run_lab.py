@@ -57,7 +57,7 @@ def command(main: Callable[[], None]) -> None:
 
 
 def measurements(profiling: ModuleType, options: Namespace, device: torch.device, peaks: Ceilings) -> dict[PartName, Callable]:
-    """A function for each part, in the order in which they run: it gives what is measured of a part, whenever that has grown."""
+    """A function for each part, in the order in which they run. It yields what the part has measured so far, after each row."""
     kind, heads, head_dim = device.type, options.num_heads, options.d_model // options.num_heads
     version1 = experiments.resolve(Namespace(preset=options.preset, device=kind, num_steps=options.num_steps))
     sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)

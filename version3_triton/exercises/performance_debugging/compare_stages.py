@@ -13,7 +13,7 @@ optimizer has moments for the parameters that ever got a gradient. These rules d
     gradient    the optimizer never had a gradient for a parameter
     learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower or faster than those of stage 5 by 1.1 or more, and the ranges from the 20th to the 80th
+    speed       the steps are slower or faster than those of stage 5 by more than 1.1, and the ranges from the 20th to the 80th
                 percentile do not overlap. For slower steps the report names the three rows of the profile that grew most in ms
                 (share of the profile x step); runs with a fix have no profile
 

@@ -1,7 +1,7 @@
 """What the stages share. A stage is Version 3 with one part replaced, which its file hands to `Stage`.
 
-Every stage takes Version 3's flags, and two more: `--fixed` undoes the replacement, and `--diagnose` prints statistics of the
-first batch in place of training. The record of a run (schema tiny-llama-run/1) gets a section more:
+Every stage takes Version 3's flags but --mode, and `--diagnose`, which prints statistics of the first batch in place of training.
+All but stage 5 take `--fixed`, which undoes the replacement. The record of a run (schema tiny-llama-run/1) gets a section more:
 
     "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 

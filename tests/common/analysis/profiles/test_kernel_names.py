@@ -60,7 +60,7 @@ NAMES = {
         "triton_per_fused__softmax_mul_2", "triton_red_fused_mean_pow_0", "MIOpenBatchNormFwdTrainSpatial",
     ),
     "elementwise": (
-        "_rope_forward", "_swiglu_backward", "_rotate", "_swiglu", "_adamw",
+        "_rope_forward", "_swiglu_backward", "_rotate", "_swiglu", "_adamw", "_quantize",
         "aten::add_", "aten::_foreach_addcmul_", "aten::silu_backward", "aten::_fused_adamw_",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >()",
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, std::plus<float> >(float)",
