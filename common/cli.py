@@ -201,7 +201,7 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     text = "text to train on (default: the Python standard library's source)"
     group.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE", help=text)
     add(group, "--device", "--use-amp", "--amp-dtype", "--capture-step")
-    on("--allow-tf32", "let fp32 matrix products round to TF32 (NVIDIA)")
+    on("--allow-tf32", "let fp32 matrix products round to TF32 (on an MI300 to XF32)")
     number("--log-every", 20, "N", "steps between lines (default: 20)")
     path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
     path("--save-model", "DIR", "save a checkpoint that transformers opens")
