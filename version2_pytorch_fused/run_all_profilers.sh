@@ -13,7 +13,7 @@
 # Results:
 #
 #     DIR/profile_*.json, trace_*.json   PyTorch's profile and trace
-#     DIR/deepspeed/flops_profile.json   FLOPs by three counters and MFU, for `run_deepspeed_flops.py --analyze-results`;
+#     DIR/deepspeed/flops_profile.json   FLOPs by two counters and a formula, MFU, for `run_deepspeed_flops.py --analyze-results`;
 #                                        model_profile.txt beside it is DeepSpeed's report, module by module
 #     DIR/rocprofv3/                     see run_rocprofv3.sh
 #     DIR/rocprof_sys/                   see run_rocprof_sys.sh
