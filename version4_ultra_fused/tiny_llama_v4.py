@@ -155,7 +155,8 @@ class TinyLlama(nn.Module):
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
-            x, branch = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
+            embedded = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan, torch.is_grad_enabled())
+        x, branch = embedded, None
         for layer in self.layers:
             x, branch = layer(x, branch, self, input_ids.shape[1])
         return x, branch

@@ -151,6 +151,15 @@ def test_swiglu(tokens, hidden, size, fused, dtype):
 
 
 @runs_kernels
+@pytest.mark.parametrize("pairs", [2**30 - 1, 2**30, 2**31 - 1, 2**31])
+def test_swiglu_of_more_pairs_than_half_of_an_int32(pairs):
+    """The first program, which reads and writes no more than a block."""
+    (gate_up,), y = tensors(torch.float32, (2048,)), torch.full((1024,), 7.0, device=DEVICE)
+    elementwise._swiglu[1,](gate_up, y, pairs, BLOCK=1024)
+    torch.testing.assert_close(y, torch.nn.functional.silu(gate_up[::2]) * gate_up[1::2])
+
+
+@runs_kernels
 @in_16_bits
 @with_and_without_epilogue
 @pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])

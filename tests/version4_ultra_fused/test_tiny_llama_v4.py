@@ -1,5 +1,7 @@
 """Version 4's step and its flags, with PyTorch's operations; test_kernel_versions.py compares it with Version 1."""
 
+from types import SimpleNamespace
+
 from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.precision import Precision
@@ -8,6 +10,7 @@ from tests.conftest import ROOT, TINY
 from tests.oracle import DEVICE
 from version1_pytorch_baseline import tiny_llama_v1
 from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import memory_plan
 
 import pytest
 import torch
@@ -29,6 +32,31 @@ def test_a_batch_that_is_a_strided_view(no_kernels):
     views, copies = (wide[..., 0], wide[..., 1]), (wide[..., 0].contiguous(), wide[..., 1].contiguous())
     found = [models.gradients(models.build(tiny_llama_v4), batch) for batch in (views, copies)]
     assert not views[1].flatten().is_contiguous() and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def with_memory_plan():
+    model = models.build(tiny_llama_v4)
+    optimizer = tiny_llama_v4.make_optimizer(model, SimpleNamespace(learning_rate=1e-3))
+    tiny_llama_v4.make_step(model, optimizer, Precision(DEVICE, torch.bfloat16))
+    return model
+
+
+def test_logits_leave_nothing_for_a_later_loss_to_do(no_kernels):
+    model, (ids, targets) = with_memory_plan(), models.batch()
+    for _ in range(3):
+        model(ids)
+    with torch.no_grad():
+        model.loss(ids, targets)
+    assert not model.plan.waiting
+
+
+def test_a_gradient_of_float32_is_rounded_where_gradients_are_kept_in_bf16(monkeypatch, no_kernels):
+    """As FLOPs are counted, without autocast. A GPU's products write float32 themselves, and nothing else."""
+    model = with_memory_plan()
+    monkeypatch.setattr(memory_plan, "adds_in_float32", lambda device: True)
+    model.loss(*models.batch()).backward()
+    weight = model.layers[0].mlp.down_proj.weight
+    assert model.plan.gradient[weight].dtype == torch.bfloat16 and model.plan.gradient[weight].any()
 
 
 def test_gradients_are_linear_in_the_loss_and_add_up_without_its_optimizer(no_kernels):

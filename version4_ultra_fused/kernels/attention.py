@@ -34,9 +34,10 @@ if HAS_TRITON:
     from version4_ultra_fused.kernels import short_attention
 
 
-def form(length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
-    """Which form of attention runs: `short`, `own` (Version 3's kernels) or `library`."""
-    if missing(device) or dtype.itemsize > 4 or head_dim > flash_attention.MAX_HEAD_DIM:
+def form(heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
+    """Which form of attention runs: `short`, `own` (Version 3's kernels) or `library`; `heads` are those of all sequences."""
+    too_many = heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM
+    if missing(device) or dtype.itemsize > 4 or too_many:
         return "library"
     measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for short sequences spills registers
     if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
@@ -74,7 +75,7 @@ class CausalAttention:
         self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
         split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        chosen = chosen or form(length, cos.shape[1], qkv.dtype, qkv.device, exact)
+        chosen = chosen or form(q.shape[0] * q.shape[1], length, cos.shape[1], qkv.dtype, qkv.device, exact)
         self.short, own = chosen == "short", chosen == "own"
         if self.short:
             out, self.lse = flash_attention.attend(q, k, v, **dependent())

@@ -145,7 +145,8 @@ def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
     qkv, ffn, layers = block.self_attn.qkv_proj, block.mlp.down_proj.in_features, len(model.layers)
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
     pairs = layers * 2 * tokens * length * hidden
-    chosen = form(length, qkv.head_dim, dtype, input_ids.device, bool(model.switches["exact-attention"]))
+    exact = bool(model.switches["exact-attention"])
+    chosen = form(tokens // length * (hidden // qkv.head_dim), length, qkv.head_dim, dtype, input_ids.device, exact)
     if chosen != "library":
         counted = {"forward": 2 * pairs, "backward": (5 if chosen == "short" else 7) * pairs}
     for epilogue, columns in (("rope", qkv.out_features), ("swiglu", 2 * ffn)):

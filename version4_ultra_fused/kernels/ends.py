@@ -16,9 +16,9 @@ class EmbeddingFunction(torch.autograd.Function):
     """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass."""
 
     @staticmethod
-    def forward(ctx, weight: Tensor, ids: Tensor, plan: AutogradPlan) -> Tensor:
+    def forward(ctx, weight: Tensor, ids: Tensor, plan: AutogradPlan, gradient: bool) -> Tensor:
         ctx.weight, ctx.plan, ctx.sorted = weight, plan, []
-        if ctx.needs_input_grad[0]:
+        if gradient:
             plan.with_the_loss(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
         return weight.index_select(0, ids)
 
@@ -26,7 +26,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @once_differentiable
     @span("embed")
     def backward(ctx, dx: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None
+        return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None, None
 
 
 class LossFunction(torch.autograd.Function):

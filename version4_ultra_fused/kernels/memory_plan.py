@@ -166,7 +166,7 @@ class MemoryPlan(AutogradPlan):
         def write() -> None:
             if out.dtype == dy.dtype:
                 torch.mm(dy.T, x, out=out)
-            elif adds_in_float32(dy.device):
+            elif out.dtype == torch.float32 and adds_in_float32(dy.device):
                 torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
             else:
                 out.copy_(dy.T @ x)

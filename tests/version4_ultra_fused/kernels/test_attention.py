@@ -84,4 +84,5 @@ def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, d
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_hopper), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
-        assert attention.form(length, head_dim, dtype, DEVICE, exact) == expected
+        assert attention.form(65535, length, head_dim, dtype, DEVICE, exact) == expected
+        assert attention.form(65536, length, head_dim, dtype, DEVICE, exact) == "library", "a grid has no more rows"
