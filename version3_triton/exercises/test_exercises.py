@@ -131,6 +131,13 @@ def test_exercise2_b_backward(rows, size, dtype):
         check(gradient, exact, dtype)
 
 
+def test_exercise2_b_each_input_has_its_own_stride():
+    gate, up, dy = random(3, 70), random(3, 140)[:, ::2], torch.randn(3, 70, device=DEVICE)
+    got = adapter.launch_swiglu_backward(swiglu.swiglu_backward_kernel, gate, up, dy)
+    for gradient, exact in zip(got, gradients(gate, up, dy), strict=True):
+        check(gradient, exact, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exercise2_c_function(dtype):
     """With views, as in the model, so that the gradients of both halves are parts of one tensor."""
@@ -194,6 +201,11 @@ def test_exercise3_b_attention(length, head_dim, dtype):
     check_attention(*heads_of_one_product(2, 2, length, head_dim, dtype))
 
 
+def test_exercise3_b_keys_and_values_have_their_own_strides():
+    q, k, _ = heads_of_one_product(2, 2, 33, 16)
+    check_attention(q, k, heads_of_one_product(4, 2, 33, 16)[2])
+
+
 @pytest.mark.parametrize("block_m, block_n", [(16, 32), (32, 16)])
 def test_exercise3_b_other_tiles(block_m, block_n):
     check_attention(*heads_of_one_product(1, 1, 70, 16), block_m=block_m, block_n=block_n)
@@ -241,7 +253,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
 
 
-ROPE_SHAPES = [(1, 1, 1, 2), (2, 5, 3, 16), (3, 7, 2, 64)]
+ROPE_SHAPES = [(1, 1, 1, 2), (1, 7, 3, 16), (2, 5, 3, 16), (3, 7, 2, 64)]  # a batch of one keeps the stride of a token
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
