@@ -157,7 +157,7 @@ def unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile:
 
 def without_waiting(path: str, flags: int) -> int:
     """For `open`: an opener that waits for no other process if `path` is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def write_text(path: Path, text: str) -> None:

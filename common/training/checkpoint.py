@@ -77,6 +77,9 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         write_json(folder / "tokenizer_config.json", settings)
+    else:  # not those of another run
+        for name in SAVED[2:]:
+            (folder / name).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- to go on from
@@ -98,7 +101,7 @@ def inputs(version: str, options: RunOptions, precision: Precision, dataset: Dat
         **options.model.model_dump(),
         "sequences in a step of all processes": ranks.here().world_size * options.batch_size,
         "sequence length": options.seq_len, "seed": options.seed,
-        **({"learning rate schedule": schedule.described(options)} if schedule.changes(options) else {}),
+        "learning rate schedule": schedule.described(options), "products in FP8": options.switches.get("fp8", False),
         "data sha256": dataset.sha256, "precision": precision.name,
     }  # fmt: skip
 
@@ -227,7 +230,7 @@ class Checkpoints:
         return None, "; ".join(damages)
 
     def _check(self, num_steps: int) -> None:
-        saved = self.position["inputs"]
+        saved = {"learning rate schedule": "constant", "products in FP8": False} | self.position["inputs"]  # not in older ones
         changed = {name: value for name, value in self.inputs.items() if saved.get(name) != value}
         if differing := [f"{name} ({saved.get(name)}, now {value})" for name, value in changed.items()]:
             raise UsageError(f"--resume: {self.source} is of a run with another {', '.join(differing)}; give the same")

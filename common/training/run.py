@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from common import ROOT, cli, data, ranks, schedule, signals, weights
+from common import ROOT, cli, data, ranks, schedule, signals, spans, weights
 from common import device as devices
 from common.analysis.output import tables
 from common.analysis.reports import flop_counts
@@ -275,7 +275,8 @@ class Run:
         elif self.profiler:
             self.profiler.step(self.finished)
         self.ending = self.number > 0 or self.finished == self.count
-        saving = self.saves.due(finished, self.ending)
+        profiled = spans.recording and not self.ending  # then to save would be part of the profiled step
+        saving = self.saves.due(finished, self.ending) and not profiled
         full = self.finished - len(self.outcome.losses) == UNREAD
         if self.ending or saving or finished % options.log_every == 0 or silent > SECONDS or full:
             since, self.spoken = len(self.outcome.losses), time.monotonic()
@@ -297,8 +298,10 @@ class Run:
         if bad is not None:
             loss, number = outcome.losses[bad], self.saves.first + bad + 1
             del outcome.losses[bad:]
-            rate = self.options.learning_rate
-            raise RunError(f"the loss is {loss} at step {number}: lower --learning-rate (now {rate})", shared=not alone)
+            advice = f"lower --learning-rate (now {self.options.learning_rate})"
+            if self.saves.source and not outcome.losses:
+                advice = f"remove {self.saves.source}, and go on from the one before it with a lower --learning-rate"
+            raise RunError(f"the loss is {loss} at step {number}: {advice}", shared=not alone)
 
     def _log(self, since: int) -> None:
         median, options = summarize(self.outcome.step_ms[since:])["median"], self.options

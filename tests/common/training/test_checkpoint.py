@@ -166,6 +166,40 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
 
 
+def test_a_schedule_is_the_same_before_and_after(trained, refused):
+    """Also where only one of the two runs has one, and where the checkpoint is too old to say."""
+    cosine = ("--lr-schedule", "cosine", "--lr-decay-steps", 8)
+    trained(3, "--checkpoint-dir", "cosine", *cosine)
+    trained(3, "--checkpoint-dir", "constant")
+    again = (*QUICK, "--num-steps", 4, "--resume", "--checkpoint-dir")
+    assert "schedule (cosine to step 8, now constant)" in refused(SCRIPT, *again, "cosine")
+    assert "schedule (constant, now cosine to step 8)" in refused(SCRIPT, *again, "constant", *cosine)
+
+
+def test_a_checkpoint_that_does_not_name_schedule_and_format_was_constant_and_without_fp8(trained, tmp_path):
+    whole = trained(4)
+    trained(3, "--checkpoint-dir", "saved")
+    path = tmp_path / "saved/step-00000003/position.json"
+    position = json.loads(path.read_text())
+    assert position["inputs"].pop("learning rate schedule") == "constant" and position["inputs"].pop("products in FP8") is False
+    path.write_text(json.dumps(position))
+    with_checksums(path.parent)
+    assert trained(4, "--checkpoint-dir", "saved", "--resume") == whole[3:]
+
+
+def test_no_checkpoint_is_written_inside_the_profiled_steps(trained, tmp_path):
+    """Steps 6 to 8, for which the profiler warms up in 4 and 5."""
+    trained(8, "--checkpoint-dir", "saved", "--checkpoint-every", 1, "--enable-pytorch-profiler")
+    assert sorted(path.name for path in (tmp_path / "saved").glob("step-*")) == ["step-00000003", "step-00000008"]
+
+
+def test_a_saved_model_has_no_tokenizer_of_the_run_before(execute, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    execute(SCRIPT, *QUICK, "--num-steps", 1, "--save-model", "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     at_step(2, lambda: shutil.rmtree(tmp_path / "saved"))
