@@ -116,7 +116,8 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     for (path, run), (other_path, other) in itertools.combinations(found, 2):
         if size(run) == size(other):
             raise UsageError(f"{path} and {other_path} both have batch size {size(run)}: leave one out")
-        run_record.require_equal((path, other_path), (run_record.identity(run), run_record.identity(other)), "the batch size")
+        same, others = (run_record.identity(each) | each.get("settings", {}) for each in (run, other))
+        run_record.require_equal((path, other_path), (same, others), "the batch size")
     return sorted((run for _, run in found), key=size)
 
 
@@ -152,7 +153,8 @@ def _time_meaning(line: Curve, runs: Sequence[TimedRun]) -> str:
         return "Step time does not grow with the batch here: the device has room for more samples, or noise hides the growth."
     if fixed <= 0:
         return "Step time grows at least as fast as the batch, so there is no fixed cost that a larger batch could hide."
-    smallest, largest, length = size(runs[0]), size(runs[-1]), runs[0]["training"]["sequence_length"]
+    smallest, largest = size(runs[0]), size(runs[-1])
+    length = runs[0]["training"]["sequence_length"] * run_record.processes(runs[0])  # tokens of all processes for each sample
     enough = 9 * fixed / per_sample
     where = "" if smallest <= enough <= largest else ", outside the measured range"
     shares = " and ".join(f"{100 * fixed / line.at(batch):.0f} % at B = {batch}" for batch in (smallest, largest))

@@ -50,10 +50,11 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     result.section("Run")
     result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
+    own = costs(profile)
     if not profile["attention_only"]:
-        result.facts(bottlenecks.limits(profile))
+        result.facts(bottlenecks.limits(profile, own))
     if trace:
-        _add_timeline(result, timeline.of_trace(trace, run, costs(profile)), f"profiled steps: {profile['profiled_steps']}")
+        _add_timeline(result, timeline.of_trace(trace, run, own), f"profiled steps: {profile['profiled_steps']}")
     parts = bottlenecks.report(step, path, targets(step), "")
     result.include(parts, "", *PARTS[:-1])
     if profile["kernels"]:

@@ -146,7 +146,7 @@ def of_events(path: Path) -> dict[str, Any]:
         if event["ph"] == "M":
             if event.get("name") in ("process_name", "thread_name"):
                 named = process if event["name"] == "process_name" else (process, thread)
-                labels[named] = str(event.get("args", {}).get("name"))
+                labels[named] = str((event.get("args") or {}).get("name"))
             continue
         open_ = begun[process, thread]
         if event["ph"] == "E" and not open_:

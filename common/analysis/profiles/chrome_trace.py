@@ -125,6 +125,8 @@ def load(path: Path) -> Trace:
         host.sort(key=lambda event: (event.start, -event.duration))
         if not any(event.kind == "operator" for event in host):
             raise UsageError(f"{path} is not a trace of torch.profiler (it has no PyTorch operators): give a trace_*.json")
+        if len({event.thread[0] for event in host if event.name.startswith("ProfilerStep#")}) > 1:
+            raise UsageError(f"{path} holds the steps of several processes: give the trace of one of them, trace_rank*.json")
         _attribute(host)
         steps = _mark_steps(host)
         kernels = _join_kernels(device, host)

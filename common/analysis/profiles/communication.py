@@ -58,7 +58,7 @@ class Traced(NamedTuple):
 
 def find(folder: Path) -> list[Path]:
     """The traces of a job in a folder that holds no others, in the order of the ranks."""
-    return sorted(folder.glob("trace_*.json"), key=rank_of)
+    return sorted((*folder.glob("trace_*.json"), *folder.glob("trace_*.json.gz")), key=rank_of)
 
 
 def rank_of(path: Path) -> int:

@@ -111,8 +111,9 @@ def find(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[tuple]] = {source: [] for source in READERS}
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        eager = path.name.startswith("eager_") and path.with_name(path.name.removeprefix("eager_")).exists()  # gave the spans
         with inputs_kept(False):
-            source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not hidden else ""
+            source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not (hidden or eager) else ""
         part = path.name not in ("pmc_perf.csv", "pmc_perf.csv.gz") and (path.suffix != ".db" or path != rocm.passes(path)[0])
         if source in READERS and not (source == "rocprof-compute" and part):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))

@@ -57,7 +57,7 @@ def read_pmc_perf(path: Path) -> Kernels:
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
-        keys = [column for column in DISPATCH_COLUMNS if column in frame]
+        keys = [column for column in ("GPU_ID", *DISPATCH_COLUMNS) if column in frame]
         first = ~frame.duplicated(keys)
         by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)

@@ -42,6 +42,7 @@ FORMATS = {  # the same for FLOPs by number format, named as in roofline.csv
     for bits in (16, 32, 64)
 } | {f"mfma_{kind.lower().replace('f', 'fp')}": {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512} for kind in ("F16", "F32", "F64")}
 FORMATS["mfma_bf16"] = {"SQ_INSTS_VALU_MFMA_MOPS_BF16": 512}
+NEWER_FORMATS = {"mfma_fp8": {"SQ_INSTS_VALU_MFMA_MOPS_F8": 512}}  # gfx942 and later
 
 
 def moved_bytes(found: Kernels) -> pandas.Series | str:
@@ -60,5 +61,6 @@ def flops(found: Kernels) -> pandas.DataFrame:
     """FLOPs of each row of the table by number format, with no columns if the source does not count them all."""
     if not {counter for formula in FORMATS.values() for counter in formula} <= set(found.counters):
         return pandas.DataFrame(index=found.table.index)
-    weighted = {name: [size * found.counters[counter] for counter, size in formula.items()] for name, formula in FORMATS.items()}
+    formats = FORMATS | {name: formula for name, formula in NEWER_FORMATS.items() if set(formula) <= set(found.counters)}
+    weighted = {name: [size * found.counters[counter] for counter, size in formula.items()] for name, formula in formats.items()}
     return pandas.DataFrame({name: sum(columns[1:], columns[0]) for name, columns in weighted.items()})

@@ -95,6 +95,8 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     known: dict[str, list[operators.OperatorCalls]] = defaultdict(list)
     unknown = whole = 0.0
     for row in operators.rows(profile):
+        if operators.COMMUNICATION.search(row.name):
+            continue
         whole += row.us
         if row.bytes is None or row.flops is None:
             unknown += row.us
@@ -109,7 +111,7 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     if unknown:
         notes.append(
             f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
-            "(code of torch.compile, an optimizer's operators on long lists of tensors)"
+            "(a version's own kernels, code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
     return sorted(rows, key=lambda row: -row.seconds), notes
 

@@ -89,6 +89,20 @@ def test_two_points_leave_no_residual_and_three_do_and_a_gpus_reserve_is_derived
     assert "2,800 MiB are full at B = 100" in words(growth.batch_scaling(folders))  # (2800 - 300) / 25
 
 
+def test_the_limit_of_throughput_is_that_of_all_processes(tmp_path):
+    runs = [
+        run(size, training__world_size=2, tokens_per_second=2 * size * 128 / (12.0 + 3.0 * size) * 1e3) for size in (4, 8, 16)
+    ]
+    folders = [save_profile(tmp_path / str(size), each) for size, each in zip((4, 8, 16), runs, strict=True)]
+    assert f"Throughput cannot exceed S / b = {2 * 128 / SAMPLE_MS * 1e3:,.0f} tokens/s" in words(growth.batch_scaling(folders))
+
+
+def test_runs_with_other_switches_are_no_batch_scaling(tmp_path):
+    folders = [save_profile(tmp_path / str(size), run(size, settings={"capture_step": size == 8})) for size in (4, 8)]
+    with pytest.raises(UsageError, match=r"differ in more than the batch size: capture_step \(False and True\)"):
+        growth.batch_scaling(folders)
+
+
 @pytest.mark.parametrize(("times", "message"), [
     ((50.0, 50.0, 50.0), "Step time does not grow with the batch"), ((10.0, 30.0, 70.0), "there is no fixed cost"),
 ])  # fmt: skip

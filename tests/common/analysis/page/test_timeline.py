@@ -79,6 +79,7 @@ def test_a_trace_of_another_program(tmp_path):
     """Begin and end make an event, threads have their names, times may be text, what never began is left out."""
     place = {"pid": 1, "tid": 2}
     content = [
+        {"ph": "M", "name": "process_name", "pid": 3, "args": None},
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "server"}},
         {"ph": "M", "name": "thread_name", **place, "args": {"name": "main"}},
         {"ph": "B", "name": "request", "ts": 10, **place},
@@ -91,7 +92,7 @@ def test_a_trace_of_another_program(tmp_path):
     found = events(timeline.of_events(tmp_path / "other.json"), "server, main")
     assert [row[:4] for row in found] == [(0, 10, "request", "event"), (2, 3, "parse", "text")] and found[1][5] == {"bytes": "7"}
     for field, value in (("args", []), ("dur", []), ("ts", "soon")):
-        wrong = [*content[:3], content[3] | {field: value}]
+        wrong = [*content[1:4], content[4] | {field: value}]
         (tmp_path / "other.json").write_text(json.dumps({"traceEvents": wrong}))
         with pytest.raises(UsageError, match=rf"event 3 of traceEvents \(parse\): {field}"):
             timeline.of_events(tmp_path / "other.json")

@@ -8,7 +8,7 @@ from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.spans import INNER_SPANS
 from tests import small_traces
-from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace
+from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, rank_trace
 
 import pytest
 
@@ -195,6 +195,13 @@ def test_events_that_are_not_read_may_have_any_form(tmp_path, change):
     content["traceEvents"] += [{"ph": "X", "cat": "python_function", "name": "f"} | change, {"ph": "M"}, 7, None]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     assert len(chrome_trace.load(tmp_path / "trace.json").kernels) == 7
+
+
+def test_steps_of_several_processes_in_one_file_are_refused(tmp_path):
+    events = [each | {"pid": rank} for rank in (0, 1) for each in rank_trace(rank)["traceEvents"]]
+    (tmp_path / "merged.json").write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(UsageError, match=r"merged\.json holds the steps of several processes: give the trace of one of them"):
+        chrome_trace.load(tmp_path / "merged.json")
 
 
 def test_only_what_is_needed_of_a_trace_is_held(cpu_trace):

@@ -1,6 +1,7 @@
 """Detection of a profiler's file by its content, the choice of a file in a folder, and one line for what holds no kernels."""
 
 import gzip
+import json
 import os
 
 from common.analysis.profiles import load_kernels
@@ -18,7 +19,7 @@ from tests.kernel_files import (
     write_database,
     write_gpu_trace,
 )  # fmt: skip
-from tests.small_traces import write_profile
+from tests.small_traces import rank_trace, write_profile
 
 import pytest
 
@@ -117,6 +118,14 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     assert any("own), 1 of rocpd" in note for note in found.notes)
     os.utime(old)
     assert load_kernels.load(tmp_path).path == old
+
+
+def test_the_eager_trace_of_a_captured_run_is_not_the_run(tmp_path):
+    for name, age in (("trace_1.json", 60), ("eager_trace_1.json", 0)):
+        put(tmp_path / name, json.dumps(rank_trace(0)), age=age)
+    assert load_kernels.find(tmp_path) == {"pytorch-trace": [tmp_path / "trace_1.json"]}
+    (tmp_path / "trace_1.json").unlink()
+    assert load_kernels.find(tmp_path) == {"pytorch-trace": [tmp_path / "eager_trace_1.json"]}
 
 
 def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_what_it_looks_for(tmp_path):

@@ -70,6 +70,14 @@ def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
     assert launches.gaps(found) is None, "each kernel ran alone for its counters"
 
 
+def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
+    header, *rows = (FIXTURES / "pmc_perf_long.csv").read_text().splitlines()
+    text = "\n".join([header, *(row.replace("4,", f"{gpu},", 1) for gpu in (0, 1) for row in rows)])
+    (tmp_path / "pmc_perf.csv").write_text(text)
+    found = load_kernels.load(tmp_path / "pmc_perf.csv")
+    assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
+
+
 def test_databases_of_a_workload_are_its_passes(tmp_path):
     """Each holds other counters of the same launches; the table that `analyze` may write comes after them."""
     second = write_counters(tmp_path / "pmc_perf_1.db", {"TCC_HIT_sum": [1, 2, 3.5]})

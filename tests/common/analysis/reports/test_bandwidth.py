@@ -116,6 +116,13 @@ def test_without_all_flop_counters_no_flops_are_told(tmp_path):
     assert {row.flops for row in traffic.rows} == {None} and bandwidth.NO_FLOPS_NOTE in traffic.notes
 
 
+def test_products_in_fp8_are_counted_where_the_gpu_has_a_counter_for_them(tmp_path):
+    header, *rows = (FIXTURES / "amd/mixbench_mi200/pmc_perf.csv").read_text().splitlines()
+    (tmp_path / "pmc_perf.csv").write_text("\n".join([f"{header},SQ_INSTS_VALU_MFMA_MOPS_F8", *(f"{row},1000" for row in rows)]))
+    before, after = (bandwidth.read(folder).rows for folder in (FIXTURES / "amd/mixbench_mi200", tmp_path))
+    assert sum(row.flops for row in after) - sum(row.flops for row in before) == len(rows) * 512_000
+
+
 @needs_samples
 def test_a_copy_on_an_mi300a_moves_what_it_reads_and_writes():
     (row,) = bandwidth.read(SAMPLES / "rocprof-compute/no_roof/MI300A_A1").rows

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from common.analysis.reports import bottlenecks
 from common.errors import UsageError
+from common.records import step_profile
 from tests.conftest import ROOT, V1
 from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, event, rank_trace, write_profile
+from version3_triton.kernels.costs import Cost
 
 import pytest
 
@@ -243,6 +245,16 @@ def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_a
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_versions_own_kernels_count_for_bytes_and_flops_if_they_were_launched(cpu_profile):
+    content = step_profile.read(cpu_profile)
+    place = {"span": "mlp", "phase": "forward", "calls": 1, "device_us": 1.0}
+    own = {("ours", "forward"): Cost("swiglu", 10**9, None), ("not launched", "forward"): Cost("norm", 10**12, 10**12)}
+
+    launched = content | {"kernels": [place | {"name": "ours"}]}
+    assert dict(bottlenecks.limits(launched, own))["bytes a step"].startswith("at least 1,000 MB")
+    assert "bytes a step" not in dict(bottlenecks.limits(launched, {}))
 
 
 def test_what_is_refused_leaves_nothing(analyze, cpu_profile, tmp_path):
