@@ -11,6 +11,9 @@ export PRESET STEPS FASTEST JSON RUN OTHER
 
 # Of `make race`: the script, the contestant's name, the minutes, and other flags of common/studies/race.py; DIR of `make board`.
 MINUTES ?= 5
+ifeq ($(origin NAME),environment)  # of the shell: WSL sets it to the name of the machine
+NAME :=
+endif
 DIR ?= .
 export SCRIPT NAME MINUTES FLAGS DIR
 

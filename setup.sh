@@ -70,7 +70,7 @@ version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
     fail "$PYTHON is Python $version, and 3.10 or newer is needed: name one with PYTHON=/path/to/python3"
 "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$PYTHON cannot make environments: install its venv package (Debian and Ubuntu: apt-get install python$version-venv)"
-"$PYTHON" -c 'import os, sys; sys.exit(os.path.realpath(".venv") == os.path.realpath(sys.prefix))' ||
+[ "$mode" = --plan ] || "$PYTHON" -c 'import os, sys; sys.exit(os.path.realpath(".venv") == os.path.realpath(sys.prefix))' ||
     fail ".venv is active and must be made anew: run 'deactivate' first"
 [ ! -L .venv ] || fail ".venv is a link, and a new one would erase its target: remove the link first"
 [ ! -e .venv ] || [ -e .venv/set-up ] || fail ".venv is not of setup.sh, which would erase it: move it away, or remove it with rm -r .venv"
