@@ -126,7 +126,8 @@ def use_profile(path: Path) -> None:
 
 
 def use_profiles_of_sizes(path: Path) -> None:
-    runs = {number: record(ceilings=CEILINGS, settings={}, training__batch_size=number) for number in (2, 3, 4)}
+    own = {"ceilings": CEILINGS, "settings": {"flash_attention": True}}
+    runs = {number: record(**own, training__batch_size=number) for number in (2, 3, 4)}
     published(growth.batch_scaling(with_others(path, runs)), path)
 
 
