@@ -33,10 +33,10 @@ def swiglu_gradient(gate, up, dy):
 def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
     begin(DEPENDENT, True)
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
-    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=first + both // 2 < pairs, other=0.0).to(tl.float32)
+    left, both, own = pairs - first, tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=both < 2 * left, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    tl.store(y_ptr + first + own, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=first + own < pairs)
+    tl.store(y_ptr + first + own, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=own < left)
 
 
 @triton.jit
