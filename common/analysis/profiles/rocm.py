@@ -32,7 +32,10 @@ CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d
 
 
 def read_kernel_trace(path: Path) -> Kernels:
-    return build("rocprofv3-kernel-trace", path, _launches(path, read_frame(path)))
+    frame = read_frame(path)
+    gpus = frame.Agent_Id.nunique() if "Agent_Id" in frame else 1
+    notes = (f"it has launches of {gpus} GPUs: busy is the time in which any of them is, and a gap one of all",) * (gpus > 1)
+    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=notes)
 
 
 def read_kernel_stats(path: Path) -> Kernels:

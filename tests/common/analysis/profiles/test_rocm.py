@@ -28,6 +28,13 @@ def test_kernel_traces_of_any_release_give_the_same_launches(name):
     assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (3, 0)
 
 
+def test_a_trace_of_two_gpus_says_so(tmp_path):
+    one, two = FIXTURES / "new_kernel_trace.csv", tmp_path / "1_kernel_trace.csv"
+    two.write_text(one.read_text().replace("Agent 4", "Agent 5", 1))
+    notes = [" ".join(load_kernels.load(path).notes) for path in (one, two)]
+    assert "GPUs" not in notes[0] and "launches of 2 GPUs" in notes[1]
+
+
 def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
     (tmp_path / "out_kernel_stats.csv").write_text(STATS)
     found = load_kernels.load(tmp_path / "out_kernel_stats.csv")
