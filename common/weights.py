@@ -16,7 +16,7 @@ _drawn_on = "cpu"
 
 @contextmanager
 def drawn_on(device: torch.device) -> Iterator[None]:
-    """Inside it `initialize` draws on the device: other numbers, but 1.1 billion of them take a CPU over 6 seconds."""
+    """Inside it `initialize` draws on the device: other numbers than a CPU's, which takes longer for them."""
     global _drawn_on
     before, _drawn_on = _drawn_on, device.type
     try:

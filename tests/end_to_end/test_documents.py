@@ -187,3 +187,7 @@ def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_prin
     done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
     printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
     assert {" ".join(line.split()) for line in shown.splitlines()} - {""} <= printed
+
+
+def test_there_are_such_outputs():
+    assert len([*shown_of_recorded_files()]) >= 2

@@ -13,7 +13,10 @@ from torch.autograd.function import once_differentiable
 
 
 class EmbeddingFunction(torch.autograd.Function):
-    """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass."""
+    """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass.
+
+    `gradient`: whether one will be computed, which `needs_input_grad` does not tell: it is true under `no_grad` as well.
+    """
 
     @staticmethod
     def forward(ctx, weight: Tensor, ids: Tensor, plan: AutogradPlan, gradient: bool) -> Tensor:

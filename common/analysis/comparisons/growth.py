@@ -116,8 +116,8 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     for (path, run), (other_path, other) in itertools.combinations(found, 2):
         if size(run) == size(other):
             raise UsageError(f"{path} and {other_path} both have batch size {size(run)}: leave one out")
-        same, others = (run_record.identity(each) | each.get("settings", {}) for each in (run, other))
-        run_record.require_equal((path, other_path), (same, others), "the batch size")
+        ours, theirs = (run_record.identity(each) | each.get("settings", {}) for each in (run, other))
+        run_record.require_equal((path, other_path), (ours, theirs), "the batch size")
     return sorted((run for _, run in found), key=size)
 
 

@@ -21,11 +21,12 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
-# Columns that tell launches apart where each counter has a row of its own, as rocprof-compute itself joins them.
-DISPATCH_COLUMNS = ("Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
-# The same columns in rocpd's view of counters, with what else a launch and a counter need.
+# Columns that tell launches apart where each counter has a row of its own: the GPU, and those by which rocprof-compute joins.
+DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
+# These columns, without the GPU, in rocpd's view of counters, with what else a launch and a counter need.
 COUNTER_COLUMNS = {
-    **dict(zip(DISPATCH_COLUMNS, ("dispatch_id", "kernel_name", "grid_size", "workgroup_size", "lds_block_size"), strict=True)),
+    "Dispatch_ID": "dispatch_id", "Kernel_Name": "kernel_name", "Grid_Size": "grid_size", "Workgroup_Size": "workgroup_size",
+    "LDS_Per_Workgroup": "lds_block_size",
     "Start_Timestamp": "start", "End_Timestamp": '"end"', "Counter_Name": "counter_name", "Counter_Value": "value",
 }  # fmt: skip
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
@@ -60,7 +61,7 @@ def read_pmc_perf(path: Path) -> Kernels:
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
-        keys = [column for column in ("GPU_ID", *DISPATCH_COLUMNS) if column in frame]
+        keys = [column for column in DISPATCH_COLUMNS if column in frame]
         first = ~frame.duplicated(keys)
         by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)

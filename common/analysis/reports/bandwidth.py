@@ -93,9 +93,10 @@ def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
 def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
     known: dict[str, list[operators.OperatorCalls]] = defaultdict(list)
-    unknown = whole = 0.0
+    unknown = whole = collectives = 0.0
     for row in operators.rows(profile):
         if operators.COMMUNICATION.search(row.name):
+            collectives += row.us
             continue
         whole += row.us
         if row.bytes is None or row.flops is None:
@@ -113,6 +114,8 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
             f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
             "(a version's own kernels, code of torch.compile, an optimizer's operators on long lists of tensors)"
         )
+    if collectives:
+        notes.append(f"left out: collectives, {collectives / 1e3:.3g} ms a step")
     return sorted(rows, key=lambda row: -row.seconds), notes
 
 

@@ -66,10 +66,8 @@ def breakdown(step: Step) -> list[list[Any]]:
 
     On a GPU the times are those of all kernels; on a CPU there are no launches.
     """
-    steps, times = (
-        step.profile["profiled_steps"],
-        [(communication_or(row.name, row.span), row.phase, row.us) for row in step.rows],
-    )
+    steps = step.profile["profiled_steps"]
+    times = [(communication_or(row.name, row.span), row.phase, row.us) for row in step.rows]
     kernels = [(communication_or(kernel["name"], kernel["span"]), kernel) for kernel in step.profile["kernels"]]
     if step.on_gpu:
         times = [(part, kernel["phase"], kernel["device_us"] / steps) for part, kernel in kernels]

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from common.analysis.reports import bottlenecks
+from common.analysis.reports import bandwidth, bottlenecks
 from common.errors import UsageError
 from common.records import step_profile
 from tests.conftest import ROOT, V1
@@ -241,20 +241,20 @@ def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_a
     (part,) = (row for row in bottlenecks.breakdown(step) if row[0] == "communication")
     assert part[4] == 80 and part[6] == 3 and ["communication", 80, 40] in bottlenecks.by_limit(step)
     assert not any("record_param_comms" in target["operators"] for target in bottlenecks.targets(step))
+    assert "left out: collectives, 0.08 ms a step" in bandwidth.from_profile(step.profile)[1]
     assert "add up to 133 % of the time in which the GPU is busy" in " ".join(analyze("profile_1.json").split())
-
-
-# -------------------------------------------------------------------------------------------------------------- bad input
 
 
 def test_a_versions_own_kernels_count_for_bytes_and_flops_if_they_were_launched(cpu_profile):
     content = step_profile.read(cpu_profile)
     place = {"span": "mlp", "phase": "forward", "calls": 1, "device_us": 1.0}
     own = {("ours", "forward"): Cost("swiglu", 10**9, None), ("not launched", "forward"): Cost("norm", 10**12, 10**12)}
-
     launched = content | {"kernels": [place | {"name": "ours"}]}
     assert dict(bottlenecks.limits(launched, own))["bytes a step"].startswith("at least 1,000 MB")
     assert "bytes a step" not in dict(bottlenecks.limits(launched, {}))
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
 
 
 def test_what_is_refused_leaves_nothing(analyze, cpu_profile, tmp_path):
