@@ -84,11 +84,13 @@ def side_stream() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def older_garbage_kept() -> Iterator[None]:
-    """For a capture, which fails if Python meanwhile collects another graph, or a module of kernels.
+def garbage_apart() -> Iterator[None]:
+    """For a capture: collects garbage before it, and what is older than the capture not before its end.
 
-    PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
+    A capture fails if Python meanwhile frees another graph or a module of kernels, or if garbage still holds the autograd graph
+    of a step on the default stream. PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
     """
+    gc.collect()
     gc.freeze()
     try:
         yield
@@ -103,7 +105,7 @@ def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda
     """
     mode, first = "thread_local" if collectives else "global", None
     try:
-        with older_garbage_kept(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+        with garbage_apart(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
             try:
                 yield
             except BaseException as error:

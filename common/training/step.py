@@ -22,6 +22,7 @@ from common.training.profiler import Profiler
 import torch
 from torch import Tensor, nn
 
+NUDGE = 1e-4  # relative
 OVERFLOWS = 20  # float16 steps that may be left out before one is not, each with half the loss scale
 
 
@@ -189,20 +190,32 @@ def captured_step(
         return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
 
     parallel = distributed.active()
-    with without_update(optimizer, precision), devices.side_stream():
-        for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
-            step(batch)
-    with without_update(optimizer, precision):
-        expected = [tensor.cpu() for tensor in results(step)]  # on the device they would count as the step's memory
-    scaler, initial = precision.scaler.state_dict(), {name: value.cpu() for name, value in model.state_dict().items()}
+    with devices.side_stream():  # a step's autograd graph that outlives it must not wait for the default stream in the capture
+        with without_update(optimizer, precision):
+            for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
+                step(batch)
+        with without_update(optimizer, precision):
+            expected = [tensor.cpu() for tensor in results(step)]  # on the device they would count as the step's memory
+    scaler = precision.scaler.state_dict()
+    initial = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     result = CapturedStep(step, batch, parallel)
     error = capture.difference(expected, results(result))
     model.load_state_dict(initial)
     forget(optimizer, precision, scaler)
-    if not error <= capture.TOLERANCE:  # unless two eager steps differ as much: FP8 rounds what a library adds in any order
+    if distributed.anywhere(not error <= capture.TOLERANCE, precision.device):
+        model.load_state_dict(nudged(initial))
         with without_update(optimizer, precision):
             spread = capture.difference(expected, results(step))
-        if error <= 2 * spread:
-            return result
-        raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
+        model.load_state_dict(initial)
+        if not error <= max(capture.TOLERANCE, 2 * spread):
+            raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
     return result
+
+
+def nudged(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, changed by less than bf16 rounds them by: a step on them rounds some of its numbers the other way.
+
+    FP8 has few numbers: such a difference moves others in the layers that follow, and gradients by 10 to 25%; in bf16 by 2%.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return {name: value * (1 + NUDGE * torch.rand(value.shape, generator=generator)) for name, value in state.items()}

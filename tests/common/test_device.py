@@ -91,15 +91,40 @@ class Cycle:
         self.itself = self
 
 
-def test_garbage_from_before_a_capture_is_collected_after_it():
-    old = weakref.ref(Cycle())
-    with pytest.raises(ValueError), devices.older_garbage_kept():
+def test_what_is_older_than_a_capture_is_collected_before_it_or_after_it():
+    garbage, used = weakref.ref(Cycle()), Cycle()
+    old = weakref.ref(used)
+    with pytest.raises(ValueError), devices.garbage_apart():
+        del used
         new = weakref.ref(Cycle())
         gc.collect()
-        assert old() and not new()
+        assert not garbage() and old() and not new()
         raise ValueError
     gc.collect()
     assert not old()
+
+
+@pytest.mark.gpu
+def test_garbage_that_holds_an_eager_step_does_not_break_a_capture():
+    """Gradients are added up on the stream of the oldest autograd graph that is left: here the default stream."""
+    weight = torch.ones(8, 8, device="cuda", requires_grad=True)
+
+    def step() -> torch.Tensor:
+        loss = (weight @ weight).sum()
+        loss.backward()
+        return loss
+
+    with devices.side_stream():
+        step()
+    cycle = [step()]
+    cycle.append(cycle)
+    del cycle
+    weight.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with devices.capturing(graph, collectives=False):
+        step()
+    graph.replay()
+    assert torch.equal(weight.grad, torch.full_like(weight, 16))
 
 
 @pytest.mark.parametrize("inside", [ValueError("it waits"), torch.OutOfMemoryError(), KeyboardInterrupt(), None], ids=repr)

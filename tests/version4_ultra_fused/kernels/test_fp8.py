@@ -1,10 +1,11 @@
 """Products in FP8: kernels against PyTorch, gradients against float64, and scales that are state."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from common.config import ModelConfig
 from common.device import side_stream
-from common.errors import UsageError
+from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.training import step as steps
 from common.training.capture import CapturedStep
@@ -154,6 +155,29 @@ def test_a_captured_step_is_the_eager_one():
             step = CapturedStep(step, batch())
         losses[captured] = [step(batch(number)).item() for number in range(6)]
     assert losses[True] == losses[False]
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("fp8, nudge, number, refused", [
+    (True, 1e-6, 0, False), (True, 0, 1, True), (False, 1e-6, 0, False), (False, 0.1, 0, True),
+], ids=["other roundings", "another batch", "bf16", "bf16, other weights"])  # fmt: skip
+def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_do(monkeypatch, fp8, nudge, number, refused):
+    model, optimizer, step = made(fp8)
+    initial = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+
+    def captured(step, *_):  # a capture needs a GPU
+        def replay(_):
+            generator = torch.Generator().manual_seed(7)
+            model.load_state_dict({k: v * (1 + nudge * torch.rand(v.shape, generator=generator)) for k, v in initial.items()})
+            return step(batch(number))
+
+        return replay
+
+    monkeypatch.setattr(steps, "CapturedStep", captured)
+    monkeypatch.setattr(steps.devices, "side_stream", nullcontext)
+    with pytest.raises(RunError, match="the captured step differs") if refused else nullcontext():
+        steps.captured_step(model, optimizer, step, BF16, batch(0))
+    assert all(torch.equal(initial[name], value.cpu()) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("options, reason", [
