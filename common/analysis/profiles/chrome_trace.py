@@ -74,6 +74,7 @@ class Trace:
     kernels: pandas.DataFrame
     memory: pandas.DataFrame  # per allocation (bytes > 0) or release on `cpu` or `gpu`; total_bytes: the allocator then has
     steps: pandas.DataFrame  # a row per ProfilerStep with operators in it, with its times on the host
+    gpus: int = 1
     host: list[HostEvent] = field(default_factory=list)  # in order of start: from these the frames were made
 
     def device_busy_us(self) -> float:
@@ -135,8 +136,8 @@ def load(path: Path) -> Trace:
             kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
             memory=pandas.DataFrame(_memory_rows(host), columns=MEMORY_COLUMNS),
             steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
-            host=host,
-        )
+            gpus=len({event.gpu for event in device}), host=host,
+        )  # fmt: skip
 
 
 def _encloses(outer: HostEvent, inner: HostEvent) -> bool:

@@ -62,6 +62,11 @@ def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pa
     return Kernels(table[list(COLUMNS)].astype(types), counters, source, path, **rest)
 
 
+def several_gpus(count: int) -> tuple[str, ...]:
+    """The note on a source with launches of so many GPUs, if it has those of several."""
+    return (f"it has launches of {count} GPUs: busy is the time in which any of them is, and a gap one of all",) * (count > 1)
+
+
 def category(name: str) -> str:
     """`memcpy`, `memset` or `kernel`; some sources list copies and fills among the kernels."""
     return "memcpy" if COPY.match(name) else "memset" if FILL.match(name) else "kernel"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.analysis.formulas import operators
 from common.analysis.profiles import chrome_trace
-from common.analysis.profiles.kernel_table import Kernels, build, category
+from common.analysis.profiles.kernel_table import Kernels, build, category, several_gpus
 from common.records import step_profile
 
 import pandas
@@ -38,7 +38,7 @@ def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
     own = frame.duration_us if on_gpu else frame.self_cpu_us
     times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
     spans = {"span": frame.span, "phase": frame.phase}
-    notes = () if on_gpu else _cpu_notes(frame.name)
+    notes = several_gpus(trace.gpus) if on_gpu else _cpu_notes(frame.name)
     return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times, **spans}, steps=steps, notes=notes)
 
 

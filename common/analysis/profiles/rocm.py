@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_bytes, read_frame, read_text
+from common.analysis.profiles.kernel_table import (
+    SERIALIZED_NOTE,
+    Kernels,
+    build,
+    numbers,
+    read_bytes,
+    read_frame,
+    read_text,
+    several_gpus,
+)
 from common.errors import UsageError
 from common.files import opened
 
@@ -34,8 +43,7 @@ CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d
 
 def read_kernel_trace(path: Path) -> Kernels:
     frame = read_frame(path)
-    gpus = frame.Agent_Id.nunique() if "Agent_Id" in frame else 1
-    notes = (f"it has launches of {gpus} GPUs: busy is the time in which any of them is, and a gap one of all",) * (gpus > 1)
+    notes = several_gpus(frame.Agent_Id.nunique()) if "Agent_Id" in frame else ()
     return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=notes)
 
 

@@ -107,6 +107,7 @@ class DeviceEvent(NamedTuple):
     stream: int | str | None
     sent: tuple[str, float, str] | None  # of a collective, where PyTorch says it: its name, and number and type of elements
     correlation: int | str | None
+    gpu: int | str
 
 
 def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list[DeviceEvent]]:
@@ -156,4 +157,4 @@ def _device_event(event: dict[str, Any], shared: dict[Any, Any]) -> DeviceEvent:
     arguments = event.get("args", {})
     count, place = arguments.get("In msg nelems"), (event["ts"], event["dur"], arguments.get("stream"))
     sent = None if count is None else (arguments.get("Collective name", name), count, arguments.get("dtype", ""))
-    return DeviceEvent(name, category, *place, sent, arguments.get("correlation"))
+    return DeviceEvent(name, category, *place, sent, arguments.get("correlation"), event["pid"])

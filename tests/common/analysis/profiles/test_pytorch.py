@@ -31,6 +31,15 @@ def test_a_trace_that_marks_no_steps_gives_all_its_kernels(tmp_path):
     assert found.table.iloc[-1][["name", "category"]].to_list() == ["CopyHostToDevice", "memcpy"]
 
 
+def test_a_trace_of_two_gpus_says_so(tmp_path):
+    content = gpu_trace()
+    for number, name in enumerate(("one.json", "two.json")):
+        next(each for each in content["traceEvents"] if each["cat"] == "kernel")["pid"] += number
+        (tmp_path / name).write_text(json.dumps(content))
+    notes = [load_kernels.load(tmp_path / name).notes for name in ("one.json", "two.json")]
+    assert notes[0] == () and "launches of 2 GPUs" in notes[1][0]
+
+
 def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_trace):
     for trace in (write_gpu_trace(tmp_path / "trace.json"), cpu_trace):
         write_profile(tmp_path / "profile_1.json", trace)
