@@ -120,10 +120,11 @@ def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, 
 
     The gradients replace the model's weights. RunError: a parameter gets none.
     """
+    optimizer = version.make_optimizer(model, settings)
+    step = version.make_step(model, optimizer, precision)  # before the logits: it decides the number format of the products
     with torch.no_grad(), precision.autocast():
         logits = model(batch[0])
-    optimizer = version.make_optimizer(model, settings)
-    loss = steps.run(version.make_step(model, optimizer, precision), optimizer, batch, passes=1)
+    loss = steps.run(step, optimizer, batch, passes=1)
     with torch.no_grad():
         for (name, gradient), parameter in zip(steps.gradients(model, optimizer).items(), model.parameters(), strict=True):
             if gradient is None:

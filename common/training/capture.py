@@ -10,6 +10,7 @@ A step can be captured if it never waits for the GPU and keeps its shapes. AdamW
 step whose gradients have overflowed without asking the host.
 """
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,7 @@ class CapturedStep:
         self.eager = step  # holds the weights and moments that the graph reads
         self.batch = (batch[0].clone(), batch[1].clone())
         torch.cuda.synchronize()
+        gc.collect()  # now, as what it frees is not the step's
         torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that was used; the graph gets its own
         torch.cuda.empty_cache()  # so that what the pools hold afterwards is what the step needs
         torch.cuda.reset_peak_memory_stats()

@@ -318,6 +318,13 @@ class Meetings:
         finally:
             ended.set()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around work that may take longer than processes wait for each other, such as writing a checkpoint."""
+        self.last = self.last[0], float("inf")
+        yield
+        self.last = self.last[0], time.monotonic()
+
     def agree(self, finished: int, signal: int, silent: float) -> tuple[int, float]:
         """The number of a signal (0: none) and the seconds since the last line, for all processes alike."""
         if not active():

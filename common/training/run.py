@@ -283,7 +283,8 @@ class Run:
             self._catch_up()
             self._log(since)
         if saving:
-            self.saves.save(finished)
+            with self.meetings.paused():
+                self.saves.save(finished)
 
     def _catch_up(self, alone: bool = False) -> None:
         """Reads what the device has finished, without the others if `alone`; RunError: a loss is not a number."""

@@ -5,6 +5,7 @@ AdamW's first moments then show the gradients that the optimizer was given: afte
 gradient. With `--capture-step` the step is then captured as a graph, which must repeat the eager step's loss and gradients.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
@@ -194,21 +195,20 @@ def captured_step(
         with without_update(optimizer, precision):
             for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
                 step(batch)
+        initial = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
         with without_update(optimizer, precision):
             expected = [tensor.cpu() for tensor in results(step)]  # on the device they would count as the step's memory
+        model.load_state_dict(nudged(model.state_dict()))
+        with without_update(optimizer, precision):
+            spread = capture.difference(expected, results(step))
+        model.load_state_dict(initial)
     scaler = precision.scaler.state_dict()
-    initial = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     result = CapturedStep(step, batch, parallel)
     error = capture.difference(expected, results(result))
     model.load_state_dict(initial)
     forget(optimizer, precision, scaler)
-    if distributed.anywhere(not error <= capture.TOLERANCE, precision.device):
-        model.load_state_dict(nudged(initial))
-        with without_update(optimizer, precision):
-            spread = capture.difference(expected, results(step))
-        model.load_state_dict(initial)
-        if not error <= max(capture.TOLERANCE, 2 * spread):
-            raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
+    if not (math.isfinite(error) and error <= max(capture.TOLERANCE, 2 * spread)):
+        raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
     return result
 
 
@@ -217,5 +217,4 @@ def nudged(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
     FP8 has few numbers: such a difference moves others in the layers that follow, and gradients by 10 to 25%; in bf16 by 2%.
     """
-    generator = torch.Generator().manual_seed(0)
-    return {name: value * (1 + NUDGE * torch.rand(value.shape, generator=generator)) for name, value in state.items()}
+    return {name: value * (1 + NUDGE * torch.sin(1e6 * value)) for name, value in state.items()}

@@ -107,7 +107,12 @@ def kernel_costs(profile: Profile) -> Mapping[tuple[str, str], "Cost"]:
             for kernel in profile["kernels"]:
                 launched[kernel["name"], kernel["phase"]] += kernel["calls"]
             shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
-            return costs.training_step(*shape, operators.element_bytes(run), launched)
+            found = costs.training_step(*shape, operators.element_bytes(run), launched)
+            shares = training.get("world_size", 1) if training.get("parallel") == "zero1" else 1  # of an update
+            return {
+                kernel: cost._replace(bytes=cost.bytes // shares) if kernel[0] == "_adamw" and cost.bytes else cost
+                for kernel, cost in found.items()
+            }
     return {}
 
 

@@ -41,3 +41,11 @@ def test_all_kernels(run_script, tmp_path, flags, targets):
         products = row["file"] in ("matmul", "matmul_norm_backward")
         if row["file"] != "short_attention" and (not products or row["target"] == "sm_90"):  # these run on Hopper only
             assert row["spills"] == 0, row
+
+
+def test_a_choice_without_kernels_is_refused(run_script):
+    script, chosen = (
+        ROOT / "version4_ultra_fused/compile_kernels.py",
+        ("--targets", "sm_80", "--dtypes", "bf16", "--sizes", "e4m3"),
+    )
+    assert "no kernel has such a --sizes in these --dtypes" in run_script(script, *chosen, check=2).stderr.splitlines()[-1]

@@ -15,7 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "tru
 def refuse_wrong(dtype: torch.dtype | None) -> None:
     """Raises UsageError where the kernels would compute wrong numbers; the interpreter does so for tensors on any device."""
     if INTERPRETED and dtype == torch.bfloat16:
-        raise UsageError("Triton's interpreter computes bfloat16 wrong: take --amp-dtype float16, or float32")
+        raise UsageError("Triton's interpreter computes bfloat16 wrong: leave out --use-amp, or take float16 in Version 3")
 
 
 def refuse_other(device: torch.device) -> None:

@@ -206,6 +206,8 @@ def main(description: str | None, table: Sequence[Launch], dtypes: Sequence[str]
         raise UsageError(f"--{min(chosen).replace('_', '-')} is for AMD's targets, not {others[0]}: name some with --targets")
     with progress(f"compiling for {', '.join(options.targets)}"):
         rows = [row for name in options.targets for row in compile_all(name, options.dtypes, table, chosen)]
+    if not rows:
+        raise UsageError("no kernel has such a --sizes in these --dtypes on these --targets")
     if options.output:
         header = {"schema": kernel_files.COMPILED, "triton": triton.__version__} | command
         write_json(options.output, header | {"rows": rows})

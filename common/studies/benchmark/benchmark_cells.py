@@ -53,7 +53,7 @@ def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model
     options, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
     measured = record.header(SCHEMA, None, SHORT[cli.amp_dtype(options) or torch.float32]) | {
         "status": "interrupted",  # until the end is reached
-        "packages": {package: importlib.metadata.version(package) for package in sorted(packages)},
+        "packages": {module: _version(module) for module in sorted(packages)},
         "model": options.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
         "seed": options.seed, "models": [model.name for model in models], "metrics": options.metrics,
         "batch_sizes": sorted(options.batch_sizes), "sequence_lengths": sorted(options.seq_lengths),
@@ -71,6 +71,11 @@ def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model
     batches = [(jobs, job_runner.visible_gpus(options.gpus))]
     with signals.deferred() as received:
         return job_runner.run_all(batches, measured, path, received, _store, _line)
+
+
+def _version(module: str) -> str:
+    """That of the package that owns a module: `triton` is of pytorch-triton-rocm on an AMD GPU."""
+    return importlib.metadata.version(importlib.metadata.packages_distributions()[module][0])
 
 
 def _job(entry: Entry, options: BenchmarkOptions, work: Callable[..., object], *arguments: object) -> Job:

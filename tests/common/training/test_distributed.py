@@ -422,6 +422,9 @@ def test_a_captured_step_that_hangs_ends_its_process(monkeypatch, capsys):
     monkeypatch.setattr(distributed, "active", lambda: True)
     monkeypatch.setattr(distributed, "PERIOD", 0.01)
     monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set(), over.wait()))
+    never = distributed.Meetings(CPU)
+    with never.watched(True, 0.2), never.paused():  # for a checkpoint
+        ended.wait(0.5)
     for captured, timeout, seconds in ((True, 600, 0.3), (False, 0.05, 0.3), (True, 0.05, 300)):
         assert codes == []
         with distributed.Meetings(CPU).watched(captured, timeout):

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 from common import cli
+from common.config import ModelConfig
 from common.errors import UsageError
 from common.training import version_files
 from tests.conftest import V1
@@ -67,3 +68,18 @@ def test_several_processes_share_the_random_batch_of_one():
     options = replace(options, batch_size=6)
     for parts, expected in zip(zip(*ranks, strict=True), version_files.random_batch(options, torch.device("cpu")), strict=True):
         assert torch.equal(torch.cat(parts), expected)
+
+
+def test_processes_that_share_an_update_share_its_bytes():
+    training = {"batch_size": 2, "sequence_length": 8}
+    found = []
+    for several in ({}, {"parallel": "ddp", "world_size": 4}, {"parallel": "zero1", "world_size": 4}):
+        run = {
+            "version": "v4",
+            "model": ModelConfig().model_dump(),
+            "precision": {"compute": "fp32"},
+            "training": training | several,
+        }
+        profile = {"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": 1}]}
+        found.append(version_files.kernel_costs(profile)["_adamw", "optimizer"].bytes)
+    assert found[0] == found[1] == 4 * found[2] > 0

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer
 
-    bandwidth    problem 1: an all-reduce of 4 bytes to --max-mib, algorithm and bus bandwidth, and the fitted line
+    bandwidth    problem 1: all-reduces of 4 bytes to --max-mib, in powers of 4, algorithm and bus bandwidth, and the fitted line
     steps        problems 2 to 5: the step time of the small model, without communication and with each form of it
     layer        problem 6: forward and backward of one feed-forward layer, whole on each rank and split over the ranks
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("measurements", nargs="+", choices=MEASUREMENTS, help="what to measure")
     cli.add(parser, "--device")
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
-    parser.add_argument("--max-mib", type=cli.positive, default=256, metavar="MIB", help="largest message (default: 256)")
+    parser.add_argument("--max-mib", type=cli.positive, default=256, metavar="MIB", help="no message is larger (default: 256)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="sequences of a rank (default: 8)")
     parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512")
     parser.add_argument("--hidden-dim", type=cli.positive, default=1024, metavar="D", help="default: 1024; F is four times D")

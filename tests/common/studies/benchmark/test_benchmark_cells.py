@@ -103,6 +103,13 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
 
 
+def test_a_package_may_have_another_name_than_its_module(monkeypatch):
+    metadata = benchmark_cells.importlib.metadata
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"triton": ["pytorch-triton-rocm"]})
+    monkeypatch.setattr(metadata, "version", {"pytorch-triton-rocm": "3.6.0"}.__getitem__)
+    assert benchmark_cells._version("triton") == "3.6.0"
+
+
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     """Its errors against float64 are computed in this process, which is quicker than a new one."""
 
