@@ -239,7 +239,7 @@ def read_json(path: Path, schema: str | None = None) -> Any:
     """Content of a .json or .json.gz file, of a schema if one is given. UsageError: it is missing, damaged, or of another."""
     try:
         with opened(path) as file:
-            text = unpacked(path, file).read().decode("utf-8", errors="replace")
+            text = unpacked(path, file).read().decode("utf-8-sig", errors="replace")
     except (EOFError, zlib.error) as error:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
     except OSError as error:

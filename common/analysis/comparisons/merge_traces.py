@@ -17,6 +17,8 @@ def write(folder: Path, output: Path) -> int:
     if len(paths) < 2:
         raise UsageError(f"{folder} holds {counted(len(paths), 'trace')} (trace_*.json): run torchrun with --profile-dir")
     ranks = [communication.rank_of(path) for path in paths]
+    if missing := sorted({*range(max(ranks))} - {*ranks}):
+        raise UsageError(f"{folder} lacks the traces of ranks {', '.join(map(str, missing))}")
     if ranks != [*range(len(paths))]:
         raise UsageError(f"{folder} holds traces of several runs (ranks {ranks}): give the folder of one run")
     write_json(output, merge(paths))

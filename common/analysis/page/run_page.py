@@ -101,14 +101,9 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
 
 def of_events(path: Path) -> Report:
     """The page of any other Chrome trace."""
-    result, events = Report(path.name), timeline.of_events(path)
-    added: dict[int, list[int]] = {}  # calls and ns by name
-    for track in events["tracks"]:
-        for ns, name in zip(track["events"][1::6], track["events"][2::6], strict=True):
-            calls, whole = added.get(name, (0, 0))
-            added[name] = [calls + 1, whole + ns]
-    unit, factor = tables.time_unit(max(whole for _, whole in added.values()) / 1e6)
-    rows: list[list[Any]] = [[events["names"][name], calls, ns / 1e6 * factor] for name, (calls, ns) in added.items()]
+    result, (events, sums) = Report(path.name), timeline.of_events(path)
+    unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
+    rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
     result.section("Trace")
     result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.")
     _add_timeline(result, events, "all events")
@@ -129,14 +124,17 @@ def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:
 def _add_step(result: Report, trace: Trace) -> None:
     """Adds the time of a mean step by span, or by kind of work where a GPU's kernels have no spans."""
     kernels, steps, ms = trace.kernels[trace.kernels.step >= 0], len(trace.steps), sum(trace.step_us()) / 1e3 / len(trace.steps)
+    overlap = bottlenecks.overlap(kernels.duration_us.sum(), trace.device_busy_us())
     if kernels.empty or timeline.spanned(trace):
         result.section("Time of the step by span")
+        result.text(*overlap)
         result.table(*profile_summary.span_rows(cast(Profile, {"attention_only": False, **chrome_trace.profile_tables(trace)})))
         return
     us = kernels.duration_us.groupby(kernels.name.map(kernel_names.kind)).sum().sort_values(ascending=False)
     rows = [[name, total / 1e3 / steps, 100 * total / 1e3 / steps / ms] for name, total in us.items()]
     idle = ms - trace.device_busy_us() / 1e3 / steps
     result.section("Time of the step by kind of work")
+    result.text(*overlap)
     result.table(["kind", "ms", "% of step"], [*rows, [bottlenecks.IDLE, idle, 100 * idle / ms]])
 
 
@@ -157,6 +155,8 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)
+    if schema.startswith("tiny-llama"):
+        raise UsageError(f"{path} has the schema {schema}, of which there is no page")
     if source == "list of events" or (source == "pytorch-trace" and not _has_operators(path)):
         return of_events(path)
     if source == "pytorch-trace":

@@ -10,7 +10,7 @@ A timeline is plain JSON, times in ns since its first event:
     left_out   how many events there were beyond EVENTS: the shortest of the host
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,22 +133,26 @@ def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
     ])  # fmt: skip
 
 
-def of_events(path: Path) -> dict[str, Any]:
-    """All timed events of any Chrome trace, by category."""
-    labels: dict[Any, str] = {}  # of a process, and of one of its threads
-    found: list[tuple[tuple, Any]] = []
-    begun: dict[tuple, list[Any]] = defaultdict(list)
+def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]]]:
+    """All timed events of any Chrome trace, by category; and calls and us by name, of those beyond EVENTS too.
+
+    An event that has no end lasts as long as the trace.
+    """
+    labels: dict[str | tuple[str, str], str] = {}  # of a process, and of one of its threads
+    found: list[tuple[tuple[str, str], Any]] = []
+    begun: dict[tuple[str, str], list[Any]] = defaultdict(list)
     key = "" if load_kernels.recognize(path) == "list of events" else "traceEvents"
     for number, event in enumerate(elements(path, key, trace_events.NO_TRACE)):
         if not isinstance(event, dict) or event.get("ph") not in ("X", "B", "E", "M"):
             continue
-        process, thread = event.get("pid"), event.get("tid")
+        process, thread = track = str(event.get("pid")), str(event.get("tid"))
         if event["ph"] == "M":
             if event.get("name") in ("process_name", "thread_name"):
-                named = process if event["name"] == "process_name" else (process, thread)
-                labels[named] = str((event.get("args") or {}).get("name"))
+                arguments = event.get("args")
+                name = arguments.get("name") if isinstance(arguments, dict) else None
+                labels[process if event["name"] == "process_name" else track] = str(name)
             continue
-        open_ = begun[process, thread]
+        open_ = begun[track]
         if event["ph"] == "E" and not open_:
             continue
         event = _with_numbers(open_[-1] | event if event["ph"] == "E" else event)
@@ -157,17 +161,27 @@ def of_events(path: Path) -> dict[str, Any]:
             open_.append(event)
             continue
         if event["ph"] == "E":
-            event = (first := open_.pop()) | {"dur": max(0.0, event["ts"] - first["ts"])}
-        found.append(((process, thread), event))
+            event = (first := open_.pop()) | {"ph": "X", "dur": max(0.0, event["ts"] - first["ts"])}
+        found.append((track, event))
+    found += [(track, event) for track, open_ in begun.items() for event in open_]
     if not found:
         raise UsageError(f"{path} holds no timed event")
-    return _timeline([
+    end = max(event["ts"] + event.get("dur", 0.0) for _, event in found)
+    names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
+    shared = Counter(names.values())
+    made = [
         Event(
-            f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}", event["ts"], event.get("dur", 0.0), event["name"],
+            names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1), event["ts"],
+            end - event["ts"] if event["ph"] == "B" else event.get("dur", 0.0), event["name"],
             str(event.get("cat", "event")), tuple((key, str(value)) for key, value in event.get("args", {}).items()),
         )
         for track, event in found
-    ])  # fmt: skip
+    ]  # fmt: skip
+    calls: Counter[str] = Counter(event.name for event in made)
+    us: Counter[str] = Counter()
+    for event in made:
+        us[event.name] += event.duration
+    return _timeline(made), {name: (count, us[name]) for name, count in calls.items()}
 
 
 def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:

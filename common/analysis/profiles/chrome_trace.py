@@ -7,7 +7,8 @@ The events of one thread nest like function calls: an event that starts inside a
 - its *span*: the innermost enclosing annotation of `common.spans` that is not an inner span. An addition of two tensors of one
   shape outside all spans is a residual connection. The inner span, if there is one, is its *detail*.
 - its *phase*: `optimizer` inside the optimizer's step, `backward` inside the span of that name or below an autograd node,
-  else `forward` until the backward pass of the step starts, and `other` after it or outside all steps.
+  else `forward` until the backward pass of the step starts, and `other` after it or outside all steps. The kernels of a graph
+  have the phase `other`.
 
 The backward pass runs autograd nodes that the forward pass recorded, on a GPU in a thread of its own, so no span encloses them.
 The profiler writes a "Sequence number" on both sides. A forward operator carries the number that the next autograd node will
@@ -214,7 +215,7 @@ def _mark_steps(host: list[HostEvent]) -> list[tuple[float, float]]:
 
 def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to those around it."""
-    launches = {event.correlation: event for event in host if event.kind == "launch"}
+    launches = {event.correlation: event for event in host if event.kind == "launch" and event.correlation is not None}
     rows: list[tuple] = []
     for kernel in sorted(device, key=lambda kernel: kernel.start):
         launch = launches.get(kernel.correlation)
@@ -228,8 +229,8 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
             operator.device_us += kernel.duration
             chain.append(operator.row)
             operator = operator.operator
-        graph = launch.start if launch.name in GRAPH_LAUNCHES else float("nan")
-        place = launch.span, launch.phase, launch.step, kernel.start - launch.start
+        graph, phase = (launch.start, "other") if launch.name in GRAPH_LAUNCHES else (float("nan"), launch.phase)
+        place = launch.span, phase, launch.step, kernel.start - launch.start
         rows.append((*kernel[:6], *place, chain, graph, launch.detail))
     return rows
 

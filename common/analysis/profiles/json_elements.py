@@ -54,7 +54,7 @@ class _Text:
 
     def __init__(self, path: Path, file: BinaryIO | gzip.GzipFile) -> None:
         self.path, self.file, self.empty = path, file, True
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
 
     def read(self, size: int) -> bytes:
         """A block, as far as the end of a line that begins in it and is not too long, so that numbers are whole."""

@@ -110,6 +110,8 @@ def rows(path: Path, text: str) -> list[list[str]]:
 def read_frame(path: Path) -> pandas.DataFrame:
     """A CSV file; every cell is text."""
     header, *body = rows(path, read_text(path))
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise UsageError(f"{path} is damaged: it has two columns {shortened(twice[0], 60)!r}")
     return pandas.DataFrame(body, columns=header)
 
 

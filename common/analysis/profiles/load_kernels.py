@@ -15,6 +15,7 @@ counters, so the time between their kernels is not the program's. Since release 
 by `rocprof-compute analyze`.
 """
 
+import codecs
 import csv
 import re
 import zlib
@@ -35,6 +36,7 @@ READERS: dict[str, Callable[[Path], Kernels]] = {
 }  # fmt: skip
 SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
 HEAD_BYTES = 1 << 20
+DAMAGED = "damaged files"
 API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # names of API calls, copies or domains
 
 SUPPORTED_FILES_HINT = (
@@ -106,17 +108,25 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
 
     The newest profile of ours is the one whose name sorts last; the newest of other files is the one that was written last. In a
-    workload of rocprof-compute only pmc_perf.csv and the first database count, not the files of the other passes.
+    workload of rocprof-compute only pmc_perf.csv and the first database count, not the files of the other passes. Damaged files
+    come last, under `damaged files`; if there is nothing else, the error of one is raised.
     """
-    found: dict[str, list[tuple]] = {source: [] for source in READERS}
+    found: dict[str, list[tuple]] = {source: [] for source in (*READERS, DAMAGED)}
+    reason: UsageError | None = None
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         eager = path.name.startswith("eager_") and path.with_name(path.name.removeprefix("eager_")).exists()  # gave the spans
         with inputs_kept(False):
-            source = recognize(path) if path.name.endswith(SUFFIXES) and path.is_file() and not (hidden or eager) else ""
+            wanted = path.name.endswith(SUFFIXES) and path.is_file() and not (hidden or eager)
+            try:
+                source = recognize(path) if wanted else ""
+            except UsageError as error:
+                source, reason = DAMAGED, error
         part = path.name not in ("pmc_perf.csv", "pmc_perf.csv.gz") and (path.suffix != ".db" or path != rocm.passes(path)[0])
-        if source in READERS and not (source == "rocprof-compute" and part):
+        if source in found and not (source == "rocprof-compute" and part):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
+    if reason and not any(found[source] for source in READERS):
+        raise reason
     return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
 
 
@@ -145,6 +155,7 @@ def recognize(path: Path) -> str:
             return "gzip"
     if b"\0" in head:
         return "binary"
+    head = head.removeprefix(codecs.BOM_UTF8)
     if not head.strip():
         return "empty"
     if head.lstrip()[:1] in (b"{", b"["):

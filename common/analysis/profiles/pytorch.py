@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.analysis.formulas import operators
+from common.analysis.output.tables import counted
 from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.kernel_table import Kernels, build, category, several_gpus
+from common.errors import UsageError
 from common.records import step_profile
 
 import pandas
@@ -27,7 +29,14 @@ def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
     trace = trace or chrome_trace.load(path)
     on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
     frame = trace.kernels if on_gpu else trace.operators
-    frame = frame[frame.step >= 0] if steps else frame
+    notes: tuple[str, ...] = ()
+    if steps:
+        frame, outside = frame[frame.step >= 0], frame[frame.step < 0]
+        if on_gpu and not len(frame):
+            raise UsageError(f"{path}: no profiled step launched any of its {counted(len(outside), 'kernel')}")
+        if on_gpu and len(outside):
+            ms = outside.duration_us.sum() / 1e3
+            notes = (f"left out: {counted(len(outside), 'kernel')} of {ms:.3g} ms that no profiled step launched",)
     if on_gpu:
         categories = [CATEGORIES.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
     else:
@@ -38,7 +47,7 @@ def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
     own = frame.duration_us if on_gpu else frame.self_cpu_us
     times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
     spans = {"span": frame.span, "phase": frame.phase}
-    notes = several_gpus(trace.gpus) if on_gpu else _cpu_notes(frame.name)
+    notes += several_gpus(trace.gpus) if on_gpu else _cpu_notes(frame.name)
     return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times, **spans}, steps=steps, notes=notes)
 
 

@@ -104,8 +104,11 @@ def source_of_database(path: Path) -> str:
 
 
 def read_rocpd(path: Path) -> Kernels:
-    rows = _query(path, 'SELECT name, start, "end" FROM kernels ORDER BY start')
-    return build("rocpd", path, _launches(path, _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))))
+    columns = [name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")]
+    agent = "agent_log_index" if "agent_log_index" in columns else "0"  # of a GPU among all of the machine
+    rows = _query(path, f'SELECT name, start, "end", {agent} FROM kernels ORDER BY start')
+    frame = _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp", "Agent_Id"))
+    return build("rocpd", path, _launches(path, frame), notes=several_gpus(frame.Agent_Id.nunique()))
 
 
 def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:

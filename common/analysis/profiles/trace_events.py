@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import files
+from common.analysis.output.tables import shortened
 from common.analysis.profiles.json_elements import elements
 from common.files import Amount, Integer, Number
 from common.records.step_profile import Shapes
@@ -130,12 +131,14 @@ def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list
         elif category in DEVICE_CATEGORIES:
             check(path, TimedEvent, event, number)
             device.append(_device_event(event, shared))
+    if len({event.gpu for event in device}) > 1:  # each numbers its streams by itself
+        device = [event._replace(stream=f"{event.stream} of GPU {event.gpu}") for event in device]
     return host, device
 
 
 def check(path: Path, model: type, event: dict[str, Any], number: int) -> None:
     """Names the event by its position among all events if it does not fit its model."""
-    files.check(path, event, model, f"event {number} of traceEvents ({event.get('name', 'without a name')}): ")
+    files.check(path, event, model, f"event {number} of traceEvents ({shortened(str(event.get('name', 'without a name')), 60)}): ")
 
 
 def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> HostEvent:

@@ -82,6 +82,14 @@ def breakdown(step: Step) -> list[list[Any]]:
     return body + [rest] * bool(step.outside_us)
 
 
+def overlap(times: float, busy: float) -> list[str]:
+    """What to say where the times of all kernels add up to more than the time in which one runs; else nothing."""
+    if not 0 < OVERLAP * busy < times:
+        return []
+    share = f"{100 * times / busy:.0f} % of the time in which the GPU is busy"
+    return [f"Kernels that run at the same time each count in full, so the parts add up to {share}."]
+
+
 def outside(step: Step) -> str:
     """The name of the time that no operator covers, in which processes on a CPU wait for each other."""
     if step.on_gpu:
@@ -143,11 +151,8 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     result.text(ABOUT_PARTS)
     parts, busy = breakdown(step), step.us - step.outside_us
     times = sum(row[4] for row in parts if row[0] != outside(step))
-    if step.on_gpu and 0 < OVERLAP * busy < times:
-        result.text(
-            "Kernels that run at the same time each count in full, so the parts add up to "
-            f"{100 * times / busy:.0f} % of the time in which the GPU is busy."
-        )
+    if step.on_gpu:
+        result.text(*overlap(times, busy))
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
     rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in parts]

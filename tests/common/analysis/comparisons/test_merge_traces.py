@@ -41,6 +41,10 @@ def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_p
     (tmp_path / "trace_2027.json").write_text(json.dumps(rank_trace(0)))
     assert "traces of several runs (ranks [0, 0, 1])" in refused(SCRIPT, ".")
     assert "holds 0 traces" in refused(SCRIPT, "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    write_ranks(tmp_path / "elsewhere", rank_trace(0), rank_trace(1), rank_trace(1))
+    (tmp_path / "elsewhere" / "trace_rank1_2026.json").unlink()
+    assert "elsewhere lacks the traces of ranks 1" in refused(SCRIPT, "elsewhere")
 
 
 def test_events_that_are_none_are_refused_and_a_nameless_process_is_not(tmp_path):

@@ -57,6 +57,17 @@ def test_other_files(path, expected):
     assert titles(build(path)) == expected
 
 
+def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
+    [step] = [part for part in build(H200 / "traces/v4_small.json.gz").sections if part.title.startswith("Time of the step")]
+    assert "parts add up to" in step.items[0].content
+
+
+def test_a_record_without_a_page_is_named_by_its_schema(tmp_path):
+    (tmp_path / "tiles.json").write_text('﻿{"schema": "tiny-llama-tiles/1"}')
+    with pytest.raises(UsageError, match="has the schema tiny-llama-tiles/1, of which there is no page"):
+        build(tmp_path / "tiles.json")
+
+
 @pytest.mark.parametrize("begin, end", [('{"traceEvents": [', "]}"), ("[", "]"), ("\n[", ",\n")])
 def test_a_trace_of_another_program_has_its_events_by_name(tmp_path, begin, end):
     """Chrome's format is also a list alone, whose end may be missing."""

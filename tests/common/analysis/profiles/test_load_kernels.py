@@ -80,6 +80,7 @@ def test_the_name_of_a_file_does_not_decide(tmp_path):
     (DETAILS.replace('"Duration","ms","1.50"', '"Duration","","n/a"'), "without a duration"),
     ("\n".join(line for line in RAW.splitlines() if not line.startswith('"",')), "no row of units"),
     (RAW[:-40], "cut off or damaged"),
+    (STATS.replace('"MinNs"', '"Name"', 1), "damaged: it has two columns 'Name'"),
     ('"Process ID","Kernel Name","Invocations","Metric Name","Metric Unit","Average"\n"1","k","3","Duration","us","2"\n',
      "leave --print-summary out"),
 ], ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None)  # fmt: skip
@@ -118,6 +119,14 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     assert any("own), 1 of rocpd" in note for note in found.notes)
     os.utime(old)
     assert load_kernels.load(tmp_path).path == old
+
+
+def test_a_damaged_file_stops_a_folder_only_if_it_is_alone(tmp_path):
+    damaged = put(tmp_path / "7_results.db", b"SQLite format 3\0" + b"x" * 100)
+    with pytest.raises(UsageError, match=rf"{damaged} is not a database of rocpd, or is damaged"):
+        load_kernels.load(tmp_path)
+    put(tmp_path / "1_kernel_trace.csv", b"\xef\xbb\xbf" + TRACE.encode())
+    assert any("1 of damaged files" in note for note in load_kernels.load(tmp_path).notes)
 
 
 def test_the_eager_trace_of_a_captured_run_is_not_the_run(tmp_path):

@@ -3,8 +3,10 @@
 import gzip
 import json
 
+from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, load_kernels, pytorch
 from common.analysis.reports import launches
+from common.errors import UsageError
 from common.files import read_json
 from tests.conftest import ROOT
 from tests.kernel_files import launch_rows, write_gpu_trace
@@ -34,10 +36,23 @@ def test_a_trace_that_marks_no_steps_gives_all_its_kernels(tmp_path):
 def test_a_trace_of_two_gpus_says_so(tmp_path):
     content = gpu_trace()
     for number, name in enumerate(("one.json", "two.json")):
-        next(each for each in content["traceEvents"] if each["cat"] == "kernel")["pid"] += number
+        next(each for each in content["traceEvents"] if each["name"] == "add")["pid"] += number
         (tmp_path / name).write_text(json.dumps(content))
     notes = [load_kernels.load(tmp_path / name).notes for name in ("one.json", "two.json")]
-    assert notes[0] == () and "launches of 2 GPUs" in notes[1][0]
+    assert len(notes[0]) == 1 and "launches of 2 GPUs" in notes[1][1]
+    drawn = [timeline.of_trace(chrome_trace.load(tmp_path / name))["tracks"] for name in ("one.json", "two.json")]
+    tracks = [{track["name"] for track in each} for each in drawn]
+    assert "GPU, stream 7" in tracks[0] and {"GPU, stream 7 of GPU 7", "GPU, stream 7 of GPU 8"} < tracks[1]
+
+
+def test_launches_of_no_profiled_step_are_named_and_a_trace_with_no_other_is_refused(tmp_path):
+    content = gpu_trace()
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    assert load_kernels.load(tmp_path / "trace.json").notes == ("left out: 1 kernel of 0.035 ms that no profiled step launched",)
+    content["traceEvents"] = [each for each in content["traceEvents"] if "launch" not in each["name"].lower()]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="no profiled step launched any of its 7 kernels$"):
+        load_kernels.load(tmp_path / "trace.json")
 
 
 def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_trace):

@@ -1,6 +1,7 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
 import gzip
+import sqlite3
 
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import launches
@@ -52,6 +53,14 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     found = load_kernels.load(path)
     assert (found.source, launch_rows(found)) == ("rocpd", LAUNCHES)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_database_of_two_gpus_says_so(tmp_path):
+    path = write_database(tmp_path / "1_results.db", view=False)
+    with sqlite3.connect(path) as database:
+        columns = "'gemm' AS name, start, [end], start % 2 AS agent_log_index"
+        database.execute(f"CREATE VIEW kernels AS SELECT {columns} FROM rocpd_kernel_dispatch_0000aaaa")
+    assert "launches of 2 GPUs" in load_kernels.load(path).notes[0]
 
 
 def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
