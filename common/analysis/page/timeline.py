@@ -177,8 +177,7 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]]]
         )
         for track, event in found
     ]  # fmt: skip
-    calls: Counter[str] = Counter(event.name for event in made)
-    us: Counter[str] = Counter()
+    calls, us = Counter(event.name for event in made), defaultdict[str, float](float)
     for event in made:
         us[event.name] += event.duration
     return _timeline(made), {name: (count, us[name]) for name, count in calls.items()}

@@ -38,6 +38,7 @@ import pandas
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # the name of the rows that hold the engine's own time around its nodes
 REDISPATCH = "redispatch"  # the name of a call that calls the same operator again: autocast, or a number made a tensor
+PASSED_ON = {tuple(f"aten::{name}" for name in pair.split()) for pair in ("zero_ fill_", "rsub sub", "pow copy_")}
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.001 us
 
@@ -64,7 +65,7 @@ class Trace:
             launched in it directly; `input_shapes` and `input_types` are JSON; `allocated_bytes` is net, in it directly, and 0
             without memory events; `step` is an index into `steps`, or -1; `detail` is the inner span, or "". The time that the
             autograd engine spends around its nodes has rows named `autograd engine`, and a call that only calls the same
-            operator again is named `redispatch`.
+            operator again, or one of PASSED_ON, is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
             `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone); `sent` is
@@ -180,7 +181,8 @@ def _attribute(host: list[HostEvent]) -> None:
                 span_of_node[number] = event.span, event.detail
             if outer := event.operator:
                 outer.children_us += event.duration
-                outer.repeated = outer.repeated or (outer.name == event.name and outer.shapes == event.shapes)
+                same = outer.name == event.name and outer.shapes == event.shapes
+                outer.repeated = outer.repeated or same or (outer.name, event.name) in PASSED_ON
             stack.append(event)
         elif event.memory and event.operator:
             event.operator.allocated_bytes += event.memory.bytes
@@ -215,11 +217,11 @@ def _mark_steps(host: list[HostEvent]) -> list[tuple[float, float]]:
 
 def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to those around it."""
-    launches = {event.correlation: event for event in host if event.kind == "launch" and event.correlation is not None}
+    launches = {event.correlation: event for event in host if event.kind == "launch"}
     rows: list[tuple] = []
     for kernel in sorted(device, key=lambda kernel: kernel.start):
         launch = launches.get(kernel.correlation)
-        if launch is None:
+        if launch is None or kernel.correlation is None:
             rows.append((*kernel[:6], "other", "other", -1, float("nan"), [], float("nan"), ""))
             continue
         operator, chain = launch.operator, []

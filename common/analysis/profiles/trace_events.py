@@ -91,7 +91,7 @@ class HostEvent:
     device_us: float = 0.0
     self_device_us: float = 0.0
     allocated_bytes: int = 0
-    repeated: bool = False  # it calls an operator of the same name and shapes, which does the work
+    repeated: bool = False  # it calls the operator that does its work, of the same name and shapes or of those in PASSED_ON
 
     @property
     def end(self) -> float:
@@ -138,7 +138,8 @@ def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list
 
 def check(path: Path, model: type, event: dict[str, Any], number: int) -> None:
     """Names the event by its position among all events if it does not fit its model."""
-    files.check(path, event, model, f"event {number} of traceEvents ({shortened(str(event.get('name', 'without a name')), 60)}): ")
+    name = shortened(str(event.get("name", "without a name")), 60)
+    files.check(path, event, model, f"event {number} of traceEvents ({name}): ")
 
 
 def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> HostEvent:

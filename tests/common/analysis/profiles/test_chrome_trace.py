@@ -4,13 +4,14 @@ import gzip
 import json
 import tracemalloc
 
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, load_kernels
 from common.errors import UsageError
 from common.spans import INNER_SPANS
 from tests import small_traces
 from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, rank_trace
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,22 @@ def test_an_operator_has_its_own_time_and_that_of_those_below_and_the_engine_its
     assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
     last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
     assert (last.span, last.phase, last.step) == ("other", "other", 0), "after the backward nothing counts as forward"
+
+
+def test_a_kernel_without_a_correlation_belongs_to_no_launch(tmp_path):
+    events = [small_traces.event("cpu_op", "aten::mm", 0, 9), small_traces.event("cuda_runtime", "cudaLaunchKernel", 1, 2)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [*events, small_traces.event("kernel", "gemm", 3, 5)]}))
+    trace = chrome_trace.load(tmp_path / "trace.json")
+    assert list(trace.kernels.operators) == [[]] and trace.operators.device_us.sum() == 0
+
+
+def test_an_operator_that_passes_its_work_on_is_counted_once(tmp_path):
+    x = torch.ones(500, 500)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        (1 - x.zero_()).pow(1)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    counted = set(load_kernels.load(tmp_path / "trace.json").table.name)
+    assert counted == {"aten::fill_", "aten::sub", "aten::copy_"}
 
 
 def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path):
