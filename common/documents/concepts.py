@@ -60,7 +60,7 @@ def roofline(folder: Path, path: Path) -> Picture:
     }
     shares = {}
     for case in cases(folder, "bf16"):
-        work = flops.training_step(ModelConfig.model_validate(case.study["model"]), *case.shape)["total"]
+        work = flops.training_step(ModelConfig.model_validate(case.studies[0]["model"]), *case.shape)["total"]
         versions = filter(case.times, filter(VERSION.fullmatch, case.cells))
         shares[case.preset] = {name: 1e5 * work / median(case.times(name)) / peaks["bf16"] for name in versions}
     numbers = [(name, *map(tables.format_number, reversed(point))) for name, point in [*points.items()][:4]]

@@ -92,7 +92,7 @@ def ladder(folder: Path) -> Picture:
         case.title(): {name: ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
         for case in found
     }
-    device = run_facts.device(found[0].study)
+    device = run_facts.device(found[0].studies[0])
     best = [(case.preset, case.fastest(), *map(tables.format_number, panels[case.title()][case.fastest()])) for case in found]
     said = ["{}: {} {}x ({} to {})".format(*each) for each in best]
     description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {', '.join(said)}"
@@ -156,7 +156,7 @@ def memory(folder: Path) -> Picture:
     panels: dict[str, dict[str, Any]] = {}
     found, (model, *_) = headline(folder)
     for case in (case for case in found if case.preset in ("medium", "large")):
-        config, preset = ModelConfig.model_validate(case.study["model"]), case.preset
+        config, preset = ModelConfig.model_validate(case.studies[0]["model"]), case.preset
         peak = median(run["peak_mib"] for run in case.cells[model]["runs"]) / 2**10
         areas, kept = held(config, *case.shape), footprint.activations(config, *case.shape, "cuda")
         panels[preset] = {"shape": case.shape, "peak": peak, "model": model, "areas": areas}
@@ -164,7 +164,7 @@ def memory(folder: Path) -> Picture:
         sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
         share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
         said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
-    device = run_facts.device(case.study)
+    device = run_facts.device(case.studies[0])
     description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
 
     def draw() -> "plots.Figure":

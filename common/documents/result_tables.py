@@ -227,7 +227,7 @@ class Case(NamedTuple):
     preset: str
     precision: str
     shape: tuple[int, int]  # B and S
-    study: Benchmark  # the first
+    studies: list[Benchmark]
     cells: dict[str, Cell]
 
     def title(self) -> str:
@@ -252,8 +252,9 @@ def cases(folder: Path, precision: str = "") -> list[Case]:
         study = benchmark_file.read(path)
         for cell in study["cells"] if precision in ("", compute) else ():
             shape = cell["batch_size"], cell["sequence_length"]
-            cells = found.setdefault((preset, compute, shape), Case(preset, compute, shape, study, {})).cells
-            known = cells.setdefault(cell["model"], cell)
+            case = found.setdefault((preset, compute, shape), Case(preset, compute, shape, [], {}))
+            case.studies.extend([study] * (study not in case.studies))
+            cells, known = case.cells, case.cells.setdefault(cell["model"], cell)
             if known is not cell and cell["status"] == "ok":
                 runs = known["runs"] if known["status"] == "ok" else []
                 cells[cell["model"]] = {**cell, "runs": [*runs, *cell["runs"]]}
@@ -303,7 +304,7 @@ def versions_and_peers(folder: Path) -> str:
     faster = {preset: ratio(case.times(captured), case.times(name))[0] for preset, (name, case) in fastest.items()}
     against = [f"{preset}, {fastest[preset][0]} {format_number(value)}x" for preset, value in faster.items()]
     below = f"\nAgainst {captured}, which waits for no host: {'; '.join(against)}.\n" if against else ""
-    return table(["model", *(case.title() for case in found)], rows, *(case.study for case in found)) + below
+    return table(["model", *(case.title() for case in found)], rows, *(study for case in found for study in case.studies)) + below
 
 
 def _time_and_ratio(case: Case, model: str, first: str) -> str | None:
@@ -332,7 +333,7 @@ def versions_and_peers_spread(folder: Path) -> str:
 
     found = cases(folder)
     rows = [[name, *(cell(case, name) for case in found)] for name in models(found)]
-    return table(["model", *(case.title() for case in found)], rows, *(case.study for case in found))
+    return table(["model", *(case.title() for case in found)], rows, *(study for case in found for study in case.studies))
 
 
 def lengths(path: Path) -> str:

@@ -31,9 +31,10 @@ def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
     frame = trace.kernels if on_gpu else trace.operators
     notes: tuple[str, ...] = ()
     if steps:
-        frame, outside = frame[frame.step >= 0], frame[frame.step < 0]
+        every, frame = frame, frame[frame.step >= 0]
         if on_gpu and not len(frame):
-            raise UsageError(f"{path}: no profiled step launched any of its {counted(len(outside), 'kernel')}")
+            raise UsageError(f"{path}: no profiled step launched any of its {counted(len(every), 'kernel')}")
+        outside = every[(every.step < 0) & (every.start_us > frame.start_us.min())]  # not of a warm-up
         if on_gpu and len(outside):
             ms = outside.duration_us.sum() / 1e3
             notes = (f"left out: {counted(len(outside), 'kernel')} of {ms:.3g} ms that no profiled step launched",)
