@@ -206,7 +206,7 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
     path("--save-model", "DIR", "save a checkpoint that transformers opens")
     path("--checkpoint-dir", "DIR", "save all that the next step needs at the end of the run, in DIR/step-N")
-    number("--checkpoint-every", None, "N", "save also every N steps; the two newest are kept")
+    number("--checkpoint-every", None, "N", "save also every N steps, but none that is profiled; the two newest are kept")
     on("--resume", "go on from the newest checkpoint in --checkpoint-dir, or start if there is none")
 
     started = "torchrun --standalone --nproc-per-node N SCRIPT ..."

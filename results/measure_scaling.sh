@@ -18,6 +18,7 @@ mkdir -p "$out"
 cd "$results/../version4_ultra_fused"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "$results/keep.sh"
 
 for run in "$@"; do
     preset=${run%:*}
@@ -26,7 +27,8 @@ for run in "$@"; do
         if [ "$precision" = bf16 ]; then flags+=(--use-amp); fi
         if [ -n "${FILL:-}" ]; then flags+=(--fill-gpus); fi
         if [ -n "${PROCESSES:-}" ]; then flags+=(--processes "$PROCESSES"); fi
-        python scaling_study.py "${flags[@]}" --parallel "${PARALLEL:-ddp,zero1,fsdp}" --output-dir "$work" || [ $? -eq 1 ]
-        mv "$work/scaling.json" "$out/scaling_${preset}_$precision.json"
+        keep scaling.json "$out/scaling_${preset}_$precision.json" \
+            python scaling_study.py "${flags[@]}" --parallel "${PARALLEL:-ddp,zero1,fsdp}" --output-dir "$work"
     done
 done
+exit "$code"

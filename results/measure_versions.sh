@@ -36,6 +36,7 @@ out=../results/$name # as seen from the version folders
 cd "$results/../version2_pytorch_fused"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "$results/keep.sh"
 
 for run in "$@"; do
     preset=${run%:*}
@@ -55,24 +56,24 @@ for run in "$@"; do
             mv "$work/fusion_ablation.json" "$out/v2_ablation_${preset}_$precision.json"
         fi
         if [[ $parts = *,benchmark,* ]]; then
-            python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
+            keep benchmark.json "$out/benchmark_${preset}_$precision.json" \
+                python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
                 --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
                 --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" \
-                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work" || [ $? -eq 1 ]
-            mv "$work/benchmark.json" "$out/benchmark_${preset}_$precision.json"
+                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
         fi
         at_the_preset=("${common[@]}" --batch-sizes preset --seq-lengths preset --num-steps "${run#*:}" --metrics throughput,memory
             --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" --output-dir "$work")
         if [[ $parts = *,captured,* ]]; then
             models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
-            python benchmark_suite.py "${at_the_preset[@]}" --models $models || [ $? -eq 1 ]
-            mv "$work/benchmark.json" "$out/captured_${preset}_$precision.json"
+            keep benchmark.json "$out/captured_${preset}_$precision.json" \
+                python benchmark_suite.py "${at_the_preset[@]}" --models $models
         fi
         if [[ $parts = *,peers,* ]]; then
             models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
             [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
-            python benchmark_suite.py "${at_the_preset[@]}" --models "${MODELS:-$models}" --fastest v4 || [ $? -eq 1 ]
-            mv "$work/benchmark.json" "$out/peers_${preset}_$precision.json"
+            keep benchmark.json "$out/peers_${preset}_$precision.json" \
+                python benchmark_suite.py "${at_the_preset[@]}" --models "${MODELS:-$models}"
         fi
     done
 done
@@ -116,3 +117,4 @@ if [[ $parts = *,levers,* ]]; then
     cd ../version4_ultra_fused
     python benchmark_levers.py --presets tiny small medium large --metrics-out "$out/levers.json"
 fi
+exit "$code"

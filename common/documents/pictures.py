@@ -164,7 +164,9 @@ def memory(folder: Path) -> Picture:
         sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
         share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
         said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
-    device = run_facts.device(case.studies[0])
+    if not panels:
+        raise UsageError(f"{folder}: no benchmark of medium or large in bf16: measure them with results/measure_versions.sh")
+    device = run_facts.device(found[0].studies[0])
     description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
 
     def draw() -> "plots.Figure":

@@ -7,7 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import cli, files
-from common.analysis.output import run_facts
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import UsageError
 from common.records.workshop_files import Race
@@ -18,7 +18,8 @@ def report(paths: list[Path]) -> Report:
     result, groups = Report("Race"), dict[str, list[Race]]()
     for race in (files.read(path, Race) for path in paths):
         where = (
-            f"{run_facts.device(race)}, {race['precision']['compute']}, torch {race['environment']['torch']}: {race['preset']}"
+            f"{run_facts.device(race)}, {race['precision']['compute']}, torch {race['environment']['torch']}: {race['preset']} "
+            f"({tables.letters(race['model'])})"
         )
         shape = f"batch size {race['batch_size']}, sequence length {race['sequence_length']}, {race['minutes']:g} minutes"
         groups.setdefault(f"{where}, {shape}, {race['data']} ({race['data_sha256'][:8]})", []).append(race)

@@ -124,7 +124,7 @@ class Evaluator:
             return Batches(dataset, options.batch_size, options.seq_len, count, seed, torch.device("cpu"))
 
         self.batches = batches([part for i, part in enumerate(parts) if i % HELD_OUT], BATCHES, secrets.randbits(63))
-        self.held_out = batches(parts[::HELD_OUT], HELD_OUT_BATCHES, options.seed)
+        self.held_out = batches(parts[::HELD_OUT], HELD_OUT_BATCHES, 0)
 
     def drive(self, script: Path, seconds: float, judged: bool) -> Entry:
         """Has a script train for so many seconds, at least two blocks; raises Refused if it fails, or a check if it is judged."""
@@ -178,13 +178,16 @@ class Evaluator:
         self.worst[kind] = max(self.worst[kind], error)
 
     def race(self, script: Path, minutes: float) -> Result:
-        """The result of a script, after Version 1 has trained; raises Refused if it gets none."""
+        """The result of a script, after Version 1 has trained; Refused: it gets none. RunError: Version 1 failed."""
         device, options = devices.describe(self.device), self.options
         listed = peaks.flops_per_second(device["name"], self.precision.name, True, device.get("multiprocessors"))
         most = listed or UNLISTED * ceilings.measure(self.device, self.precision)["flops_per_second"]
         with contestant(script, options):  # a script that cannot start is refused before Version 1 takes its time
             pass
-        baseline = self.drive(self.baseline, 60 * minutes * BASELINE_SHARE, judged=False)
+        try:
+            baseline = self.drive(self.baseline, 60 * minutes * BASELINE_SHARE, judged=False)
+        except Refused as error:
+            raise RunError(f"Version 1 does not train here: {error}") from error
         print(f"Version 1: {len(baseline.losses)} steps of {tables.format_time(baseline.ms_per_step)}", flush=True)
         entry = self.drive(script, 60 * minutes * (1 - BASELINE_SHARE), judged=True)
         apart = [a - b for a, b in zip(baseline.losses, entry.losses, strict=False)]

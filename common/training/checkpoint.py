@@ -102,7 +102,7 @@ def inputs(version: str, options: RunOptions, precision: Precision, dataset: Dat
         "sequences in a step of all processes": ranks.here().world_size * options.batch_size,
         "sequence length": options.seq_len, "seed": options.seed,
         "learning rate schedule": schedule.described(options), "products in FP8": options.switches.get("fp8", False),
-        "data sha256": dataset.sha256, "precision": precision.name,
+        "data sha256": dataset.sha256, "precision": precision.name, "TF32": options.allow_tf32,
     }  # fmt: skip
 
 
@@ -230,7 +230,8 @@ class Checkpoints:
         return None, "; ".join(damages)
 
     def _check(self, num_steps: int) -> None:
-        saved = {"learning rate schedule": "constant", "products in FP8": False} | self.position["inputs"]  # not in older ones
+        saved = {"learning rate schedule": "constant", "products in FP8": False, "TF32": self.inputs["TF32"]}  # not in older ones
+        saved |= self.position["inputs"]
         changed = {name: value for name, value in self.inputs.items() if saved.get(name) != value}
         if differing := [f"{name} ({saved.get(name)}, now {value})" for name, value in changed.items()]:
             raise UsageError(f"--resume: {self.source} is of a run with another {', '.join(differing)}; give the same")

@@ -47,6 +47,8 @@ def count_flops(version: ModuleType, description: str | None) -> int:
         options = version_files.run_options(version, arguments)
         if asked and options.profile_attention_only:
             raise UsageError("intensity and roofline are of the whole step: leave --profile-attention-only out")
+        if asked and options.num_steps < 3 and not options.enable_pytorch_profiler:
+            raise UsageError("intensity and roofline need steps without a profiler beside the profiled ones: give --num-steps 3")
         options = replace(options, enable_deepspeed_flops=True, measure_peak=True)
         if not options.enable_pytorch_profiler and options.num_steps > 2:  # a shorter run would have slowed steps only
             options = replace(options, enable_pytorch_profiler=True, profile_dir=options.flops_dir)

@@ -29,8 +29,8 @@ def predict(profile_data: Path, change: str, expected: float, version: str, path
     offered = [name for name, target in CHANGES.items() if target in found]
     if change not in offered:
         raise UsageError(f"--change {change}: {profile} has no target for it; there are {', '.join(offered)}")
-    if not expected:
-        raise UsageError("--expect 0: say how many times as fast the step will be, such as 1.3")
+    if not 0 < expected < files.LARGEST:
+        raise UsageError(f"--expect {expected:g}: say how many times as fast the step will be, such as 1.3")
     guess: Prediction = {
         "profile": str(profile), "profiled": profiled, "change": change, "expected": expected,
         "bound": found[CHANGES[change]]["bound"],

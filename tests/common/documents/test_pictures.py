@@ -3,6 +3,7 @@
 tests/end_to_end/test_documents.py fails when the numbers of a picture in the documents have changed.
 """
 
+import shutil
 import xml.etree.ElementTree as ElementTree
 
 from common.analysis.formulas import footprint
@@ -10,7 +11,7 @@ from common.config import ModelConfig
 from common.documents import pictures, rewrite
 from common.errors import UsageError
 from common.files import write_json
-from tests.conftest import texts
+from tests.conftest import ROOT, texts
 from tests.records import benchmark, peers
 from tests.small_traces import gpu_trace
 
@@ -71,6 +72,12 @@ def test_a_preset_at_which_version_1_ran_out_of_memory_is_not_in_the_picture_of_
     cell = {"model": "v1", "batch_size": 8, "sequence_length": 128, "status": "out of memory", "reason": "CUDA", "runs": []}
     write_json(tmp_path / "peers_large_bf16.json", benchmark([cell]))
     assert list(pictures.memory(tmp_path).numbers) == ["medium"]
+
+
+def test_a_picture_of_memory_needs_medium_or_large(tmp_path):
+    shutil.copy(ROOT / "results/h200/peers_small_bf16.json", tmp_path)
+    with pytest.raises(UsageError, match="no benchmark of medium or large in bf16"):
+        pictures.memory(tmp_path)
 
 
 def test_a_trace_in_which_nothing_repeats_has_no_layer(tmp_path):

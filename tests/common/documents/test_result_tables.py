@@ -106,6 +106,15 @@ def test_versions_and_peers_show_how_many_times_faster_than_the_first_they_are(t
     assert text.endswith("Against v1-captured, which waits for no host: tiny, v4 2x.\n")
 
 
+def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
+    for name in ("peers_small_bf16.json", "captured_small_bf16.json"):
+        study = json.loads((ROOT / "results/h200" / name).read_text())
+        study["device"] |= {"name": "NVIDIA H100"} if name.startswith("captured") else {}
+        (tmp_path / name).write_text(json.dumps(study))
+    with pytest.raises(UsageError, match="captured_small_bf16.json is of another device or model"):
+        result_tables.versions_and_peers(tmp_path)
+
+
 def test_a_folder_without_the_first_model_in_bf16_has_no_headline(tmp_path):
     suite(tmp_path / "peers_tiny_fp32.json", v1=4.0)
     with pytest.raises(UsageError, match="no benchmark has v1 in bf16"):

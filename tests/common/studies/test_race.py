@@ -8,12 +8,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
-from common.errors import UsageError
-from common.files import read, read_json
+from common.errors import RunError, UsageError
+from common.files import read, read_json, write_json
 from common.records.workshop_files import Race
-from common.studies import race
+from common.studies import board, race
 from common.training import ceilings
-from tests import study_options
+from tests import study_options, valid_files
 from tests.conftest import ROOT, V1, altered_version, markov
 from tests.small_traces import CEILINGS
 
@@ -105,6 +105,23 @@ def test_a_script_that_fails_is_refused_and_one_that_is_no_version_is_bad_input(
     (tmp_path / "tiny_llama_empty.py").write_text("")
     with pytest.raises(UsageError, match="is not a version: it has no TinyLlama"):
         evaluator.race(tmp_path / "tiny_llama_empty.py", 0)
+
+
+def test_a_failure_of_version_1_is_not_the_contestants(evaluator, monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluator, "baseline", altered_version(tmp_path, "raise ValueError('never')"))
+    with pytest.raises(RunError, match="Version 1 does not train here: it failed: ValueError: never") as error:
+        evaluator.race(V2, 0)
+    assert not isinstance(error.value, race.Refused)
+
+
+def test_another_model_has_a_section_of_its_own(tmp_path):
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path in paths:
+        valid_files.write_race(path)
+    assert sum(bool(section.title) for section in board.report(paths).sections) == 1
+    written = read_json(paths[0])
+    write_json(paths[0], written | {"model": written["model"] | {"num_layers": 1}})
+    assert sum(bool(section.title) for section in board.report(paths).sections) == 2
 
 
 def test_the_board_has_the_results_in_order_and_says_who_was_refused(threads, execute, refused, config, tmp_path):

@@ -164,6 +164,7 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "leaves nothing to train: raise --num-steps (now 3)" in refused(SCRIPT, *QUICK, "--num-steps", 3, *again)
     said = refused(SCRIPT, *QUICK, *again, "--batch-size", 3, "--seed", 1)
     assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
+    assert "of a run with another TF32 (False, now True)" in refused(SCRIPT, *QUICK, *again, "--num-steps", 4, "--allow-tf32")
 
 
 def test_a_schedule_is_the_same_before_and_after(trained, refused):
@@ -182,6 +183,7 @@ def test_a_checkpoint_that_does_not_name_schedule_and_format_was_constant_and_wi
     path = tmp_path / "saved/step-00000003/position.json"
     position = json.loads(path.read_text())
     assert position["inputs"].pop("learning rate schedule") == "constant" and position["inputs"].pop("products in FP8") is False
+    del position["inputs"]["TF32"]
     path.write_text(json.dumps(position))
     with_checksums(path.parent)
     assert trained(4, "--checkpoint-dir", "saved", "--resume") == whole[3:]

@@ -143,15 +143,22 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["benchmark", "captured", "peers"])
-def test_what_a_benchmark_with_a_failed_model_measured_is_kept(part, tmp_path):
-    """Its exit code is 1; `python` is a stand-in."""
+@pytest.mark.parametrize(("status", "code", "precisions", "end"), [
+    ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
+    ("interrupted", 1, ("fp32",), ".interrupted"),
+])  # fmt: skip
+def test_what_a_benchmark_that_failed_or_was_stopped_measured_is_kept(part, status, code, precisions, end, tmp_path):
+    """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
     for folder in ("bin", "results", "version2_pytorch_fused"):
         (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "results/keep.sh", tmp_path / "results")
     script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
     python = tmp_path / "bin/python"
-    python.write_text('#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\necho "{}" >"$2/benchmark.json"\nexit 1\n')
+    write = f"""echo '{{"status": "{status}"}}' >"$2/benchmark.json"; exit {code}"""
+    python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
     python.chmod(0o755)
     path = f"{python.parent}:{os.environ['PATH']}"
-    subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path}, check=True)
-    written = [f"{part}_tiny_{precision}.json" for precision in ("bf16", "fp32")]
+    done = subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path})
+    assert done.returncode == code
+    written = [f"{part}_tiny_{precision}.json{end}" for precision in precisions]
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written
