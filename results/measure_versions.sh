@@ -18,6 +18,8 @@
 # and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), BENCHMARK_STEPS (50);
 # also of captured and peers: REPEATS (3), and GPUS, the processes at the same time, each on a GPU of its own (1). Of all parts
 # with PRECISION in the names of their files: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
+#
+# A benchmark that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2

@@ -253,9 +253,10 @@ def cases(folder: Path, precision: str = "") -> list[Case]:
         for cell in study["cells"] if precision in ("", compute) else ():
             shape = cell["batch_size"], cell["sequence_length"]
             case = found.setdefault((preset, compute, shape), Case(preset, compute, shape, [], {}))
-            case.studies.extend([study] * (study not in case.studies))
-            if len({(run_facts.device(each), tables.letters(each["model"])) for each in case.studies}) > 1:
-                raise UsageError(f"{path} is of another device or model than the other benchmark of {case.title()} beside it")
+            if study not in case.studies:
+                case.studies.append(study)
+                if len({(run_facts.device(each), tables.letters(each["model"])) for each in case.studies}) > 1:
+                    raise UsageError(f"{path} is of another device or model than the other benchmark of {case.title()} beside it")
             cells, known = case.cells, case.cells.setdefault(cell["model"], cell)
             if known is not cell and cell["status"] == "ok":
                 runs = known["runs"] if known["status"] == "ok" else []

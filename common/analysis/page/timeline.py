@@ -177,10 +177,11 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]]]
         )
         for track, event in found
     ]  # fmt: skip
-    calls, us = Counter(event.name for event in made), defaultdict[str, float](float)
+    sums: dict[str, tuple[int, float]] = {}
     for event in made:
-        us[event.name] += event.duration
-    return _timeline(made), {name: (count, us[name]) for name, count in calls.items()}
+        calls, us = sums.get(event.name, (0, 0.0))
+        sums[event.name] = calls + 1, us + event.duration
+    return _timeline(made), sums
 
 
 def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ import pandas
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # the name of the rows that hold the engine's own time around its nodes
 REDISPATCH = "redispatch"  # the name of a call that calls the same operator again: autocast, or a number made a tensor
-PASSED_ON = {tuple(f"aten::{name}" for name in pair.split()) for pair in ("zero_ fill_", "rsub sub", "pow copy_")}
+PASSED_ON = {("aten::zero_", "aten::fill_"), ("aten::rsub", "aten::sub"), ("aten::pow", "aten::copy_")}
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.001 us
 

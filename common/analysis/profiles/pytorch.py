@@ -29,15 +29,8 @@ def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
     trace = trace or chrome_trace.load(path)
     on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
     frame = trace.kernels if on_gpu else trace.operators
-    notes: tuple[str, ...] = ()
-    if steps:
-        every, frame = frame, frame[frame.step >= 0]
-        if on_gpu and not len(frame):
-            raise UsageError(f"{path}: no profiled step launched any of its {counted(len(every), 'kernel')}")
-        outside = every[(every.step < 0) & (every.start_us > frame.start_us.min())]  # not of a warm-up
-        if on_gpu and len(outside):
-            ms = outside.duration_us.sum() / 1e3
-            notes = (f"left out: {counted(len(outside), 'kernel')} of {ms:.3g} ms that no profiled step launched",)
+    notes = _left_out(path, frame) if on_gpu and steps else ()
+    frame = frame[frame.step >= 0] if steps else frame
     if on_gpu:
         categories = [CATEGORIES.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
     else:
@@ -65,6 +58,16 @@ def read_profile(path: Path) -> Kernels:
     times: dict[str, Iterable] = {"calls": table.calls, "duration_ns": [round(us * 1e3) for us in table.us]}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
     return build("profile", path, {"name": table.name, "category": categories, **times}, steps=steps, notes=notes)
+
+
+def _left_out(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:
+    """The note on kernels that no profiled step launched, but for those of a warm-up before them. UsageError: none did."""
+    stepped = kernels.step >= 0
+    if not stepped.any():
+        raise UsageError(f"{path}: no profiled step launched any of its {counted(len(kernels), 'kernel')}")
+    outside = kernels[~stepped & (kernels.start_us > kernels.start_us[stepped].min())]
+    ms = outside.duration_us.sum() / 1e3
+    return (f"left out: {counted(len(outside), 'kernel')} of {ms:.3g} ms that no profiled step launched",) * (len(outside) > 0)
 
 
 def _works(name: str, shapes: str, types: str) -> bool:
