@@ -19,7 +19,7 @@
 # also of captured and peers: REPEATS (3), and GPUS, the processes at the same time, each on a GPU of its own (1). Of all parts
 # with PRECISION in the names of their files: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
 #
-# A benchmark that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
+# A benchmark or ablation that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
@@ -54,8 +54,8 @@ for run in "$@"; do
             python ../version3_triton/tiny_llama_v3.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v3.json"
         fi
         if [[ $parts = *,ablation,* ]]; then
-            python fusion_ablation_study.py --all-combinations "${common[@]}" --rounds "${ROUNDS:-5}" --output-dir "$work"
-            mv "$work/fusion_ablation.json" "$out/v2_ablation_${preset}_$precision.json"
+            keep fusion_ablation.json "$out/v2_ablation_${preset}_$precision.json" \
+                python fusion_ablation_study.py --all-combinations "${common[@]}" --rounds "${ROUNDS:-5}" --output-dir "$work"
         fi
         if [[ $parts = *,benchmark,* ]]; then
             keep benchmark.json "$out/benchmark_${preset}_$precision.json" \

@@ -73,6 +73,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         "torch_dtype": "float32",
     }  # fmt: skip
     write_json(folder / "config.json", llama)
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which safetensors lets only its owner read
     if dataset.tokenizer:
         shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

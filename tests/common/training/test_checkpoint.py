@@ -199,7 +199,8 @@ def test_a_saved_model_has_no_tokenizer_of_the_run_before(execute, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/tokenizer.json").write_text("{}")
     execute(SCRIPT, *QUICK, "--num-steps", 1, "--save-model", "model")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    config, weights = sorted((tmp_path / "model").iterdir())
+    assert (config.name, weights.name) == ("config.json", "model.safetensors") and config.stat().st_mode == weights.stat().st_mode
 
 
 def test_a_folder_that_is_gone_when_the_run_saves_is_one_line(at_step, monkeypatch, tmp_path):

@@ -142,23 +142,23 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
         assert entry["floor"] < entry["loss"] < 6 and 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5
 
 
-@pytest.mark.parametrize("part", ["benchmark", "captured", "peers"])
+@pytest.mark.parametrize("part", ["ablation", "benchmark", "captured", "peers"])
 @pytest.mark.parametrize(("status", "code", "precisions", "end"), [
-    ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
+    (None, 0, ("bf16", "fp32"), ""), ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
     ("interrupted", 1, ("fp32",), ".interrupted"),
 ])  # fmt: skip
-def test_what_a_benchmark_that_failed_or_was_stopped_measured_is_kept(part, status, code, precisions, end, tmp_path):
+def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(part, status, code, precisions, end, tmp_path):
     """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
     for folder in ("bin", "results", "version2_pytorch_fused"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "results/keep.sh", tmp_path / "results")
     script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
     python = tmp_path / "bin/python"
-    write = f"""echo '{{"status": "{status}"}}' >"$2/benchmark.json"; exit {code}"""
+    write = f"""echo '{{"status": "{status}"}}' | tee "$2/benchmark.json" >"$2/fusion_ablation.json"; exit {code}"""
     python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
     python.chmod(0o755)
     path = f"{python.parent}:{os.environ['PATH']}"
     done = subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path})
     assert done.returncode == code
-    written = [f"{part}_tiny_{precision}.json{end}" for precision in precisions]
+    written = [f"{part.replace('ablation', 'v2_ablation')}_tiny_{precision}.json{end}" for precision in precisions]
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written
