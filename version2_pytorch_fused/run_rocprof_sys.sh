@@ -5,7 +5,7 @@
 #
 # Results:
 #
-#     DIR/TIME/perfetto-trace-PID.proto   the timeline, for https://ui.perfetto.dev
+#     DIR/TIME/perfetto-trace-PID.proto   the timeline, for https://ui.perfetto.dev (.pftrace in later releases)
 #     DIR/TIME/wall_clock-PID.txt, .json  calls and time by call stack
 
 set -euo pipefail

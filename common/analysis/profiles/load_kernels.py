@@ -7,12 +7,12 @@
     profile                  our profile_*.json                                           a row per kernel name
     ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
     rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz, or    a row per launch, counters
-                             the databases of its passes (rocpd's view `counters_collection`)
+                             the tables (results_*.csv) or databases of its passes
 
 The content of a file decides, not its name. If a folder holds several sources, the first in this order is loaded, because it
 has the best record of how the launches follow each other. The last two sources run every kernel alone, several times, to read its
 counters, so the time between their kernels is not the program's. Since release 3.6.0 of rocprof-compute, pmc_perf.csv is written
-by `rocprof-compute analyze`.
+by `rocprof-compute analyze`, from the tables of the passes.
 """
 
 import codecs
@@ -37,6 +37,7 @@ READERS: dict[str, Callable[[Path], Kernels]] = {
 SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # of the files in a folder that are opened
 HEAD_BYTES = 1 << 20
 DAMAGED = "damaged files"
+NO_ROWS = "has no rows: nothing ran on a GPU while it was recorded, or it is cut off"
 API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")  # names of API calls, copies or domains
 
 SUPPORTED_FILES_HINT = (
@@ -51,6 +52,7 @@ REFUSALS = {
     "list of events": "is a Chrome trace, but not one of torch.profiler, which has traceEvents: `page.py` draws it",
     "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
     "gzip": "is a damaged gzip file (cut off?)",
+    "rocpd without kernels": f"(rocpd) {NO_ROWS}",
     "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
@@ -100,7 +102,7 @@ def load(path: Path) -> Kernels:
         raise UsageError(f"{path} {REFUSALS[source]}")
     kernels = READERS[source](path)
     if not len(kernels.table):
-        raise UsageError(f"{path} ({source}) has no rows: nothing ran on a GPU while it was recorded, or it is cut off")
+        raise UsageError(f"{path} ({source}) {NO_ROWS}")
     return replace(kernels, notes=(*notes, *kernels.notes))
 
 
@@ -108,8 +110,8 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
 
     The newest profile of ours is the one whose name sorts last; the newest of other files is the one that was written last. In a
-    workload of rocprof-compute only pmc_perf.csv and the first database count, not the files of the other passes. Damaged files
-    come last, under `damaged files`; if there is nothing else, the error of one is raised.
+    workload of rocprof-compute only pmc_perf.csv and the first file of the passes count. Damaged files come last, under
+    `damaged files`; if there is nothing else, the error of one is raised.
     """
     found: dict[str, list[tuple]] = {source: [] for source in (*READERS, DAMAGED)}
     reason: UsageError | None = None
@@ -122,8 +124,8 @@ def find(folder: Path) -> dict[str, list[Path]]:
                 source = recognize(path) if wanted else ""
             except UsageError as error:
                 source, reason = DAMAGED, error
-        part = path.name not in ("pmc_perf.csv", "pmc_perf.csv.gz") and (path.suffix != ".db" or path != rocm.passes(path)[0])
-        if source in found and not (source == "rocprof-compute" and part):
+        joined = path.name in ("pmc_perf.csv", "pmc_perf.csv.gz")
+        if source in found and (source != "rocprof-compute" or joined or path in rocm.passes(path)[:1]):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     if reason and not any(found[source] for source in READERS):
         raise reason

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -30,21 +31,22 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
-# Columns that tell launches apart where each counter has a row of its own: the GPU, and those by which rocprof-compute joins.
-DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
+# Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, the GPU, and
+# the number of a process among those of its pass.
+DISPATCH_COLUMNS = ("Process", "GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 # These columns, without the GPU, in rocpd's view of counters, with what else a launch and a counter need.
 COUNTER_COLUMNS = {
     "Dispatch_ID": "dispatch_id", "Kernel_Name": "kernel_name", "Grid_Size": "grid_size", "Workgroup_Size": "workgroup_size",
     "LDS_Per_Workgroup": "lds_block_size",
     "Start_Timestamp": "start", "End_Timestamp": '"end"', "Counter_Name": "counter_name", "Counter_Value": "value",
 }  # fmt: skip
-CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
+GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
+CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|MXF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
 
 def read_kernel_trace(path: Path) -> Kernels:
     frame = read_frame(path)
-    notes = several_gpus(frame.Agent_Id.nunique()) if "Agent_Id" in frame else ()
-    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=notes)
+    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=several_gpus(_gpus(frame)))
 
 
 def read_kernel_stats(path: Path) -> Kernels:
@@ -58,14 +60,19 @@ def read_kernel_stats(path: Path) -> Kernels:
 def read_pmc_perf(path: Path) -> Kernels:
     """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter.
 
-    A database has the counters of one pass; those of the other passes in its folder, pmc_perf_*.db, are joined to it.
+    The files of the other passes in its folder (`passes`) are joined to it.
     """
     if read_bytes(path, len(SQLITE)) == SQLITE:
         sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
-        rows = [row for each in passes(path) for row in _query(each, sql)]
-        frame = _as_text(rows, COUNTER_COLUMNS)
+        rows: list[tuple] = []
+        processes: Counter[str] = Counter()  # read so far, by pass
+        for each in passes(path):
+            number = each.stem.removeprefix("pmc_perf_").partition("_")[0]
+            rows += [(processes[number], *row) for row in _query(each, sql)]
+            processes[number] += 1
+        frame = _as_text(rows, ("Process", *COUNTER_COLUMNS))
     else:
-        frame = read_frame(path)
+        frame = pandas.concat(map(read_frame, passes(path) or [path]), ignore_index=True)
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
@@ -89,26 +96,43 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
 
 
 def passes(path: Path) -> list[Path]:
-    """A database and those of the same workload of rocprof-compute: each holds other counters of the same launches."""
-    found = sorted(path.parent.glob("pmc_perf_*.db"))
-    return found if path in found else [path]
+    """The files with counters of the same launches as `path`, one a pass of rocprof-compute; empty if a table holds them all.
+
+    They are databases pmc_perf_PASS.db, or pmc_perf_PASS_PID.db of each process. Or, since release 3.6, they are tables
+    results_*.csv with a row per counter, until `rocprof-compute analyze` joins them into pmc_perf.csv.
+    """
+    database = path.suffix == ".db"
+    if not database and (any(path.parent.glob("pmc_perf.csv*")) or "Counter_Name" not in read_text(path).partition("\n")[0]):
+        return []
+    for pattern in ("pmc_perf_*.db", "results_*.csv", "results_*.csv.gz"):
+        found = sorted(path.parent.glob(pattern), key=lambda each: [int(digits) for digits in re.findall(r"\d+", each.name)])
+        if path in found:
+            return found
+    return [path] if database else []
 
 
 def source_of_database(path: Path) -> str:
-    """ "rocprof-compute" if a SQLite database holds counters of kernels, "rocpd" if kernels alone, else "database"."""
+    """ "rocprof-compute" if a SQLite database holds counters of kernels, "rocpd" if kernels alone, else a key of REFUSALS."""
     views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
     counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
     if "counters_collection" in views and _query(path, counted):
         return "rocprof-compute"
-    return "rocpd" if "kernels" in views else "database"
+    if "kernels" not in views:
+        return "database"
+    return "rocpd" if _query(path, "SELECT 1 FROM kernels LIMIT 1") else "rocpd without kernels"
 
 
 def read_rocpd(path: Path) -> Kernels:
     columns = [name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")]
-    agent = "agent_log_index" if "agent_log_index" in columns else "0"  # of a GPU among all of the machine
-    rows = _query(path, f'SELECT name, start, "end", {agent} FROM kernels ORDER BY start')
-    frame = _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp", "Agent_Id"))
-    return build("rocpd", path, _launches(path, frame), notes=several_gpus(frame.Agent_Id.nunique()))
+    agent, process = (name if name in columns else "0" for name in ("agent_log_index", "guid"))
+    rows = _query(path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start')
+    frame = _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS))
+    return build("rocpd", path, _launches(path, frame), notes=several_gpus(_gpus(frame)))
+
+
+def _gpus(frame: pandas.DataFrame) -> int:
+    """The number of GPUs; a process may see one alone, which then has the same number in each."""
+    return len(frame[[column for column in GPU_COLUMNS if column in frame]].drop_duplicates())
 
 
 def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:
@@ -153,6 +177,6 @@ def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
         if match["level"]:
             result["bytes_per_second"][match["level"].lower()] = value
         else:
-            kind = {"BF": "bf", "I": "int"}.get(match["kind"], "fp") + match["bits"].lower()
+            kind = {"BF": "bf", "I": "int", "MXF": "mxfp"}.get(match["kind"], "fp") + match["bits"].lower()
             result["flops_per_second"]["_".join(filter(None, ((match["unit"] or "").lower(), kind)))] = value
     return result

@@ -170,7 +170,7 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
          100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
         for row in step.rows[:TOP]
     ]  # fmt: skip
-    result.table(header, longest, least=["GFLOP/s", "GB/s", "bound by", "% of step", "calls", "shapes"])
+    result.table(header, longest, least=["GFLOP/s", "GB/s", "% of step", "calls", "shapes"])
     timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
     result.csv(f"{stem}_operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimization")

@@ -171,7 +171,7 @@ def conditions(profile: Profile) -> str:
     run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {tables.counted(timed['count'], 'step')}"
     return (
-        f"{run['version']}, {run_facts.describe(run)}; {steps} profiled steps of "
+        f"{run['version']}, {run_facts.describe(run)}; {tables.counted(steps, 'profiled step')} of "
         f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
         f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
     )

@@ -1,6 +1,7 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
 import gzip
+import os
 import sqlite3
 
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
@@ -63,6 +64,20 @@ def test_a_database_of_two_gpus_says_so(tmp_path):
     assert "launches of 2 GPUs" in load_kernels.load(path).notes[0]
 
 
+def test_processes_that_each_see_one_gpu_have_several(tmp_path):
+    """In a trace that `rocpd convert` wrote from their databases each has the same number of its GPU."""
+    rows = "".join(f"{guid},Agent 4,gemm,{start},{start + 5}\n" for guid, start in (("a", 0), ("b", 2)))
+    path = put(tmp_path / "a_kernel_trace.csv", f"Guid,Agent_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n{rows}")
+    assert "launches of 2 GPUs" in load_kernels.load(path).notes[0]
+
+
+def test_a_folder_is_read_although_its_newest_database_has_no_kernels(tmp_path):
+    """The parent of processes that launch kernels ends last."""
+    write_database(tmp_path / "2_results.db", launches=[])
+    os.utime(write_database(tmp_path / "1_results.db"), (1e9, 1e9))
+    assert launch_rows(load_kernels.load(tmp_path)) == LAUNCHES
+
+
 def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
         load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
@@ -94,6 +109,33 @@ def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
     assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
 
 
+@pytest.mark.parametrize("end", ["csv", "csv.gz"])
+def test_tables_of_a_workload_that_nobody_analyzed_are_its_passes(tmp_path, end):
+    """Each has the rows of its counters; they count no longer where `analyze` has joined them into pmc_perf.csv."""
+    header, *rows = (FIXTURES / "pmc_perf_long.csv").read_text().splitlines()
+    for number in (10, 2):
+        text = "\n".join([header, *(row for row in rows if ("SQ_WAVES" in row) == (number == 2))]) + "\n"
+        put(tmp_path / f"results_pmc_perf_{number}.{end}", gzip.compress(text.encode()) if end == "csv.gz" else text)
+    whole = load_kernels.load(FIXTURES / "pmc_perf_long.csv")
+    for path in (tmp_path, tmp_path / f"results_pmc_perf_10.{end}"):
+        found = load_kernels.load(path)
+        assert found.table.equals(whole.table) and found.counters[whole.counters.columns].equals(whole.counters)
+        assert not any("not read" in note for note in found.notes)
+    put(tmp_path / "pmc_perf.csv", (FIXTURES / "pmc_perf_long.csv").read_bytes())
+    assert load_kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "pmc_perf.csv"]}
+
+
+def test_databases_of_two_processes_are_other_launches(tmp_path):
+    """A pass starts its processes anew: those of the least process numbers are the same, and so on."""
+    for name, waves in (("0_999", 16), ("0_1002", 32)):
+        write_counters(tmp_path / f"pmc_perf_{name}.db", {"SQ_WAVES": [waves] * 3})
+    for name, hits in (("1_1004", 1), ("1_1005", 2)):
+        write_counters(tmp_path / f"pmc_perf_{name}.db", {"TCC_HIT_sum": [hits] * 3})
+    found = load_kernels.load(tmp_path)
+    assert sorted(launch_rows(found)) == sorted(LAUNCHES * 2)
+    assert sorted(found.counters.itertuples(index=False, name=None)) == [(16, 1)] * 3 + [(32, 2)] * 3
+
+
 def test_databases_of_a_workload_are_its_passes(tmp_path):
     """Each holds other counters of the same launches; the table that `analyze` may write comes after them."""
     second = write_counters(tmp_path / "pmc_perf_1.db", {"TCC_HIT_sum": [1, 2, 3.5]})
@@ -109,14 +151,15 @@ def test_databases_of_a_workload_are_its_passes(tmp_path):
 def test_ceilings_of_other_releases(tmp_path):
     path = put(
         tmp_path / "roofline.csv",
-        "device,HBMBw,HBMBwLow,hbmBwHigh,MALLBw,L2Bw,FP16Flops,BF16Flops,I8Ops,MFMAF4Flops,MFMAF6F4Flops,MFMABF16Flops,WMMAF16Flops\n"
-        "2,4000.5,1,1,8000,0,30000,15000,60000,900000,800000,700000,0\n",
+        "device,HBMBw,HBMBwLow,hbmBwHigh,MALLBw,L2Bw,FP16Flops,BF16Flops,I8Ops,MFMAF4Flops,MFMAF6F4Flops,MFMABF16Flops,WMMAF16Flops,MFMAMXF8Flops\n"
+        "2,4000.5,1,1,8000,0,30000,15000,60000,900000,800000,700000,0,600000\n",
     )
     assert rocm.read_rocprof_ceilings(path) == {
         "device": 2,
         "bytes_per_second": {"hbm": 4000.5e9, "mall": 8000e9},
         "flops_per_second": {
             "fp16": 30e12, "bf16": 15e12, "int8": 60e12, "mfma_fp4": 900e12, "mfma_fp6f4": 800e12, "mfma_bf16": 700e12,
+            "mfma_mxfp8": 600e12,
         },
     }  # fmt: skip
 
