@@ -62,9 +62,10 @@ def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pa
     return Kernels(table[list(COLUMNS)].astype(types), counters, source, path, **rest)
 
 
-def several_gpus(count: int) -> tuple[str, ...]:
+def several_gpus(count: int, counted: str = "GPUs") -> tuple[str, ...]:
     """The note on a source with launches of so many GPUs, if it has those of several."""
-    return (f"it has launches of {count} GPUs: busy is the time in which any of them is, and a gap one of all",) * (count > 1)
+    note = f"it has launches of {count} {counted}: busy is the time in which any of them is, and a gap one of all"
+    return (note,) if count > 1 else ()
 
 
 def category(name: str) -> str:

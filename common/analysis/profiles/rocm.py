@@ -46,7 +46,7 @@ CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|MXF|FP|F|I)(?P<bit
 
 def read_kernel_trace(path: Path) -> Kernels:
     frame = read_frame(path)
-    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=several_gpus(_gpus(frame)))
+    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=_notes(frame))
 
 
 def read_kernel_stats(path: Path) -> Kernels:
@@ -127,12 +127,13 @@ def read_rocpd(path: Path) -> Kernels:
     agent, process = (name if name in columns else "0" for name in ("agent_log_index", "guid"))
     rows = _query(path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start')
     frame = _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS))
-    return build("rocpd", path, _launches(path, frame), notes=several_gpus(_gpus(frame)))
+    return build("rocpd", path, _launches(path, frame), notes=_notes(frame))
 
 
-def _gpus(frame: pandas.DataFrame) -> int:
-    """The number of GPUs; a process may see one alone, which then has the same number in each."""
-    return len(frame[[column for column in GPU_COLUMNS if column in frame]].drop_duplicates())
+def _notes(frame: pandas.DataFrame) -> tuple[str, ...]:
+    """Each process may see one GPU alone, which then has the same number in all of them."""
+    columns = [column for column in GPU_COLUMNS if column in frame]
+    return several_gpus(len(frame.drop_duplicates(columns)), "GPUs or processes") if columns else ()
 
 
 def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:

@@ -61,14 +61,14 @@ def test_a_database_of_two_gpus_says_so(tmp_path):
     with sqlite3.connect(path) as database:
         columns = "'gemm' AS name, start, [end], start % 2 AS agent_log_index"
         database.execute(f"CREATE VIEW kernels AS SELECT {columns} FROM rocpd_kernel_dispatch_0000aaaa")
-    assert "launches of 2 GPUs" in load_kernels.load(path).notes[0]
+    assert "launches of 2 GPUs or processes:" in load_kernels.load(path).notes[0]
 
 
 def test_processes_that_each_see_one_gpu_have_several(tmp_path):
     """In a trace that `rocpd convert` wrote from their databases each has the same number of its GPU."""
     rows = "".join(f"{guid},Agent 4,gemm,{start},{start + 5}\n" for guid, start in (("a", 0), ("b", 2)))
     path = put(tmp_path / "a_kernel_trace.csv", f"Guid,Agent_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n{rows}")
-    assert "launches of 2 GPUs" in load_kernels.load(path).notes[0]
+    assert "launches of 2 GPUs or processes:" in load_kernels.load(path).notes[0]
 
 
 def test_a_folder_is_read_although_its_newest_database_has_no_kernels(tmp_path):
