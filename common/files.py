@@ -155,6 +155,23 @@ def unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile:
     return _Unpacked(path, file, size) if packed else file
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while `path` is opened and read into a UsageError: it cannot be read, or is a damaged gzip file."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_text(path: Path) -> str:
+    """The whole file, unpacked, as text. UsageError: as `reading` and `unpacked`."""
+    with reading(path), opened(path) as file:
+        return unpacked(path, file).read().decode("utf-8-sig", errors="replace")
+
+
 def without_waiting(path: str, flags: int) -> int:
     """For `open`: an opener that waits for no other process if `path` is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
@@ -237,13 +254,7 @@ def integer(digits: str) -> int | float:
 
 def read_json(path: Path, schema: str | None = None) -> Any:
     """Content of a .json or .json.gz file, of a schema if one is given. UsageError: it is missing, damaged, or of another."""
-    try:
-        with opened(path) as file:
-            text = unpacked(path, file).read().decode("utf-8-sig", errors="replace")
-    except (EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    text = read_text(path)
     if not text.strip():
         raise UsageError(f"{path} is empty")
     try:

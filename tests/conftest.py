@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -84,6 +84,15 @@ def same_settings() -> Iterator[None]:
     ranks.gloo_started = False  # or `cli.command` would end the process of the tests
 
 
+def finished(
+    command: Sequence[object], folder: Path, environment: Mapping[str, str], check: int | None = 0, seconds: float = 900
+) -> subprocess.CompletedProcess:
+    """Runs a command in a folder and asserts its exit code, unless `check` is None."""
+    done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
+    assert check in (None, done.returncode), f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     """run_script(script, *arguments, check=0, **variables): runs it in tmp_path and asserts its exit code.
@@ -93,12 +102,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 
     def run(*arguments: object, check: int = 0, seconds: float = 900, **variables: str) -> subprocess.CompletedProcess:
         variables = {"PYTHONPATH": PATHS} | (variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
-        assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
-        return done
+        return finished([sys.executable, *arguments], tmp_path, os.environ | variables, check, seconds)
 
     return run
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import finished
+
 SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed")
 
 # A stand-in notes its command line in $CALLS and runs the command that it was given. It refuses options that the real tool lacks:
@@ -118,12 +120,7 @@ class Machine:
     def run(
         self, script: Path, *arguments: object, check: int = 0, seconds: float = 600, **environment: str
     ) -> subprocess.CompletedProcess:
-        done = subprocess.run(
-            ["bash", str(script), *map(str, arguments)],
-            cwd=self.folder, env=self.environment | environment, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
-        assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
-        return done
+        return finished(["bash", script, *arguments], self.folder, self.environment | environment, check, seconds)
 
     @property
     def calls(self) -> list[list[str]]:

@@ -7,20 +7,15 @@ python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.jso
 from pathlib import Path
 
 from common import cli
-from common.analysis.formulas import operators
 from common.analysis.reports import triton_kernels
-from common.config import ModelConfig
 from common.records import step_profile
 from common.training import version_files
 from version3_triton import tiny_llama_v3
-from version3_triton.kernels import costs
 
 
 def show(path: Path, sort_by: str | None) -> None:
     profile = step_profile.read(path)
-    run, training = profile["run"], profile["run"]["training"]
-    shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
-    print(triton_kernels.report(path, profile, costs.training_step(*shape, operators.element_bytes(run)), sort_by).terminal())
+    print(triton_kernels.report(path, profile, version_files.kernel_costs(profile), sort_by).terminal())
 
 
 def main() -> int:

@@ -1,12 +1,13 @@
 """Recipes for containers and environment modules, and every shell script: as far as they can be checked without these tools."""
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, finished
 
 import pytest
 
@@ -29,10 +30,7 @@ def test_a_shell_script_parses(script):
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck")
 def test_shellcheck_finds_nothing():
-    done = subprocess.run(
-        ["shellcheck", "--external-sources", *map(str, SHELL_SCRIPTS)], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stdout
+    finished(["shellcheck", "--external-sources", *SHELL_SCRIPTS], ROOT, os.environ)
 
 
 # ----------------------------------------------------------------------------------------------------------- containers

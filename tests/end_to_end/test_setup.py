@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, finished
 
 import pytest
 from packaging.requirements import Requirement
@@ -70,11 +70,7 @@ class Clone:
         return [line for line in (self.folder / "pip.log").read_text().splitlines() if line.startswith("install ")]
 
     def run(self, *command: str, check: int = 0, **environment: str) -> subprocess.CompletedProcess:
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment | environment, capture_output=True, text=True, timeout=900
-        )
-        assert done.returncode == check, f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
-        return done
+        return finished(command, self.folder, self.environment | environment, check)
 
     def plan(self, **environment: str) -> str:
         done = self.run("sh", "setup.sh", "--plan", **environment)

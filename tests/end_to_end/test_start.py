@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import loading, progress, terminal
 from common.files import read_json
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT, TINY, finished
 from tests.pages import SCRIPTS
 
 import pytest
@@ -22,10 +22,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 def start(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
     """Python with these arguments, in a folder, where PYTHONPATH names nothing."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=folder, env=ENVIRONMENT | environment, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    return finished([sys.executable, *arguments], folder, ENVIRONMENT | environment, None, 300)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +49,7 @@ def test_without_torch_it_ends_in_one_line(copy, tmp_path, script):
 def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
     """A module that is imported early interrupts the process, as Ctrl-C would."""
     (tmp_path / "pydantic.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
-    done = subprocess.run(
-        [sys.executable, str(copy / "version1_pytorch_baseline/tiny_llama_v1.py"), "--help"],
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = start(tmp_path, copy / "version1_pytorch_baseline/tiny_llama_v1.py", "--help", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common.files import read_json
-from tests.conftest import ROOT, TINY, V1, cells
+from tests.conftest import ROOT, TINY, V1, cells, finished
 
 import pytest
 
@@ -29,16 +29,12 @@ for number, cell in enumerate(json.load(open(sys.argv[1]))):
 """
 
 
-def in_a_process(cells: list[str], folder: Path, check: bool = True) -> subprocess.CompletedProcess:
+def in_a_process(cells: list[str], folder: Path, check: int = 0) -> subprocess.CompletedProcess:
     """Runs code cells in a folder, on the CPU."""
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, "cells.json"], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert (done.returncode == 0) == check, f"{done.stdout}\n{done.stderr}"
-    return done
+    return finished([sys.executable, "-c", RUNNER, "cells.json"], folder, environment, check)
 
 
 @pytest.mark.usefixtures("known_ceilings")
@@ -92,7 +88,7 @@ def test_without_a_repository_it_is_cloned(tmp_path):
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "a"]):
         subprocess.run([*git, *arguments], check=True)
-    assert "put the address to clone from into REPOSITORY" in in_a_process(CODE[:1], folder, check=False).stderr
+    assert "put the address to clone from into REPOSITORY" in in_a_process(CODE[:1], folder, check=1).stderr
 
     setup = CODE[0].replace('REPOSITORY = ""', f"REPOSITORY = {f'file://{source}'!r}")
     for _ in range(2):  # the second time it is there

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -12,7 +11,7 @@ from common.documents import lab_dashboard
 from common.errors import UsageError
 from common.files import read_json, write_json
 from common.records import lab_file
-from tests.conftest import PATHS, ROOT, V1
+from tests.conftest import PATHS, ROOT, V1, finished
 
 import experiments
 import pytest
@@ -34,8 +33,7 @@ def measured(tmp_path_factory) -> Path:
         "PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
     command = [sys.executable, LAB / "run_lab.py", "--output", "profiling_lab.json", "--parts", *QUICK_PARTS, *SMALL]
-    done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = finished(command, folder, environment, seconds=300)
     assert "qkv_projection" in done.stdout and "written: profiling_lab.json" in done.stdout
     return folder / "profiling_lab.json"
 

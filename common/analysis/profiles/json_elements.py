@@ -3,13 +3,12 @@
 import codecs
 import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import UsageError
-from common.files import LARGEST, opened, unpacked
+from common.files import LARGEST, opened, reading, unpacked
 
 import ijson
 
@@ -25,7 +24,7 @@ def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
     """
     prefix = f"{key}.item".lstrip(".")
     try:
-        with opened(path) as file:
+        with reading(path), opened(path) as file:
             content, found = unpacked(path, file), False
             for element in ijson.items(_Text(path, content), prefix, use_float=True, buf_size=BLOCK):
                 found = True
@@ -36,10 +35,6 @@ def elements(path: Path, key: str, otherwise: str) -> Iterator[Any]:
             events = ijson.parse(_Text(path, content), buf_size=BLOCK)
             if not any(event == "start_array" and prefix == key for prefix, event, _ in events):
                 raise UsageError(f"{path} {otherwise}")
-    except (EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except ijson.JSONError as error:
         if not key and "premature EOF" in str(error):
             return

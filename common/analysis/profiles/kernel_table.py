@@ -1,17 +1,16 @@
 """The table of kernels that the reader of every file makes, and helpers to read CSV files."""
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import files
 from common.analysis.output.tables import shortened
 from common.errors import UsageError
-from common.files import LARGEST, opened, unpacked
+from common.files import LARGEST
 
 import numpy
 import pandas
@@ -75,23 +74,13 @@ def category(name: str) -> str:
 
 def read_bytes(path: Path, size: int) -> bytes:
     """The first `size` bytes of a file."""
-    try:
-        with opened(path) as file:
-            return file.read(size)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    with files.reading(path), files.opened(path) as file:
+        return file.read(size)
 
 
 def read_text(path: Path) -> str:
     """The whole file, unpacked, as text; every line ends in a newline character, whatever it ended in."""
-    try:
-        with opened(path) as file:
-            text = unpacked(path, file).read().decode("utf-8-sig", errors="replace")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return files.read_text(path).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def rows(path: Path, text: str) -> list[list[str]]:

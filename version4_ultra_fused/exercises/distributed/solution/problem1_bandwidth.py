@@ -16,21 +16,13 @@ FACTORS = {
 
 
 def bandwidths(collective: str, size: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """Algorithm and bus bandwidth in bytes/s of a collective over `size` bytes.
-
-    Args:
-        collective: all_reduce, reduce_scatter, all_gather or broadcast.
-        size: bytes of the whole array: of the input of a reduce-scatter, of the output of an all-gather.
-    """
+    """Algorithm and bus bandwidth in bytes/s of a collective over `size` bytes."""
     algorithm = size / seconds
     return algorithm, algorithm * FACTORS[collective](ranks)
 
 
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Latency in seconds and algorithm bandwidth in bytes/s of the line seconds = latency + size / bandwidth.
-
-    The sum of the squared relative errors is smallest. With absolute errors the largest sizes would decide alone.
-    """
+    """Latency in seconds and algorithm bandwidth in bytes/s of the line seconds = latency + size / bandwidth."""
     measured = np.array(seconds)
     columns = np.stack([1 / measured, np.array(sizes) / measured], axis=1)
     latency, per_byte = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0]

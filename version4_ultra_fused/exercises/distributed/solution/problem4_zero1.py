@@ -9,13 +9,7 @@ from torch import nn
 
 
 class ShardedAdamW:
-    """AdamW that updates this rank's share of the weights, and gathers the shares of the other ranks.
-
-    Attributes:
-        weights: all weights in one flat tensor, padded with zeros to a multiple of the number of ranks.
-        share: this rank's part of `weights`; it shares their memory.
-        optimizer: a torch.optim.AdamW that holds `share` alone.
-    """
+    """AdamW that updates this rank's share of the weights, and gathers the shares of the other ranks."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         """Moves the model's weights into one flat tensor; the parameters become views of it."""

@@ -23,9 +23,5 @@ def communication_seconds(sent: float, collectives: int, latency: float, bandwid
 
 
 def exposed_seconds(communication: float, backward: float, buckets: int) -> float:
-    """Seconds by which the communication outlasts the backward pass.
-
-    Bucket i of k is ready after (i + 1) / k of the backward pass. Each bucket takes 1 / k of the communication, and they run one
-    after the other.
-    """
+    """Seconds by which the communication outlasts the backward pass."""
     return max(communication / buckets, communication - backward * (buckets - 1) / buckets)
