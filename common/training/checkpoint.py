@@ -218,7 +218,7 @@ class Checkpoints:
             raise RunError(f"no checkpoint in {self.folder} is whole: {damaged}; start again in another folder", shared=True)
         elif options.resume:
             print(f"no checkpoint in {self.folder} yet: starting from the first step")
-        self.first = self.saved = self.position["step"]
+        self.first = self.position["step"]
         self.kept = [self.source] if self.source else []
 
     def _newest_whole(self, names: list[str]) -> tuple[Path | None, str]:
@@ -266,8 +266,7 @@ class Checkpoints:
 
     def due(self, finished: int, last: bool) -> bool:
         """Whether a checkpoint is to be written after this step: every --checkpoint-every steps, and when the run ends."""
-        due = last or (self.every is not None and finished % self.every == 0)
-        return self.on and due and finished > self.saved
+        return self.on and (last or (self.every is not None and finished % self.every == 0))
 
     def save(self, finished: int) -> None:
         """Writes the state after these steps, and removes all but the KEPT newest checkpoints. RunError: it cannot be written."""
@@ -293,7 +292,6 @@ class Checkpoints:
             if here.main_process:
                 self._complete(building, target, sorted(itertools.chain(*sums)))
         distributed.wait_for_all()
-        self.saved = finished
         print(f"saved {target}", flush=True)
 
     def _complete(self, building: Path, target: Path, sums: list[tuple[str, str]]) -> None:

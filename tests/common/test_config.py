@@ -52,6 +52,16 @@ def test_defaults_are_the_tiny_preset_and_large_is_the_shape_of_tinyllama_1b() -
     assert (model.intermediate_size, model.vocab_size, model.head_dim) == (5632, 32000, 64)
 
 
+@pytest.mark.parametrize(("preset", "model", "training"), [
+    ("small", (512, 8, 8, 4, 2048), (8, 128, 1e-3)), ("medium", (1024, 12, 8, 4, 4096), (16, 512, 3e-4)),
+])  # fmt: skip
+def test_shapes_and_rates_of_the_presets_between(preset, model, training) -> None:
+    found = config.resolve(preset)
+    names = "hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"
+    assert tuple(getattr(found.model, name) for name in names) == model
+    assert (found.training.batch_size, found.training.sequence_length, found.training.learning_rate) == training
+
+
 def test_kv_heads_and_rotary_tables_follow_heads_and_sequence_length() -> None:
     assert config.resolve(model=dict(num_attention_heads=4)).model.num_key_value_heads == 4
     assert config.resolve(model=dict(num_attention_heads=4, num_key_value_heads=2)).model.num_key_value_heads == 2

@@ -46,6 +46,15 @@ def test_without_torch_it_ends_in_one_line(copy, tmp_path, script):
     assert done.stderr.startswith("error: torch, ") and f"`make setup` in {copy}, " in done.stderr
 
 
+@pytest.mark.parametrize("script", ["version3_triton/tiny_llama_v3.py", "version4_ultra_fused/tiny_llama_v4.py"])
+def test_where_there_is_no_triton_a_version_trains(script, tmp_path):
+    """As on macOS."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
+    flags = ("--device", "cpu", *TINY, "--num-steps", 2, "--data", "synthetic")
+    done = start(tmp_path, ROOT / script, *flags, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and "no Triton kernels: triton is not installed" in done.stderr, done.stderr
+
+
 def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
     """A module that is imported early interrupts the process, as Ctrl-C would."""
     (tmp_path / "pydantic.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")

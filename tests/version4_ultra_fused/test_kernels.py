@@ -295,7 +295,7 @@ def test_adamw_is_pytorchs(dtype):
         theirs.step()
         steps = torch.tensor(float(step), device=DEVICE)
         copies, rest = [x.clone() for x in (master, exp_avg, exp_avg_sq)], (0.9, 0.999, 1e-8, 0.1)
-        kernels.KERNELS["adamw"](*copies, gradient, None, steps, rate, *rest)
+        kernels.KERNELS["adamw"](*copies, 2 * gradient, None, steps, rate, *rest, 0.5)  # a sum over two processes
         kernels.KERNELS["adamw"](master, exp_avg, exp_avg_sq, gradient, working, steps, 1e-2, *rest)
         assert all(map(torch.equal, copies, (master, exp_avg, exp_avg_sq)))  # the same bits with the rate on the device
     torch.testing.assert_close(master, parameter.data, rtol=1e-5, atol=1e-6)

@@ -36,8 +36,7 @@ if HAS_TRITON:
 
 def form(heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
     """Which form of attention runs: `short`, `own` (Version 3's kernels) or `library`; `heads` are those of all sequences."""
-    too_many = heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM
-    if missing(device) or dtype.itemsize > 4 or too_many:
+    if missing(device) or dtype.itemsize > 4 or heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
     measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for short sequences spills registers
     if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:

@@ -6,6 +6,7 @@ import signal
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 from common import device as devices
 from common.analysis.comparisons import ablation_effects
@@ -18,6 +19,7 @@ from tests import study_options
 from tests.conftest import ROOT
 from version2_pytorch_fused import tiny_llama_v2
 
+import pandas
 import pytest
 import torch
 
@@ -133,3 +135,8 @@ def test_with_torch_compile(run_script, config, tmp_path):
     run_script(SCRIPT, "--config", config, "--rounds", "1", "--all-combinations")
     measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation_file.SCHEMA)
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)
+
+
+def test_launches_are_those_of_a_step_without_copies():
+    table = pandas.DataFrame({"category": ["kernel", "operator", "memcpy"], "calls": [4, 2, 9]})
+    assert ablation.launches_per_step(SimpleNamespace(table=table, steps=2)) == 3

@@ -78,6 +78,8 @@ def test_rates_shares_and_bounds_follow_from_the_times():
     rows = gemm_operations.describe(measured).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
+    header, points = gemm_operations.grid_table(gemm_operations.describe(measured), measured["ceilings"])
+    assert {round(point[header.index("% of GEMM ceiling")], 6) for point in points} == {25}
     for point in (2, 4):
         assert sum(row["share_percent"] for row in rows if row["batch_size"] == point) == pytest.approx(100)
     down = next(row for row in rows if row["gemm"] == "down_proj" and row["phase"] == "forward" and row["batch_size"] == 2)

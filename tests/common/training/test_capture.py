@@ -190,7 +190,9 @@ def test_the_capturable_optimizer_keeps_its_settings():
     )
     group = made.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"], group["capturable"]) == (0.25, (0.5, 0.75), 0.125, True)
-    assert group["params"] == [weight]
+    assert group["params"] == [weight] and not group["fused"]
+    half = Precision(torch.device("cpu"), torch.float16)
+    assert capture.capturable(torch.optim.AdamW([weight]), half).defaults["fused"], "which leaves out a step that has overflowed"
 
 
 @pytest.mark.parametrize("theirs, error", [([3.0, -4.0], 0.0), ([3.0, -3.0], 0.2), ([3.0, float("nan")], float("inf"))])

@@ -162,8 +162,9 @@ def test_flags_that_a_checkpoint_does_not_fit_are_refused(trained, refused):
     assert "saved/step-00000003 is there: go on from it with --resume" in refused(SCRIPT, *QUICK, "--checkpoint-dir", "saved")
     again = ("--checkpoint-dir", "saved", "--resume")
     assert "leaves nothing to train: raise --num-steps (now 3)" in refused(SCRIPT, *QUICK, "--num-steps", 3, *again)
-    said = refused(SCRIPT, *QUICK, *again, "--batch-size", 3, "--seed", 1)
-    assert "another sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
+    said = refused(SCRIPT, *QUICK, *again, "--batch-size", 3, "--seed", 1, "--seq-len", 8)
+    assert "another sequences in a step of all processes (2, now 3), sequence length (16, now 8), seed (0, now 1)" in said
+    assert ", data sha256 (" in said
     assert "of a run with another TF32 (False, now True)" in refused(SCRIPT, *QUICK, *again, "--num-steps", 4, "--allow-tf32")
 
 
@@ -404,3 +405,10 @@ def test_a_member_of_an_enumeration_as_python_3_11_2_pickles_it_is_read(tmp_path
 
     pickled = pickle.dumps(Calls(getattr, encoding, "TORCH_CHANNELS_LAST"))
     assert checkpoint._Unpickler(io.BytesIO(pickled)).load() is encoding.TORCH_CHANNELS_LAST
+
+
+def test_the_last_steps_of_a_run_that_goes_on_are_profiled(trained, tmp_path):
+    trained(3, "--checkpoint-dir", "saved")
+    trained(9, "--checkpoint-dir", "saved", "--resume", "--enable-pytorch-profiler")
+    steps = json.loads((tmp_path / "metrics.json").read_text())["step_ms"]
+    assert (len(steps["all"]), steps["profiled"]) == (6, 3) and list((tmp_path / "pytorch_profiles").glob("profile_*.json"))

@@ -11,7 +11,9 @@ import pytest
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_flop_counters_see_the_full_attention_of_version_2(kv_heads, tmp_path):
     config, batch = models.config(kv_heads), models.batch()
-    counted = flop_counters.count(tiny_llama_v2.TinyLlama(config), batch, tmp_path / "modules.txt")
+    model = tiny_llama_v2.TinyLlama(config)
+    counted = flop_counters.count(model, batch, tmp_path / "modules.txt")
+    assert all(parameter.grad is None for parameter in model.parameters()), "the first step would add to them"
     full = flops.training_step(config, *batch[0].shape, causal=False)
     scores_again = flops.forward(config, *batch[0].shape, causal=False)["attention"] // 2
     assert counted["FlopCounterMode"] == {"forward": full["forward"], "backward": full["backward"] + scores_again}

@@ -281,3 +281,15 @@ def test_gpu_and_cpu_train_alike(tmp_path):
     cpu, gpu = (losses_in_a_process(tmp_path, *QUICK, "--device", device) for device in ("cpu", "cuda"))
     assert gpu == pytest.approx(cpu, abs=1e-4)
     assert json.loads((tmp_path / "metrics.json").read_text())["memory"]["kind"] == "GPU allocator"
+
+
+def test_times_and_the_line_of_progress_follow_from_the_clock(monkeypatch, capsys, tmp_path):
+    class Seconds(run.Clock):
+        def mark(self) -> int:
+            self.marks.append(float(len(self.marks)))
+            return len(self.marks) - 1
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "Clock", Seconds)
+    assert tiny_llama_v1.train(options("--log-every", "1")).record["step_ms"]["all"] == [1000.0] * 4
+    assert "1 s a step           32 tokens/s     3 s left\n" in capsys.readouterr().out

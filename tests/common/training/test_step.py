@@ -64,6 +64,14 @@ def test_a_refused_warm_up_gives_the_learning_rate_back():
     assert optimizer.param_groups[0]["lr"] == OPTIONS.learning_rate
 
 
+def test_a_step_runs_as_often_as_it_is_asked_to():
+    model, ran = models.build(tiny_llama_v1), []
+    optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
+    train = tiny_llama_v1.make_step(model, optimizer, Precision(CPU, None))
+    step.run(lambda batch: ran.append(batch) or train(batch), optimizer, models.batch(), 2)
+    assert len(ran) == 2
+
+
 def test_gradients_are_what_the_optimizer_was_given():
     model = models.build(tiny_llama_v1)
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)

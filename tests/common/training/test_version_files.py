@@ -1,5 +1,6 @@
 """Version files as modules, each loaded by itself, and the flags that comparisons share."""
 
+import importlib
 import re
 import sys
 from dataclasses import replace
@@ -68,6 +69,8 @@ def test_several_processes_share_the_random_batch_of_one():
     options = replace(options, batch_size=6)
     for parts, expected in zip(zip(*ranks, strict=True), version_files.random_batch(options, torch.device("cpu")), strict=True):
         assert torch.equal(torch.cat(parts), expected)
+    other = version_files.random_batch(replace(options, seed=1), torch.device("cpu"))
+    assert not torch.equal(other[0], version_files.random_batch(options, torch.device("cpu"))[0])
 
 
 def test_processes_that_share_an_update_share_its_bytes():
@@ -83,3 +86,12 @@ def test_processes_that_share_an_update_share_its_bytes():
         profile = {"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": 1}]}
         found.append(version_files.kernel_costs(profile)["_adamw", "optimizer"].bytes)
     assert found[0] == found[1] == 4 * found[2] > 0
+
+
+def test_costs_are_given_how_often_each_kernel_ran(monkeypatch):
+    costs, given = importlib.import_module("version4_ultra_fused.kernels.costs"), []
+    monkeypatch.setattr(costs, "training_step", lambda *arguments: given.append(arguments[-1]) or {})
+    training = {"batch_size": 2, "sequence_length": 8}
+    run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}, "training": training}
+    version_files.kernel_costs({"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": n} for n in (3, 4)]})
+    assert given == [{("_adamw", "optimizer"): 7}]

@@ -130,7 +130,8 @@ def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():
     torch.testing.assert_close(scales.scale[0].cpu() * most, torch.tensor(ASSUMED))
     for number in range(HISTORY + 1):
         scales.begin(tokens=8)
-        scales.seen[0] = torch.tensor([50.0 if number == 0 else 2.0, 1.0, 0.5])
+        largest = torch.tensor([50.0 if number == 0 else 2.0, 1.0, 0.5], device=DEVICE)
+        scales.seen[0] = torch.maximum(scales.seen[0], largest)  # as kernels do
         scales.end()
         scales.begin(tokens=8)
         expected = 50.0 if number < HISTORY else 2.0

@@ -71,7 +71,7 @@ def shared_out(monkeypatch, processes: int) -> list:
     return optimizers
 
 
-@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("processes", [2, 3, 5, 8])
 def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shared_out(monkeypatch, processes):
     optimizers = shared_out(monkeypatch, processes)
     for kind in ("matrices", "others"):

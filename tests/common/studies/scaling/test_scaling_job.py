@@ -31,7 +31,8 @@ def test_what_the_traces_of_a_job_say(tmp_path):
     ]
     assert scaling_job.traced(tmp_path, cell, beside_backward=True)["collectives"][1]["beside"] == "backward"
     both = scaling_job.traced(tmp_path, cell | {"parallel": "fsdp"}, False)["collectives"]
-    assert [(each["bytes"], each["beside"]) for each in both[1:]] == [(2000, "forward"), (2000, "backward")]
+    found = [(each["count"], each["bytes"], each["beside"]) for each in both[1:]]
+    assert found == [(0.5, 2000, "forward"), (0.5, 2000, "backward")]
     small = ModelConfig(hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=16)
     model = known_models.find(ROOT)["v4"].load().TinyLlama(small)
     assert model.optimizer_communicates  # which a run's record says
