@@ -52,7 +52,7 @@ def add_work(path: Path, profile: Path) -> None:
 
     content = step_profile.read(profile)
     if not content["attention_only"]:
-        work = [cast(Work, point._asdict()) for point in roofline.from_profile(content) if point.seconds > 0]
+        work = [cast(Work, point._asdict()) for point in roofline.from_profile(content)]
         files.write_json(path, read(path) | {"work": work})
 
 

@@ -1,6 +1,7 @@
 """Memory traffic: bytes from counters or from shapes, against the measured bandwidth; what cannot say it is refused."""
 
 import csv
+import math
 import re
 import shutil
 from pathlib import Path
@@ -151,7 +152,9 @@ def test_bytes_of_a_gpu_step_by_its_shapes():
     least, step = moved / profile["run"]["ceilings"]["bytes_per_second"], profile["run"]["step_ms"]["median"] / 1e3
     assert f"{100 * least / step:.3g} % of its" in facts["a step"] and "median without the profiler" in facts["a step"]
     assert facts["far"].startswith("most time above the bound: aten::mm (attention)")
-    assert any("optimizer" in note and "left out" in note for note in traffic.notes)
+    times = [(row.us, row.bytes is None) for row in operators.rows(profile)]
+    share = 100 * sum(us for us, unknown in times if unknown) / sum(us for us, _ in times)
+    assert any(note.startswith(f"left out, {share:.1f} %") and "optimizer" in note for note in traffic.notes)
 
 
 def test_a_cpu_profile_as_the_script_shows_it(execute, tmp_path, cpu_trace):
@@ -241,6 +244,8 @@ def test_rows_and_facts_of_three_kernels_with_known_bounds():
     assert [cell["us above bound"] for cell in cells] == pytest.approx([2e6, 0.05e6, 3.5e6])
     assert [cell["% of copy"] for cell in cells] == pytest.approx([12.5, 95, 12.5])
     assert [cell["L2 MB"] for cell in cells] == [None, 5, None]
+    bytes_alone = traffic._replace(ceilings=CEILINGS | {"flops_per_second": math.inf})
+    assert [cell["bound by"] for cell in table(bytes_alone)] == [None] * 3
     found = dict(bandwidth.facts(traffic))
     assert found["total"] == "390 MB in 9 s of kernels, all that was recorded"
     assert found["at least"] == "1.95 s at that bandwidth, 21.7 % of that time"

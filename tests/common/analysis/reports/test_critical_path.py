@@ -85,7 +85,8 @@ def test_the_step_is_the_median_one(tmp_path):
 
 def test_rates_are_of_all_launches_of_a_kernel(profile):
     content, trace = loaded(profile)
-    header, rows = critical_path.kernel_table(critical_path.step(trace), trace, content["run"], COSTS)
+    step = critical_path.step(trace)
+    header, rows = critical_path.kernel_table(step, trace, content["run"], COSTS)
     found = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
     assert [row[0] for row in rows] == [
         "nvjet_weight", branched_traces.PRODUCT, "_adamw", "_swiglu", "_rms_norm_forward", "Memcpy",
@@ -97,6 +98,8 @@ def test_rates_are_of_all_launches_of_a_kernel(profile):
     assert product["% of GEMM"] == pytest.approx(product["TFLOP/s"])
     assert product["GB/s"] == pytest.approx(2 * (64 * 32 + 32 * 16 + 64 * 16) / 10e-6 / 1e9)
     assert (adamw["on path"], adamw["% of path"], adamw["GB/s"]) == (1, pytest.approx(100 * 10 / 39), None)
+    step.kernels.loc[step.kernels.name == "_swiglu", "duration_us"] = 50.0
+    assert [row[0] for row in critical_path.kernel_table(step, trace, content["run"], COSTS)[1][2:4]] == ["_adamw", "_swiglu"]
 
 
 def test_an_operator_of_two_kernels_counts_once(tmp_path):

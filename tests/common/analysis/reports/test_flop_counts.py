@@ -59,6 +59,7 @@ def test_norms_have_a_row_that_no_count_includes(written):
     ]
     rows = {row[0]: row for row in table.rows}
     assert rows["(norms)"][2] == 9 * (4 * tokens * 256 + 2 * tokens) / 1e9
+    assert rows["(norms)"][3] == pytest.approx(100 * rows["(norms)"][2] / rows["total"][1])
     assert rows["total"][1] == sum(rows[part][1] for part in ("projections", "attention", "mlp", "head"))
 
 

@@ -42,6 +42,8 @@ def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
     rows = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
     found = facts(launches.analyze(write_database(tmp_path / "results.db", rows), 5, None))
     assert "gaps: 2, median 2 us, longest 3 us" in found["busy"] and found["distinct"] == "1 kernel"
+    found = facts(launches.analyze(write_database(tmp_path / "more.db", [*rows, (SCALE, 44_000, 10_000)]), 5, None))
+    assert "gaps: 3, median 3 us, longest 10 us" in found["busy"]
 
 
 def test_the_busy_share_is_left_out_without_starts(tmp_path):
@@ -75,7 +77,8 @@ def test_operators_are_called_operators(cpu_trace):
     text = launches.analyze(cpu_trace, 5, None)
     found = facts(text)
     assert "operator calls" in found and "launches" not in found and found["note"] == pytorch.OPERATORS_NOTE
-    assert f"(steps: {STEPS})" in found["operator calls"] and "aten::mm" in text
+    calls, each = re.search(rf"([\d,]+), ([\d,]+) a step \(steps: {STEPS}\)", found["operator calls"]).groups()
+    assert int(each.replace(",", "")) == round(int(calls.replace(",", "")) / STEPS) and "aten::mm" in text
 
 
 def test_a_column_of_times_has_the_unit_of_its_largest_value(tmp_path):

@@ -1,5 +1,7 @@
 """Memory over the profiled steps: the areas are the allocator's total, and the table is what is alive at the peak."""
 
+from dataclasses import replace
+
 from common.analysis.formulas import footprint
 from common.analysis.output import plots
 from common.analysis.profiles import chrome_trace
@@ -31,12 +33,16 @@ GPU = trace(
 
 
 def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the_total():
-    peak, rows = memory_timeline.at_peak(GPU)
+    host = trace((99 * MIB, 1, 99 * MIB, "mlp", "forward"), device="cpu")
+    peak, rows = memory_timeline.at_peak(replace(GPU, memory=pandas.concat([host.memory, GPU.memory])))
     assert peak == 19 * MIB and sum(size for *_, size in rows) == peak
     assert rows == [
         (memory_timeline.EARLIER, "", 10 * MIB), ("attention", "forward", 4 * MIB), ("mlp", "backward", 3 * MIB),
         ("mlp", "forward", 2 * MIB),
     ]  # fmt: skip
+
+    last = {memory_timeline.EARLIER: 5 * MIB, "forward": 4 * MIB, "backward": 3 * MIB, "optimizer": MIB, "other": 0}
+    assert memory_timeline._alive(GPU)[1][-1] == last
 
     (axes,) = memory_timeline.figure(GPU).axes
     tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]

@@ -81,7 +81,7 @@ def test_a_gpu_gets_its_kernels(gpu_profile, cpu_profile):
     text = markdown(gpu_profile)
     gemm = next(row for row in table(text, "Kernels") if row[0] == "`gemm`")
     assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
-    assert "launches 3 kernels" in text and "idle" in text and "**Time on the GPU" in text
+    assert "launches 3 kernels" in text and "The GPU is idle 14.1 % of the step" in text and "**Time on the GPU" in text
     assert "**Kernels" not in markdown(cpu_profile)
 
 
@@ -90,7 +90,7 @@ def test_a_profile_of_attention_has_no_rest_of_the_step(tmp_path):
     write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", attention_only=True)
     text = markdown(tmp_path / "profile_2.json")
     assert [row[0] for row in table(text, "Time on the GPU")] == ["attention"]
-    assert "**Kernels of attention" in text and "**Operators of attention" in text
+    assert "**Kernels of attention" in text and "**Operators of attention" in text and "fills (the whole step)" in text
 
 
 def test_files_are_listed_if_they_are_there(cpu_profile):
@@ -153,15 +153,17 @@ def test_a_few_bytes_are_no_power_of_ten(cpu_profile):
     profile = json.loads(cpu_profile.read_text())
     for operator in profile["operators"]:
         operator["allocated_bytes"] = 4
-    assert not re.search(r"\de-\d", profile_summary.operators(profile).terminal())
+    text = profile_summary.operators(profile, "cpu_memory_usage").terminal()
+    assert not re.search(r"\de-\d", text) and "sorted by MiB allocated" in text
 
 
 def test_numbers_of_an_operator_are_those_of_a_mean_step(gpu_profile, cpu_profile):
-    profile = json.loads(gpu_profile.read_text()) | {"memory_peak_bytes": 1}
+    profile = json.loads(gpu_profile.read_text()) | {"memory_peak_bytes": 1, "operator_flops": {"aten::mm": 6e9}}
     header, rows, _ = profile_summary.operator_rows(profile)
     product = dict(zip(header, next(row for row in rows if row[0] == "aten::mm"), strict=True))
     own = sum(operator["self_device_us"] for operator in profile["operators"])
     assert (product["calls"], product["self GPU us"]) == (3 / 2, pytest.approx(129 / 2))  # three calls in two steps
+    assert product["GFLOP"] == 3 and [row[4] for row in rows] == sorted((row[4] for row in rows), reverse=True)
     assert product["share %"] == pytest.approx(100 * 129 / own)
     assert "2 profiled steps of 92.5 us" in profile_summary.conditions(profile)  # (125 + 60) / 2
     header, rows, _ = profile_summary.operator_rows(json.loads(cpu_profile.read_text()))

@@ -47,7 +47,7 @@ def test_without_measured_ceilings_nothing_is_compared():
 def test_the_figure_shows_roof_points_and_where_the_ceilings_come_from(tmp_path):
     points = [
         Point("add", 1e9, 1e9, 2e-3, "span"), Point("gemm", 8e9, 1e9, 4e-3, "operator"),
-        Point("copy", 0, 1e9, 1e-3, "span"), Point("tiny", 1e3, 1e3, 1e-6, "span"),
+        Point("copy", 0, 1e9, 1e-3, "span"), Point("tiny", 1e3, 1e3, 1e-6, "span"), Point("small", 1e8, 1e8, 1e-4, "span"),
     ]  # fmt: skip
     figure = roofline.figure(points, CEILINGS, "A step")
     (axes,) = figure.axes
@@ -59,8 +59,9 @@ def test_the_figure_shows_roof_points_and_where_the_ceilings_come_from(tmp_path)
     slopes = [y / x for x, y in zip(roof.get_xdata(), roof.get_ydata(), strict=True)]
     assert slopes[0] == pytest.approx(slopes[1]), "TFLOP/s grow with FLOP/byte up to the ridge point"
     places = [(line.get_xdata()[0], line.get_ydata()[0]) for line in markers]
-    assert places == [(1, pytest.approx(0.5)), (8, pytest.approx(2))], "no copy, and nothing below 1 % of its group"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 add: 50 %", "2 gemm: 50 %"]
+    drawn = [(1, pytest.approx(0.5)), (8, pytest.approx(2)), (1, pytest.approx(1))]
+    assert places == drawn, "no copy, and nothing below 1 % of its group"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 add: 50 %", "2 gemm: 50 %", "3 small: 100 %"]
     plots.save(figure, tmp_path / "roofline.png")
     assert (tmp_path / "roofline.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -95,6 +96,12 @@ def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     assert [point.seconds for point in named] == sorted((point.seconds for point in named), reverse=True)
     unknown = {point.name for point in spans if point.flops is None}
     assert "optimizer, cost not known" in unknown and all(name.endswith(", cost not known") for name in unknown)
+
+
+def test_only_operators_that_work_are_points_of_their_own(cpu_profile):
+    profile = step_profile.read(cpu_profile)
+    named = {point.name for point in roofline.from_profile(profile, top=1000) if point.group == "operator"}
+    assert named == {row.name for row in operators.rows(profile) if row.works}
 
 
 def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceilings, tmp_path):

@@ -4,6 +4,7 @@ import html
 from pathlib import Path
 from typing import Any
 
+from common.analysis.output import run_facts
 from common.analysis.profiles import chrome_trace
 from common.analysis.reports import tensorboard
 from common.records import step_profile
@@ -35,9 +36,13 @@ def test_the_text_has_a_link_to_the_trace_that_tensorboard_keeps(gpu_profile, tm
     from tensorboard.plugin_util import markdown_to_safe_html
 
     profile = step_profile.read(gpu_profile)
-    events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"]))))
+    trace = chrome_trace.load(gpu_profile.with_name(profile["trace"]))
+    events = load(tensorboard.write(tmp_path / "run", profile, trace))
     [text] = events.Tensors("profile/trace/text_summary")[0].tensor_proto.string_val
     shown = html.unescape(markdown_to_safe_html(text.decode()))
     assert f'<a href="https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/{profile["trace"]}">' in shown
     assert str(tmp_path / profile["trace"]) in shown
-    assert "profile/kernel_us" in events.Tags()["histograms"] and "profile/top kernels/text_summary" in events.Tags()["tensors"]
+    assert "profile/top kernels/text_summary" in events.Tags()["tensors"]
+    sizes = {tag: events.Histograms(tag)[0].histogram_value.num for tag in events.Tags()["histograms"]}
+    assert sizes == {"profile/kernel_us": len(trace.kernels), "train/step_ms": profile["run"]["step_ms"]["count"]}
+    assert events.Scalars("result/mfu")[0].value == pytest.approx(run_facts.mfu(profile["run"]) / 100)
