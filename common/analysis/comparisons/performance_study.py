@@ -45,7 +45,7 @@ def analyze(folder: Path) -> Report:
     report.text(
         f"Step times are medians of the steps without the profiler. Peak memory is that of the {first['memory']['kind']}."
     )
-    if run_facts.mfu(first) is not None:
+    if any(run_facts.mfu(run) is not None for run in runs.values()):
         report.text("MFU is a share of the data sheet's peak.")
     report.text(*run_facts.doubts(runs))
     report.facts([(name, run_facts.origin(run)) for name, run in runs.items()])

@@ -76,7 +76,7 @@ def check(before: Path, after: Path, change: str | None, path: Path) -> Report:
     if ours["ceilings"] and theirs["ceilings"]:
         for key, (name, factor) in MACHINE.items():
             rows.append([name, *(factor * run["ceilings"][key] for run in (ours, theirs))])  # type: ignore[literal-required, index]
-    report.table(["quantity", *runs, "before / after"], [[*row, row[1] / row[2]] for row in rows])
+    report.table(["quantity", *runs, "before / after"], [[*row, row[1] / row[2] if row[2] else None] for row in rows])
     report.text("What is measured is the machine: where it has changed, so has the time of every operator.")
     report.text(*(f"After: {note}." for note in traffic[1][1]))
     report.section("Where the step changed")

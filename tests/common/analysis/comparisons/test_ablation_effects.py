@@ -3,6 +3,7 @@
 import csv
 
 from common.analysis.comparisons import ablation_effects
+from common.errors import UsageError
 from common.files import write_json
 from common.records import ablation_file
 from common.studies import ablation
@@ -36,11 +37,14 @@ def made_up(every: bool = True, peak: bool = True) -> dict:
 
 @pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
 def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
-    for effect in ablation_effects.effects(made_up(every)["combinations"]):
+    measured = made_up(every)
+    for effect in ablation_effects.effects(measured["combinations"]):
         assert effect.pairs == pairs
         gain = pytest.approx(GAINS[effect.fusion])
         assert effect.time == (gain, gain, gain) and effect.rounds == (gain, gain)
         assert effect.memory.mean == gain and effect.launches.mean == gain
+    header, rows = ablation_effects.combination_table(measured)
+    assert rows[-1][header.index("speed-up")] == pytest.approx(1.25 * 2.0 * 0.8 * 1.5)
 
 
 def test_the_mean_is_geometric_and_shows_its_range():
@@ -55,8 +59,11 @@ def test_the_mean_is_geometric_and_shows_its_range():
 
 @pytest.mark.parametrize("peak", [True, False])
 def test_files_and_tables(tmp_path, peak):
-    write_json(tmp_path / "fusion_ablation.json", made_up(peak=peak))
+    measured = made_up(peak=peak)
+    measured["combinations"][1]["loss"] = 1.25
+    write_json(tmp_path / "fusion_ablation.json", measured)
     text = ablation_effects.analyze(tmp_path / "fusion_ablation.json").publish(tmp_path, "fusion_ablation")
+    assert "lie 0.25 apart" in " ".join(text.split())
     report = (tmp_path / "fusion_ablation.md").read_text()
     for shown in (text, report):
         assert "QKV + flash + SwiGLU + compile" in shown and ("peak MiB" in shown) == peak
@@ -65,6 +72,15 @@ def test_files_and_tables(tmp_path, peak):
         rows = list(csv.DictReader(file))
     assert len(rows) == 16 and float(rows[0]["ms"]) == 100.0 and rows[0]["qkv_fusion"] == "0"
     assert (tmp_path / "fusion_ablation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_has_no_pair_or_not_the_same_rounds_is_refused(tmp_path):
+    measured, path = made_up(), tmp_path / "fusion_ablation.json"
+    others = [*measured["combinations"][:3], measured["combinations"][3] | {"round_ms": [1.0]}]
+    for combinations, message in ((measured["combinations"][::15], "no two differ"), (others, r"\.3\.round_ms: not as many")):
+        write_json(path, measured | {"combinations": combinations})
+        with pytest.raises(UsageError, match=message):
+            ablation_effects.read(path)
 
 
 def test_a_study_that_ended_before_it_counted_has_its_times(tmp_path):

@@ -58,8 +58,10 @@ def test_the_largest_difference_of_the_loss_curves_counts(tmp_path):
     other = record(**FAST, loss__all=[7.0, 6.03, 5.0, 4.0])
     found = verdict(tmp_path, record(), other)
     assert "largest difference 0.03 nats over 3 steps" in shown(found)
+    assert table_row(found.report.terminal(), "loss at step 3")[-2:] == ["5", "5"]
     assert found.failures == ["the loss curves differ by 0.03, more than 0.01"]
     assert not verdict(tmp_path, record(), other, tolerance=0.1).failures
+    assert not verdict(tmp_path, record(), record(**FAST), tolerance=0).failures
     assert verdict(tmp_path, record(), other, tolerance=float("nan")).failures
 
 
@@ -125,7 +127,7 @@ def dropped():
 '''
 AFTER = f'''"""Two."""
 import math
-{BLOCK.replace("1", "2; self.b = 2")}{KEPT.format(chr(10))}
+{BLOCK.replace("= 1", "= 1" + chr(10) + 8 * " " + "self.b = 2")}{KEPT.format(chr(10))}
 def plain_attention(q):
     """Scores."""
     q = q * 2
@@ -160,14 +162,14 @@ def test_definitions_are_compared_one_by_one(folders):
     assert changes == {
         "(module level)": ("changed", 2, 2, 1, 1),
         "Block": ("same", 2, 2, 0, 0),  # without its methods
-        "Block.__init__": ("changed", 2, 2, 1, 1),
+        "Block.__init__": ("changed", 2, 3, 1, 0),
         "Block.area": ("same", 3, 3, 0, 0),  # with its decorator
         "kept": ("same", 2, 2, 0, 0),  # it moved, and has a blank line more
         "plain_attention": ("new, with the body of the old attention", 0, 4, 4, 0),
         "attention": ("changed", 4, 2, 1, 3),
         "dropped": ("gone", 2, 0, 0, 2),
     }
-    assert table_row(compare.versions(*folders, None), "all of these") == ["all", "of", "these", "10", "10", "7", "7"]
+    assert table_row(compare.versions(*folders, None), "all of these") == ["all", "of", "these", "10", "11", "7", "6"]
 
 
 def test_the_newest_comparable_pair_of_records_is_taken(folders):
@@ -209,9 +211,11 @@ def test_profiles_of_another_shape_than_the_runs_give_no_numbers(folders):
     assert "batch size 8, sequence length 128; D 256" in text
     assert "No two profiles of the shape above can be compared" in text and "batch size (8 and 4)" in text
     assert "v1 ms" not in text, "no times of profiles"
-    for folder in folders:
-        save_profile(folder / "profiles", record(version=folder.name, date="2026-01-01"))
+    for folder, us in zip(folders, (5000.0, 2000.0), strict=True):
+        kernels = [{"name": "gemm", "device_us": us}]
+        save_profile(folder / "profiles", record(version=folder.name, date="2026-01-01"), kernels=kernels)
     text = said(*folders)
+    assert "attention 5 2 2.5 1 1 " in text, "before, after, before / after, and launches"
     assert "v1 ms" in text and "profiles/profile_1.json" in text and "scaling_bs4" not in text
 
 

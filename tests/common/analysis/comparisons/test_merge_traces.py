@@ -19,6 +19,7 @@ def test_merged_traces_keep_the_tracks_and_arrows_of_the_ranks_apart(tmp_path):
     for content in contents:
         content["traceEvents"] += [
             {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+            {"ph": "M", "name": "process_sort_index", "pid": 0, "args": {"sort_index": 9}},
             {"ph": "s", "name": "fwdbwd", "cat": "fwdbwd", "id": 7, "pid": 0, "tid": 1, "ts": 12},
         ]
     write_ranks(tmp_path, *contents)
@@ -30,6 +31,7 @@ def test_merged_traces_keep_the_tracks_and_arrows_of_the_ranks_apart(tmp_path):
         assert len(first) == len(second) > 0 and not first & second
     names = {event["args"]["name"] for event in merged if event["name"] == "process_name"}
     assert {"rank 0: python", "rank 1: python"} <= names
+    assert [event["args"]["sort_index"] for event in merged if event["name"] == "process_sort_index"] == [0, 1]
 
 
 def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_path):
@@ -45,6 +47,8 @@ def test_the_ranks_of_one_run_are_written_into_one_trace(execute, refused, tmp_p
     write_ranks(tmp_path / "elsewhere", rank_trace(0), rank_trace(1), rank_trace(1))
     (tmp_path / "elsewhere" / "trace_rank1_2026.json").unlink()
     assert "elsewhere lacks the traces of ranks 1" in refused(SCRIPT, "elsewhere")
+    (tmp_path / "elsewhere" / "trace_rank2_2026.json").unlink()
+    assert "elsewhere holds 1 trace (" in refused(SCRIPT, "elsewhere")
 
 
 def test_events_that_are_none_are_refused_and_a_nameless_process_is_not(tmp_path):

@@ -19,13 +19,15 @@ def study(tmp_path: Path) -> Path:
     """A run in fp32 and one in bf16, which takes half the time."""
     step = {"all": [6.0] * 20, "profiled": 0, "median": 6.0, "p20": 5.5, "p80": 6.5, "count": 20}
     fast = {"device__name": "NVIDIA H200", "flops_per_second": 989e12 / 2, "ceilings": CEILINGS}
-    write_json(tmp_path / "metrics_fp32.json", record(flops_per_second=3e12))
+    write_json(tmp_path / "metrics_fp32.json", record(flops_per_second=3e12, step_ms__p80=15.0))
     write_json(tmp_path / "metrics_bf16.json", record(precision__compute="bf16", step_ms=step, **fast))
     return tmp_path
 
 
 def test_a_row_for_each_number_format_with_a_finished_step(study):
-    header, plain, mixed = cells(performance_study.analyze(study).markdown())
+    text = performance_study.analyze(study).markdown()
+    assert "for fp32 (33 %)" in text and "MFU is a share" in text
+    header, plain, mixed = cells(text)
     plain, mixed = (dict(zip(header, row, strict=True)) for row in (plain, mixed))
     assert (plain["precision"], plain["ms/step"], plain["TFLOP/s"], plain["MFU %"]) == ("fp32", "12", "3", "")
     assert (mixed["precision"], mixed["ms/step"], mixed["MFU %"], mixed["% of measured GEMM"]) == ("bf16", "6", "50", "61.8")
@@ -34,6 +36,8 @@ def test_a_row_for_each_number_format_with_a_finished_step(study):
     failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
     write_json(study / "metrics_fp32.json", failed)
     assert list(performance_study.read(study)) == ["bf16"]
+    write_json(study / "metrics_bf16.json", record(precision__compute="bf16"))
+    assert "MFU is a share" not in performance_study.analyze(study).markdown()
 
 
 def test_profile_flops_and_the_vendors_folders_are_shown_where_they_are(study):

@@ -34,6 +34,9 @@ def test_a_guess_is_written_beside_the_bound_that_the_report_has(execute, cpu_pr
     rows = read(tmp_path / "predictions.json", Predictions)["predictions"]
     assert [(row["change"], row["expected"]) for row in rows] == [("use-amp", 2), ("torch-compile", 1.2)]
     assert [row["bound"] for row in rows] == [None, bounds["elementwise fusion"]]
+    cpu_profile.write_text(cpu_profile.read_text().replace('"date": "2026', '"date": "2027'))
+    execute(SCRIPT, cpu_profile, "--change", "use-amp", "--expect", 2)
+    assert len(read_json(tmp_path / "predictions.json")["predictions"]) == 3, "each profile has its own guess"
 
 
 def test_every_target_has_a_change(cpu_profile, gpu_profile):
@@ -54,6 +57,13 @@ def test_the_check_has_guess_bound_and_measurement_and_what_explains_them(execut
     rows = {name: values for name, *values in (re.split("  +", line) for line in shown.splitlines())}
     assert rows["measured GEMM, GFLOP/s"] == ["1", "2", "0.5"] and rows["measured copy, GB/s"] == ["0.2", "0.2", "1"]
     assert rows["bytes moved at least, MB"][2] == "1" and "operator calls" in shown and "attention" in shown
+
+    mine["predictions"][0]["bound"] = 1.3
+    write_json(tmp_path / "mine.json", mine)
+    profile = read_json(after)
+    write_json(after, profile | {"operators": [row | {"input_shapes": "[]"} for row in profile["operators"]]})
+    shown = execute(SCRIPT, "--check", cpu_profile, after, "--file", "mine.json").out
+    assert "gained more than the bound" not in shown and re.search(r"bytes moved at least, MB +[\d.]+ +0\s", shown)
 
 
 def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refused, cpu_profile, faster):

@@ -58,19 +58,24 @@ def test_all_but_the_last_piece_overlap_with_the_pass_as_far_as_they_fit():
     assert data_parallel.exposed_ms(moved, 2, Link(1.0, 0.0), 4.0) == pytest.approx(8 - 3)  # the first is ready after 1 ms
     assert data_parallel.exposed_ms(moved, 2, Link(1.0, 0.0), 0.0) == pytest.approx(8)
     assert data_parallel.exposed_ms([], 2, LINK, 1.0) == 0
+    moved = [Transfer("all_gather", 8e6, count, "backward") for count in (1, 4, 1)]  # 4 ms each
+    assert data_parallel.exposed_ms(moved, 2, Link(1.0, 0.0), 100.0) == pytest.approx(12 / 4)
+    moved = data_parallel.transfers("zero1", 10**9, 22)  # 20 ms each: of the first the last of 153 pieces is exposed
+    ms = data_parallel.step_ms("zero1", moved, Step(10.0, 100.0, 4.0), 2, Link(100.0, 0.0))
+    assert ms == pytest.approx(10 + 100 + 4 / 2 + 20 / 153 + 20)
 
 
 def test_the_bytes_of_each_form_and_the_link_behind_all_reduces():
     """64 MB between 4 processes: 2 x 3/4 of them over each link in 0.48 ms; a small one takes 30 us for 6 messages."""
-    sums = {form: {} for form in FORMS}
-    for form in FORMS:
-        for moved in data_parallel.transfers(form, 10**9, 22):
-            sums[form][moved.kind] = sums[form].get(moved.kind, 0) + moved.bytes
-    assert sums == {
-        "ddp": {"all_reduce": 4e9}, "zero1": {"reduce_scatter": 4e9, "all_gather": 4e9},
-        "fsdp": {"all_gather": 8e9, "reduce_scatter": 4e9},
+    buckets, blocks = 153, 23  # of 25 MiB; one a layer and one for the rest
+    assert {form: data_parallel.transfers(form, 10**9, 22) for form in FORMS} == {
+        "ddp": [Transfer("all_reduce", 4e9, buckets, "backward")],
+        "zero1": [Transfer("reduce_scatter", 4e9, buckets, "backward"), Transfer("all_gather", 4e9, 1, "nothing")],
+        "fsdp": [
+            Transfer("all_gather", 4e9, blocks, "forward"), Transfer("all_gather", 4e9, blocks, "backward"),
+            Transfer("reduce_scatter", 4e9, blocks, "backward"),
+        ],
     }  # fmt: skip
-    assert data_parallel.transfers("ddp", 10**9, 22)[0].count == 153  # buckets of 25 MiB
 
     link = data_parallel.link_of([(64_000_000, 0.48), (4096, 0.03)], 4)
     assert link == pytest.approx((200.0, 5.0))

@@ -35,6 +35,7 @@ def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: Mo
     assert forward.get_total_flops() == expected["forward"]
     assert backward.get_total_flops() == expected["backward"]
     assert expected["total"] == expected["forward"] + expected["backward"]
+    assert flops.training_step(config, *shape) == flops.training_step(config, *shape, causal=True)
 
 
 @pytest.mark.parametrize("preset", configs.PRESETS)

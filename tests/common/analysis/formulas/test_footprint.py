@@ -10,6 +10,7 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.precision import Precision
 from tests.operators import OperatorMode, model_and_batch, saved_bytes, stored_bytes
+from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
@@ -96,6 +97,12 @@ def test_activations_under_autocast(config: ModelConfig, shape, device: str, cur
     measured = saved_bytes(config, model, batch, current_span, autocast=device)
     expected = footprint.activations(config, *shape, autocast=device)
     assert {part: size for part, size in expected.items() if part != "total"} == measured
+
+
+@pytest.mark.parametrize("compute, kind, autocast", [("fp32", "cuda", None), ("bf16", "cpu", "cpu"), ("bf16", "cuda", "cuda")])
+def test_activations_of_a_run(config: ModelConfig, compute: str, kind: str, autocast: str | None) -> None:
+    run = record(model=config.model_dump(), training__sequence_length=9, precision__compute=compute, device__kind=kind)
+    assert footprint.activations_of(run) == footprint.activations(config, 8, 9, autocast)
 
 
 @pytest.mark.gpu
@@ -194,3 +201,5 @@ def test_no_version_needs_less_than_the_least_run(version, autocast: bool) -> No
     tables_and_batch = 2 * 4 * config.max_sequence_length * config.head_dim + 8 * (2 * batch * length + batch)
     assert bound > states["total"] + tables_and_batch, "the inputs of layers decide"
     assert states["weights"] + states["adamw"] + activations + tables_and_batch >= bound
+    whole, half = (footprint.least_run(config, batch, length, half=each) for each in (False, True))
+    assert whole - half == 3 * batch * length * 64 * 2

@@ -25,6 +25,8 @@ def test_versions_1_and_4_of_one_layer_by_hand():
     flops, moved, kernels = forecast.work(config, 2, 3, version=1)
     assert flops == 3 * (linear + 4 * 4 * 2 * 9)
     assert kernels == (45 + 72) + 3 + 7 + 8
+    changes = sum(change.bytes[0] for change in forecast.layer_changes(config, 2, 3)) // 2
+    assert moved == changes + products + 36 * 30 + 80 * parameters + 12 * (parameters - 12)
     flops, moved, kernels = forecast.work(config, 2, 3, version=4)
     assert flops == 3 * (linear + 4 * 4 * 2 * 6)
     assert kernels == 7 + 12 + 3 + 1 + 1  # two norms, attention and four products; two norms, attention, SwiGLU, eight products
@@ -56,6 +58,7 @@ def test_each_version_needs_less_than_the_one_before(name):
     works = [forecast.work(*preset(name), version) for version in (1, 2, 3, 4)]
     for before, after in zip(works, works[1:], strict=False):
         assert all(less <= more for less, more in zip(after, before, strict=True)) and after[1:] < before[1:]
+    assert works[0][0] > works[1][0] == works[2][0] == works[3][0]
 
 
 def test_bounds_are_the_work_over_the_data_sheet_and_the_least_recorded_launch():

@@ -27,6 +27,7 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
     ("aten::mul", [[4, 8], []], [FLOAT, NUMBER], (0, 0)),
     ("aten::add_", [[4, 8], [8], []], [FLOAT, FLOAT, NUMBER], (32, 4 * (32 + 8 + 32))),
     ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
+    ("aten::add", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (32, 32 * (2 + 4 + 4))),
     ("aten::masked_fill_", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (32, 4 * 32 + 8 + 4 * 32)),
     ("aten::masked_fill", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (0, 0)),
     ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
@@ -67,6 +68,10 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
 ])  # fmt: skip
 def test_cost_of_one_call(name, shapes, types, expected):
     assert operators.cost(name, shapes, types) == expected
+
+
+def test_bytes_of_an_element():
+    assert [operators.element_bytes({"precision": {"compute": each}}) for each in ("fp32", "bf16", "fp16")] == [4, 2, 2]
 
 
 @pytest.mark.parametrize(

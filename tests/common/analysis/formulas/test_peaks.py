@@ -59,4 +59,5 @@ def test_a_format_that_a_device_has_not_has_no_peak():
     assert flops_per_second("Tesla T4", "fp16", False, 40) == 65 * T and flops_per_second("Tesla T4", "bf16", False, 40) is None
     assert flops_per_second("NVIDIA H200", "fp32", tf32=True) == 495 * T
     assert flops_per_second("NVIDIA H200", "fp32", tf32=False) == 67 * T
+    assert flops_per_second("NVIDIA A100-SXM4-80GB", "fp32", tf32=False) == 19.5 * T
     assert flops_per_second("AMD Instinct MI250X", "fp32", tf32=True) is None

@@ -3,7 +3,8 @@
 import json
 import re
 
-from common.analysis.page import run_page
+from common.analysis.page import run_page, timeline
+from common.analysis.profiles import chrome_trace
 from common.documents import sections
 from common.errors import UsageError
 from common.training import version_files
@@ -60,6 +61,11 @@ def test_other_files(path, expected):
 def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
     [step] = [part for part in build(H200 / "traces/v4_small.json.gz").sections if part.title.startswith("Time of the step")]
     assert "parts add up to" in step.items[0].content
+    rows, trace = {row[0]: row[1:] for row in step.items[1].content.rows}, chrome_trace.load(H200 / "traces/v4_small.json.gz")
+    us, steps = sum(trace.step_us()), len(trace.steps)
+    idle, kernels = us - trace.device_busy_us(), trace.kernels.duration_us[trace.kernels.step >= 0].sum()
+    assert rows["GPU idle"] == pytest.approx([idle / 1e3 / steps, 100 * idle / us])
+    assert sum(ms for ms, _ in rows.values()) == pytest.approx((kernels + idle) / 1e3 / steps)
 
 
 def test_a_record_without_a_page_is_named_by_its_schema(tmp_path):
@@ -69,7 +75,7 @@ def test_a_record_without_a_page_is_named_by_its_schema(tmp_path):
 
 
 @pytest.mark.parametrize("begin, end", [('{"traceEvents": [', "]}"), ("[", "]"), ("\n[", ",\n")])
-def test_a_trace_of_another_program_has_its_events_by_name(tmp_path, begin, end):
+def test_a_trace_of_another_program_has_its_events_by_name(tmp_path, monkeypatch, begin, end):
     """Chrome's format is also a list alone, whose end may be missing."""
     events = [{"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": us} for name, us in (("a", 5), ("b", 9), ("a", 6))]
     (tmp_path / "other.json").write_text(begin + ",\n".join(map(json.dumps, events)) + end)
@@ -77,6 +83,8 @@ def test_a_trace_of_another_program_has_its_events_by_name(tmp_path, begin, end)
     assert page.sections[-1].items[0].content.rows == [["a", 2, pytest.approx(11)], ["b", 1, pytest.approx(9)]]
     both = build(tmp_path / "other.json", tmp_path / "other.json")
     assert len([item for section in both.sections for item in section.items if item.kind == "timeline"]) == 2
+    monkeypatch.setattr(timeline, "EVENTS", 2)
+    assert "The 1 shortest events are left out." in build(tmp_path / "other.json").markdown()
 
 
 def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):

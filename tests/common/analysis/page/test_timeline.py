@@ -57,17 +57,25 @@ def test_kernels_of_our_own_have_their_part_of_a_step_s_costs(gpu_profile):
 
 def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     monkeypatch.setattr(timeline, "EVENTS", 8)
-    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
+    trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
+    found = timeline.of_trace(trace)
     names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
-    assert len(names) == 8 and {"gemm", "foreach"} <= set(names) and "ProfilerStep#0" in names and found["left_out"] > 10
+    assert len(names) == 8 and {"gemm", "foreach"} <= set(names) and "ProfilerStep#0" in names and found["left_out"] == 24 + 6 - 8
+    monkeypatch.setattr(timeline, "EVENTS", 6)
+    assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == ["GPU, stream 7", "GPU, stream 8"]
 
 
-def test_a_cpu_has_self_times_and_memory(cpu_trace):
-    found = timeline.of_trace(chrome_trace.load(cpu_trace))
+def test_a_cpu_has_self_times_and_memory(monkeypatch, cpu_trace):
+    trace = chrome_trace.load(cpu_trace)
+    found = timeline.of_trace(trace)
     [track] = found["tracks"]
+    assert len(track["events"]) == 6 * sum(event.kind != "memory" for event in trace.host)
     outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")
     assert 0 <= outer[4] < outer[1] and {"attention", "mlp", "optimizer"} <= set(found["groups"])
-    assert len(found["memory"]) > 100 and max(mib for _, mib in found["memory"]) > 0
+    assert len(found["memory"]) > 100
+    monkeypatch.setattr(timeline, "POINTS", 3)
+    points = [mib for _, mib in timeline.of_trace(trace)["memory"]]
+    assert len(points) <= 3 and max(points) == round(trace.memory.total_bytes.max() / 2**20, 3) > 0
 
 
 def test_a_file_of_another_profiler_has_a_timeline_if_it_has_times():

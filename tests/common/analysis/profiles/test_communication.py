@@ -34,6 +34,8 @@ def test_kinds_numbers_and_bytes_of_collectives(tmp_path):
     assert counted == {"all_reduce": (2, 8000), "all_gather": (1, 4000)}
     counted = communication.counted(loaded(tmp_path, rank_trace(0, sizes=False), rank_trace(1))[0])
     assert counted == {"all_reduce": (2, None), "all_gather": (1, None)}
+    some = [communication.Collective("all_reduce", 0, 0.0, 1.0, size) for size in (8.0, None)]
+    assert communication.counted(communication.Traced(tmp_path, some, [], 1)) == {"all_reduce": (2, None)}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Both forms of ncu's CSV: the same launches, and counters in base units."""
 
-from common.analysis.profiles import load_kernels
+from common.analysis.profiles import load_kernels, ncu
 from common.analysis.reports import launches
 from tests.kernel_files import FIXTURES
 
@@ -12,6 +12,7 @@ FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFuncto
 def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
     details, raw = load_kernels.load(FIXTURES / "ncu_details.csv"), load_kernels.load(FIXTURES / "ncu_raw.csv")
     for found in (details, raw):
+        assert ncu.CLOCK_NOTE in found.notes
         assert found.source == "ncu" and list(found.table.name) == [FILL, "gemm_kernel", "gemm_kernel"]
         assert list(found.table.duration_ns) == pytest.approx([2240, 1_500_000, 1_234_560])
         assert found.table.start_ns.isna().all() and launches.gaps(found) is None
@@ -26,3 +27,5 @@ def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
         "Memory Throughput (byte/s)": 936.2e9,
     })  # fmt: skip
     assert details["Elapsed Cycles (cycle)"][1] == 1_234_567
+    times = [ncu._in_base_unit("1,500.5", unit) for unit in ("nsecond", "usecond", "msecond", "second")]
+    assert times == [(1500.5 * 1000**i, "ns") for i in range(4)]
