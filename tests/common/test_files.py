@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_what_was_written_is_read_again_with_the_mode_that_the_user_wants(tmp_pa
         assert read_json(tmp_path / name) == CONTENT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.gz", "b.json.gz"]
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert (tmp_path / "a.json.gz").read_bytes()[4:8] == bytes(4), "gzip's time of writing"
     (tmp_path / "plain").touch()
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
     (tmp_path / "plain").write_text(f"[{2**63 - 1}, {-(2**63)}, 0]")
@@ -131,6 +133,9 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatc
         read(tmp_path / "a.json.gz")
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b"1, " * 20_000 + b"1]"))
     assert read_json(tmp_path / "a.json.gz") == [1] * 20_001, "below UNPACKED"
+    whole = [secrets.token_hex(2**16)]
+    write_json(tmp_path / "a.json.gz", whole)
+    assert read_json(tmp_path / "a.json.gz") == whole, "larger, but twice the file"
 
 
 class Full:

@@ -49,12 +49,13 @@ def flight(monkeypatch, *arguments: str) -> int:
 
 
 def test_a_laptop_is_ready_for_version_1(machine, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("AMD_LOG_LEVEL", "1")  # which limits every part
     assert flight(monkeypatch, "--json", tmp_path / "preflight.json") == 0
     printed = capsys.readouterr().out
     assert printed.endswith("\nVersion 1 can be run\n")
     found = read_json(tmp_path / "preflight.json", preflight.SCHEMA)
     states = {row["part"]: row["state"] for row in found["parts"]}
-    assert states.keys() == preflight.PARTS.keys() and states["V1"] != "not" and states["V3"] == "limited"
+    assert states.keys() == preflight.PARTS.keys() and states["V1"] == states["V3"] == "limited"
     lines = printed.splitlines()
     for check in found["checks"]:
         [line] = [line for line in lines if line.split()[1 : 1 + len(check["name"].split())] == check["name"].split()][:1]
@@ -278,7 +279,7 @@ def test_device_files_of_an_amd_gpu(machine, monkeypatch):
     node.touch()
     assert preflight.permissions(CPU).ok
 
-    monkeypatch.setattr(os, "access", lambda path, mode: path != node)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != node or mode == os.R_OK)  # it is not writable
     closed = preflight.permissions(CPU)
     assert closed.found.startswith(f"{node} is closed") and f"--group-add {node.stat().st_gid}" in closed.mend
     monkeypatch.setattr(preflight.devices, "is_gpu", lambda _: True)  # WSL has no /dev/kfd
@@ -286,7 +287,7 @@ def test_device_files_of_an_amd_gpu(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "restricted, capabilities, allowed", [(1, 0, False), (1, 0x1FFFFFFFFFF, True), (1, 0xA80425FB, False), (0, 0, True)]
+    "restricted, capabilities, allowed", [(1, 0, False), (1, 0x200000, True), (1, 0xA80425FB, False), (0, 0, True)]
 )
 def test_who_may_read_counters(machine, restricted, capabilities, allowed):
     """root in a container has the third set of capabilities, which lacks CAP_SYS_ADMIN."""
@@ -310,7 +311,7 @@ def test_a_port_that_is_taken():
     assert not check.ok and check.name == f"port {number}" and "--port" in check.mend
 
 
-@pytest.mark.parametrize("wanted, ok", [(1.9, True), (9.9, False)])
+@pytest.mark.parametrize("wanted, ok", [(1.9, True), (2.1, False)])
 def test_other_work_on_the_machine(monkeypatch, wanted, ok):
     monkeypatch.setattr(preflight.devices, "load", lambda: (wanted, 2))
     check = preflight.load()
@@ -327,7 +328,7 @@ def test_a_check_fits_a_terminal(monkeypatch):
 
 def test_room_on_disk_and_in_memory(monkeypatch):
     usage = namedtuple("usage", "total used free")
-    for gib, enough in ((0.5, False), (50, True)):
+    for gib, enough in ((1.5, False), (50, True)):
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, gib=gib: usage(0, 0, gib * 2**30))
         monkeypatch.setattr(preflight.devices, "describe", lambda _, gib=gib: {"memory_mib": gib * 1024})
         assert (preflight.disk().ok, preflight.memory().ok) == (enough, enough)

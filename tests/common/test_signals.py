@@ -35,6 +35,10 @@ def test_what_nohup_ignores_stays_ignored():
     with signals.raised(), signals.postponed(), signals.deferred() as received:
         send(signal.SIGHUP)
     assert received == []
+    with signals.deferred():
+        noting = signal.getsignal(signal.SIGTERM)
+        with signals.raised():
+            assert signal.getsignal(signal.SIGTERM) == noting, "and what has a handler keeps it"
 
 
 @pytest.mark.parametrize("kind", signals.ENDING)
@@ -48,13 +52,13 @@ def test_the_first_signal_is_noted_and_the_second_raised(kind):
 
 def test_a_postponed_signal_takes_effect_at_the_end():
     done = []
-    with pytest.raises(signals.Stopped), signals.raised():
+    with pytest.raises(signals.Stopped) as ended, signals.raised():
         with signals.postponed():
             send(signal.SIGTERM)
-            send(signal.SIGTERM)
+            send(signal.SIGHUP)
             done.append("the work")
         done.append("what follows")
-    assert done == ["the work"]
+    assert done == ["the work"] and ended.value.number == signal.SIGTERM, "the first one's exit code"
 
 
 def test_an_error_in_the_work_is_not_replaced_by_the_signal():

@@ -84,8 +84,10 @@ def test_a_missing_key_and_another_schema_are_named(read):
 
 def test_runs_differ_by_what_a_step_depends_on_the_number_of_processes_and_their_losses():
     ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(training__batch_size=16, precision__tf32=True, version="v2")
+    theirs["device"] |= {"threads": 2, "multiprocessors": 50}  # of a CPU, and a part of the GPU
     assert run_record.differences(run_record.conditions(ours), run_record.conditions(theirs)) == [
-        "batch size (8 and 16)", "precision tf32 (False and True)",
+        "batch size (8 and 16)", "device threads (None and 2)", "device multiprocessors (100 and 50)",
+        "precision tf32 (False and True)",
     ]  # fmt: skip
     assert run_record.conditions(ours) == run_record.conditions(record(step_ms__median=99.0))
     assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), "over the steps that both have"

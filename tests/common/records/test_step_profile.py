@@ -42,6 +42,7 @@ OPERATOR = profile(record(), [{"name": "aten::mm"}])["operators"][0]
     ({"profiled_steps": "1"}, "profiled_steps: Input should be a valid integer"),
     ({"memory_peak_bytes": -1}, "memory_peak_bytes: Input should be greater than or equal to 0"),
     ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
+    ({"operators": []}, "holds no profiled step"),
 ])  # fmt: skip
 def test_a_damaged_profile_is_named_with_its_field(tmp_path, change, message):
     path = write(tmp_path / "profile_1.json", **change)

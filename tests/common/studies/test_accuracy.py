@@ -147,3 +147,11 @@ def test_a_weight_without_gradient_or_that_does_not_come_back_is_an_error(config
 )
 def test_the_error_is_relative_to_the_largest_element(expected, got, error):
     assert accuracy.error(torch.tensor(expected), torch.tensor(got)) == error
+
+
+def test_one_error_past_the_tolerance_fails_and_errors_have_the_digits_of_float64():
+    assert accuracy.error(torch.tensor([1.0]), torch.tensor([1 + 1e-9], dtype=torch.float64)) == pytest.approx(1e-9)
+    errors = [accuracy.TensorError("a", 1.0, 0.5, 0.1), accuracy.TensorError("b", 1.0, 0.25, 0.1)]
+    report, passed = accuracy.report(accuracy.Comparison(errors, ("fp32", "fp32")), 0.25)
+    said = " ".join(report.terminal().split())
+    assert not passed and "FAIL: the worst tensor is a," in said and "1 of 2 tensors exceed the tolerance 0.25" in said

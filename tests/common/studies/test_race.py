@@ -74,8 +74,11 @@ def test_a_block_in_the_middle_is_checked_from_the_weights_before_it(evaluator):
         losses = [np.frombuffer(ask(block))[1:].tolist() for block in blocks]
         state = safetensors.torch.load(ask(None))
     evaluator.check(8, blocks[2], losses[2], state)
-    with pytest.raises(race.Refused, match="after 8 steps its losses"):
-        evaluator.check(8, blocks[2], losses[1], state)
+    for wrong in (losses[1], [loss + 1 for loss in losses[2]], [float("nan")] * 4):
+        with pytest.raises(race.Refused, match="after 8 steps its losses"):
+            evaluator.check(8, blocks[2], wrong, state)
+    with pytest.raises(race.Refused, match="after 0 steps its losses"):  # of weights that are not Version 1's first ones
+        evaluator.check(0, blocks[2][:1], losses[2][:1], state)
     unmoved = state | {name.replace("before", "after"): state[name] for name in state if name.startswith("before weight")}
     with pytest.raises(race.Refused, match="after 8 steps the update of embed_tokens.weight"):
         evaluator.check(8, blocks[2], losses[2], unmoved)
@@ -91,6 +94,31 @@ def test_a_text_that_is_too_short_says_so_of_its_held_out_parts(threads, config)
     text = markov(50, 0)
     with pytest.raises(UsageError, match=r"\(20 of its 400 parts\) has 20 tokens, too few for a sequence length of 30"):
         race.Evaluator(study_options.resolved(config, "--seq-len", "30"), replace(text, tokens=text.tokens[:400]))
+
+
+def test_a_curve_may_leave_version_1s_by_little_and_no_step_be_faster_than_the_device(evaluator, monkeypatch):
+    """Of three minutes Version 1 gets one. Curves are compared by means of 50 steps, on either side."""
+    state, asked = {name.replace("before", "after"): tensor for name, tensor in evaluator.initial.items()}, []
+
+    def result_of(apart: float):
+        def drive(script, seconds, judged):
+            asked.append(seconds)
+            return race.Entry([3.0 + apart * judged] * 100, 2.0 if judged else 3.0, state)
+
+        monkeypatch.setattr(evaluator, "drive", drive)
+        return evaluator.race(V2, 3)
+
+    result = result_of(0.04)
+    assert asked == pytest.approx([60, 120]) and (result["ms_per_step"], result["baseline_ms_per_step"]) == (2.0, 3.0)
+    assert result["errors"]["curve"] == pytest.approx(0.04)
+    for apart in (0.06, -0.06):
+        with pytest.raises(race.Refused, match="its loss curve is not Version 1's"):
+            result_of(apart)
+    options = evaluator.options
+    rate = race.flops.training_step(options.model, options.batch_size, options.seq_len)["total"] / 2e-3
+    monkeypatch.setattr(ceilings, "measure", lambda *_: CEILINGS | {"flops_per_second": 0.75 * rate / race.UNLISTED})
+    with pytest.raises(race.Refused, match="its steps stand for"):
+        result_of(0.0)
 
 
 def test_more_than_the_device_can_do_is_refused(evaluator, monkeypatch):
@@ -114,14 +142,18 @@ def test_a_failure_of_version_1_is_not_the_contestants(evaluator, monkeypatch, t
     assert not isinstance(error.value, race.Refused)
 
 
-def test_another_model_has_a_section_of_its_own(tmp_path):
+def test_another_model_time_or_text_has_a_section_of_its_own(tmp_path):
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path in paths:
         valid_files.write_race(path)
     assert sum(bool(section.title) for section in board.report(paths).sections) == 1
+    rows = [line.split() for line in board.report(paths).terminal().splitlines() if line.startswith("green ")]
+    assert rows == [["green", "5", "9", "2", "1.5", "5"]] * 2, "1.5 times as fast as Version 1"
     written = read_json(paths[0])
-    write_json(paths[0], written | {"model": written["model"] | {"num_layers": 1}})
-    assert sum(bool(section.title) for section in board.report(paths).sections) == 2
+    model = {"model": written["model"] | {"num_layers": 1}}
+    for change in (model, {"minutes": 1.0}, {"data_sha256": "cd" * 32}, {"preset": "small"}):
+        write_json(paths[0], written | change)
+        assert sum(bool(section.title) for section in board.report(paths).sections) == 2
 
 
 def test_the_board_has_the_results_in_order_and_says_who_was_refused(threads, execute, refused, config, tmp_path):

@@ -65,7 +65,10 @@ def test_the_largest_difference_of_the_loss_curves_counts(tmp_path):
     assert verdict(tmp_path, record(), other, tolerance=float("nan")).failures
 
 
-@pytest.mark.parametrize("change", [{"training__seed": 1}, {"data__sha256": "cd" * 32}, {"training__learning_rate": 1e-2}])
+@pytest.mark.parametrize("change", [
+    {"training__seed": 1}, {"data__sha256": "cd" * 32}, {"training__learning_rate": 1e-2}, {"training__first_step": 5},
+    {"training__lr_schedule": "cosine to step 20"},
+])  # fmt: skip
 def test_losses_of_other_data_are_not_compared(tmp_path, change):
     found = verdict(tmp_path, record(), record(**FAST, **change, loss__all=[1.0, 1.0, 1.0]))
     assert not found.failures and "Loss curves: not compared, they differ in" in shown(found)
