@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.config import resolve
 from common.errors import UsageError
-from tests.conftest import PATHS, ROOT, V1, cells, runs_kernels
+from tests.conftest import PATHS, ROOT, V1, cells, finished, runs_kernels
 
 import pytest
 
@@ -39,7 +39,7 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[
     environment = os.environ | {"KERNEL_EXERCISES": which, "PROFILING_LAB": which, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     if folder == LAB:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    done = finished(command, folder, environment, check=None)
     print(done.stdout)
     cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))
     assert not any(case.find("error") is not None for case in cases)

@@ -22,7 +22,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 def start(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
     """Python with these arguments, in a folder, where PYTHONPATH names nothing."""
-    return finished([sys.executable, *arguments], folder, ENVIRONMENT | environment, None, 300)
+    return finished([sys.executable, *arguments], folder, ENVIRONMENT | environment, check=None, seconds=300)
 
 
 @pytest.fixture(scope="module")

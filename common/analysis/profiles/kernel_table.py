@@ -10,7 +10,6 @@ from pathlib import Path
 from common import files
 from common.analysis.output.tables import shortened
 from common.errors import UsageError
-from common.files import LARGEST
 
 import numpy
 import pandas
@@ -114,10 +113,10 @@ def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False
     cells = list(frame[column])
     found = pandas.to_numeric(pandas.Series([cell if len(cell) <= LONGEST_NUMBER else "inf" for cell in cells]), errors="coerce")
     values = found.to_numpy()  # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
-    fits = ((values >= 0) & (values < LARGEST)) | (gaps & numpy.isnan(values))
+    fits = ((values >= 0) & (values < files.LARGEST)) | (gaps & numpy.isnan(values))
     if not fits.all():
         wrong = int(fits.argmin())
-        problem = "is negative" if -LARGEST < found.iloc[wrong] < 0 else "is not a number below 2^63"
+        problem = "is negative" if -files.LARGEST < found.iloc[wrong] < 0 else "is not a number below 2^63"
         problem = problem if abs(found.iloc[wrong]) < float("inf") else "is not a number"
         raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} {problem}: {shortened(cells[wrong], 60)!r}")
     return found

@@ -124,8 +124,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
                 source = recognize(path) if wanted else ""
             except UsageError as error:
                 source, reason = DAMAGED, error
-        joined = path.name in ("pmc_perf.csv", "pmc_perf.csv.gz")
-        if source in found and (source != "rocprof-compute" or joined or path in rocm.passes(path)[:1]):
+        if source in found and (source != "rocprof-compute" or path in rocm.passes(path)[:1]):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     if reason and not any(found[source] for source in READERS):
         raise reason

@@ -1,8 +1,8 @@
 """Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3 and rocprof-compute."""
 
+import itertools
 import re
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +24,7 @@ import pandas
 from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
+JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes
 STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
 # Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
 LAUNCH_COLUMN = re.compile(
@@ -64,12 +65,9 @@ def read_pmc_perf(path: Path) -> Kernels:
     """
     if read_bytes(path, len(SQLITE)) == SQLITE:
         sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
-        rows: list[tuple] = []
-        processes: Counter[str] = Counter()  # read so far, by pass
-        for each in passes(path):
-            number = each.stem.removeprefix("pmc_perf_").partition("_")[0]
-            rows += [(processes[number], *row) for row in _query(each, sql)]
-            processes[number] += 1
+        by_pass = itertools.groupby(passes(path), lambda each: each.stem.split("_")[2:3])  # of pmc_perf_PASS_PID
+        numbered = ((process, each) for _, databases in by_pass for process, each in enumerate(databases))
+        rows = [(process, *row) for process, each in numbered for row in _query(each, sql)]
         frame = _as_text(rows, ("Process", *COUNTER_COLUMNS))
     else:
         frame = pandas.concat(map(read_frame, passes(path) or [path]), ignore_index=True)
@@ -96,17 +94,20 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
 
 
 def passes(path: Path) -> list[Path]:
-    """The files with counters of the same launches as `path`, one a pass of rocprof-compute; empty if a table holds them all.
+    """The files with counters of the same launches as `path`: itself, or one of each pass of rocprof-compute.
 
     They are databases pmc_perf_PASS.db, or pmc_perf_PASS_PID.db of each process. Or, since release 3.6, they are tables
-    results_*.csv with a row per counter, until `rocprof-compute analyze` joins them into pmc_perf.csv.
+    results_*.csv with a row per counter, until `rocprof-compute analyze` joins them into pmc_perf.csv. Empty: `path` is another
+    table of a workload.
     """
+    if path.name in JOINED:
+        return [path]
     database = path.suffix == ".db"
-    if not database and (any(path.parent.glob("pmc_perf.csv*")) or "Counter_Name" not in read_text(path).partition("\n")[0]):
+    if not database and any((path.parent / name).exists() for name in JOINED):
         return []
     for pattern in ("pmc_perf_*.db", "results_*.csv", "results_*.csv.gz"):
         found = sorted(path.parent.glob(pattern), key=lambda each: [int(digits) for digits in re.findall(r"\d+", each.name)])
-        if path in found:
+        if path in found and (database or "Counter_Name" in read_text(path).partition("\n")[0]):
             return found
     return [path] if database else []
 

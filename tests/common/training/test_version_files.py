@@ -1,6 +1,5 @@
 """Version files as modules, each loaded by itself, and the flags that comparisons share."""
 
-import importlib
 import re
 import sys
 from dataclasses import replace
@@ -10,6 +9,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.training import version_files
 from tests.conftest import V1
+from version4_ultra_fused.kernels import costs
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_processes_that_share_an_update_share_its_bytes():
 
 
 def test_costs_are_given_how_often_each_kernel_ran(monkeypatch):
-    costs, given = importlib.import_module("version4_ultra_fused.kernels.costs"), []
+    given = []
     monkeypatch.setattr(costs, "training_step", lambda *arguments: given.append(arguments[-1]) or {})
     training = {"batch_size": 2, "sequence_length": 8}
     run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}, "training": training}

@@ -134,6 +134,11 @@ def test_tables_of_a_workload_that_nobody_analyzed_are_its_passes(tmp_path, end)
     assert load_kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "pmc_perf.csv"]}
 
 
+def test_a_table_of_one_pass_with_a_column_per_counter_stands_for_no_workload(tmp_path):
+    put(tmp_path / "results_pmc_perf_0.csv", (FIXTURES / "pmc_perf.csv").read_bytes())
+    assert not load_kernels.find(tmp_path)
+
+
 def test_databases_of_two_processes_are_other_launches(tmp_path):
     """A pass starts its processes anew: those of the least process numbers are the same, and so on."""
     for name, waves in (("0_999", 16), ("0_1002", 32)):
