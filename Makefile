@@ -9,15 +9,7 @@ STAMP := .venv/set-up
 PRESET ?= tiny
 export PRESET STEPS FASTEST JSON RUN OTHER
 
-# Of `make race`: the script, the contestant's name, the minutes, and other flags of common/studies/race.py; DIR of `make board`.
-MINUTES ?= 5
-ifeq ($(origin NAME),environment)  # of the shell: WSL sets it to the name of the machine
-NAME :=
-endif
-DIR ?= .
-export SCRIPT NAME MINUTES FLAGS DIR
-
-.PHONY: help setup setup-jax preflight train compare race board page test test-slow test-browser docs slides lint types clean
+.PHONY: help setup setup-jax preflight train compare page test test-slow test-browser docs slides lint types clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
@@ -37,12 +29,6 @@ compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into compar
 	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --num-steps "$${STEPS:-3}"; fi; \
 	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \
 		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" $${FASTEST:+--fastest "$$FASTEST"} "$$@"
-
-race: $(STAMP) ## have SCRIPT=FILE.py race Version 1 for MINUTES=5, as NAME, into race_NAME.json
-	.venv/bin/python -m common.studies.race "$$SCRIPT" $${NAME:+--name "$$NAME"} --minutes "$$MINUTES" $$FLAGS
-
-board: $(STAMP) ## merge the race_*.json in DIR into board.md and board.html (seconds)
-	.venv/bin/python -m common.studies.board "$$DIR"
 
 test: $(STAMP) ## run the tests (5 min on two cores)
 	.venv/bin/python -m pytest -n 2

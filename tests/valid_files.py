@@ -27,7 +27,7 @@ from common.documents import compiled_kernels, lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read_json, write_json
 from common.records import kernel_benchmark_file, step_profile
-from common.studies import batch_size, board, gemm_operations
+from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 from tests import records
@@ -314,16 +314,6 @@ def use_predictions(path: Path) -> None:
     published(predictions.check(before, after, None, path), path)
 
 
-def write_race(path: Path) -> None:
-    own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}
-    times = {"steps": 9, "ms_per_step": 2.0, "baseline_ms_per_step": 3.0, "held_out_loss": 5.0, "checked_steps": 5}
-    write_json(path, own | {
-        "schema": "tiny-llama-race/1", "name": "green", "script_sha256": "ab" * 32, "minutes": 5.0, "preset": "tiny",
-        "batch_size": 8, "sequence_length": 128, "data": "stdlib", "data_sha256": "ab" * 32, "refused": None,
-        "result": times | {"errors": {"loss": 1e-6, "curve": 1e-6, "gradient": 1e-6, "update": 1e-5}},
-    })  # fmt: skip
-
-
 CONFIG = {"model": {"hidden_size": 64, "num_layers": 2}, "training": {"learning_rate": 1e-3, "seed": 1}}
 VALID = [
     Valid("metrics.json", write_run, use_run),
@@ -366,6 +356,5 @@ VALID = [
         for name in ("stage0_metrics.json", "stage1_metrics.json", "stage1_profile.csv")
     ),
     Valid("predictions.json", write_predictions, use_predictions),
-    Valid("race_green.json", write_race, lambda path: published(board.report([path]), path)),
     Valid("config.yaml", lambda path: path.write_text(json.dumps(CONFIG)), lambda path: config.resolve(file=path)),
 ]

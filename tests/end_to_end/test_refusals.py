@@ -62,12 +62,6 @@ REFUSED = {
         f"{BASELINE} {FUSED} --capture-step": "takes no --capture-step",
         f"{BASELINE} {FUSED} --disable-everything": "--disable-everything",
     },
-    f"{ROOT}/common/studies/race.py": {
-        "missing.py": "missing.py is not a file",
-        f"{V1}/tiny_llama_v1.py --minutes -1": "'-1' is not a number from 0 on",
-        f"{V1}/tiny_llama_v1.py --output-dir x": "unrecognized arguments: --output-dir",
-        f"{V1}/tiny_llama_v1.py --data synthetic --use-amp --amp-dtype float16": "a race is in fp32 or bf16",
-    },
     f"{V4}/scaling_study.py": {
         "--models v9": "--models: there is no 'v9'; there are v1, ",
         "--models hf": "--models: there is no 'hf'",

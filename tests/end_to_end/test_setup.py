@@ -267,9 +267,6 @@ def test_plain_make_lists_every_target(clone):
     ("compare", "PRESET", "a b", "'--preset', 'a b', "),
     ("compare", "FASTEST", "v 4", "'--fastest', 'v 4', "),
     ("preflight", "JSON", "a b.json", "'--json', 'a b.json']"),
-    ("race", "SCRIPT", "a b.py", "'common.studies.race', 'a b.py', '--minutes', '5']"),
-    ("race", "NAME", "a b", "'--name', 'a b', "),
-    ("board", "DIR", "a b", "'common.studies.board', 'a b']"),
     ("page", "RUN", "a b.json", "['page.py', 'a b.json']"),
 ])  # fmt: skip
 def test_a_value_given_to_make_is_one_argument(clone, target, name, value, expected):
