@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from common import serve_traces
 from common.analysis.output import run_facts, tables
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary, roofline
@@ -71,8 +70,7 @@ def _add_profile(writer: SummaryWriter, profile: Profile, trace: Trace, path: Pa
     header, operators, column = profile_summary.operator_rows(profile)
     texts = {
         "run": f"{conditions}.\n\n{run_facts.origin(run)}.",
-        "trace": f"[Open the trace in Perfetto]({serve_traces.link(path.name)}) while `python -m common.serve_traces "
-        f"{path.parent}` runs, or open `{path}` at {serve_traces.PAGE}.",
+        "trace": f"Open `{path}` at https://ui.perfetto.dev, or make its page with `python page.py {path}`.",
         "time by span": tables.markdown(*profile_summary.span_rows(profile)),
         "top operators": f"Per step, sorted by {profile_summary.LABELS[column]}.\n\n"
         + tables.markdown(header, operators[: profile_summary.ROWS]),
