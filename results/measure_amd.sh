@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what appendix B.9 forecasts for AMD's GPUs: all versions at all presets in bf16.
+# Measures an AMD GPU: all versions at all presets in bf16.
 #
 #     results/measure_amd.sh [--plan] NAME     NAME: mi210, mi250x, mi300a, mi300x, mi325x or mi355x
 #

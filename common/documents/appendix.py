@@ -5,26 +5,22 @@ fusion are a bound: those of one operator that does the same. A test compares bo
 In comments t = B S tokens, n = B S D, m = B S K Dh and f = B S F are elements, and p = B H S^2 are scores.
 """
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 from common.analysis.formulas import footprint
 from common.analysis.formulas.footprint import FLOAT, HALF
-from common.analysis.formulas.forecast import FOREACH_ADAMW, VERSIONS, forecast, layer_changes
+from common.analysis.formulas.fusions import FOREACH_ADAMW, layer_changes
 from common.analysis.output import tables
 from common.analysis.profiles import load_kernels
-from common.config import PRESETS, ModelConfig
-from common.documents.architecture import peaks_of, preset
-from common.documents.result_tables import baseline_runs, cases, compared, compute, label, table
-from common.records import run_record, step_profile
+from common.config import ModelConfig
+from common.documents.architecture import preset
+from common.documents.result_tables import baseline_runs, compared, compute, label, table
+from common.records import step_profile
 from common.records.run_record import TimedRun
 
 MB, MIB = 1e6, 2**20
 OUTER, INNER = 128, 64  # rows of the tiles of `tiled_attention`
-FORECAST = ("MI210", "MI250X", "MI300A", "MI300X", "MI325X", "MI355X")  # each by its data sheet, of a die or a whole device
-CHECKED = ("H100 SXM", "H200 SXM")
 
 
 # ---------------------------------------------------------------------------------------------------------- by formula
@@ -219,44 +215,3 @@ def profiler_cost(*folders: Path) -> str:
         rows.append([run["training"]["preset"], run["device"]["name"], run["step_ms"]["median"], before["median"], profiled])
     columns = ["preset", "device", "a run without it, ms", "before it starts, ms", "under it, ms"]
     return tables.markdown(columns, rows)
-
-
-def bf16_steps(folder: Path) -> dict[tuple[str, int], float]:
-    """Median ms of a step in bf16 by preset and number of the version: of its benchmark, or else of its run."""
-    found = {}
-    for path in folder.glob("compare_*_bf16_v[0-9].json"):
-        run = run_record.read_timed(path)
-        found[run["training"]["preset"], int(run["version"][1:])] = run["step_ms"]["median"]
-    for benchmark in cases(folder, "bf16") if any(folder.glob("peers_*_bf16.json")) else ():
-        for version in range(1, len(VERSIONS) + 1):
-            if times := benchmark.times(f"v{version}"):
-                found[benchmark.preset, version] = median(times)
-    return found
-
-
-def forecast_sheet(results: Path) -> str:
-    """A row per preset and version: the bounds on AMD's devices, what was measured there, and measured over bound on others.
-
-    A cell of a device has the bounds by compute, memory and launches in ms, the largest bold, or "-" where the step's tensors
-    take more memory than there is.
-    """
-    steps = {name: bf16_steps(results / name.split()[0].lower()) for name in (*FORECAST, *CHECKED)}
-    rows = []
-    for size, version in itertools.product(PRESETS, range(1, len(VERSIONS) + 1)):
-        at = preset(size)
-        least = footprint.least_peak(*at, "cuda") if version == 1 else footprint.least_run(*at, half=True)
-        cells, measured, off = [], [], []
-        for name, found in steps.items():
-            peaks, ms = peaks_of(name), found.get((size, version))
-            bounds = [1e3 * seconds for seconds in forecast(*at, version, peaks)]
-            ratio = ms and f"{tables.format_number(ms / max(bounds))}x"
-            if name in CHECKED:
-                off.append(ratio)
-                continue
-            shown = (
-                f"**{tables.format_number(each)}**" if each == max(bounds) else tables.format_number(each) for each in bounds
-            )
-            cells.append("/".join(shown) if least <= peaks["memory"] else "-")
-            measured += [f"{name} {tables.format_number(ms)} ms, {ratio}"] * bool(ms)
-        rows.append([size, version, *cells, "; ".join(measured), *off])
-    return tables.markdown(["preset", "version", *FORECAST, "measured", *(name.split()[0] for name in CHECKED)], rows)

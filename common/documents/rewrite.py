@@ -30,7 +30,7 @@ TABLES: dict[str, Callable[..., str]] = lab_dashboard.TABLES | {function.__name_
     architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
     architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
     architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
-    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, appendix.forecast_sheet, results.training,
+    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training,
     results.phases, results.spans, results.ceilings, results.efficiency, results.trials, results.curves, results.number_formats,
     results.format_curves, results.versions_and_peers, results.versions_and_peers_spread, results.lengths, results.weak_scaling,
     results.clocks, compiled_kernels.machine_code, compiled_kernels.tritons, concepts.chip, reference.commands,

@@ -112,11 +112,7 @@ def runs_here(line: str) -> bool:
     A vendor's profiler has to be there, an interpreter that works, and GPUs for their sizes.
     """
     tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
-    if (
-        tool in ("tensorboard", "pip", "pytest")
-        or " pytest " in line
-        or (tool in VENDOR_TOOLS and not shutil.which(tool))
-    ):
+    if tool in ("tensorboard", "pip", "pytest") or " pytest " in line or (tool in VENDOR_TOOLS and not shutil.which(tool)):
         return False
     if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
         return False

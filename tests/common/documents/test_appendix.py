@@ -1,15 +1,13 @@
 """The formulas of common.documents.appendix against the code, and its tables against the measured files."""
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 from common.analysis.formulas import footprint
-from common.analysis.formulas.forecast import FOREACH_ADAMW, Change, layer_changes
+from common.analysis.formulas.fusions import FOREACH_ADAMW, Change, layer_changes
 from common.config import ModelConfig
 from common.documents import appendix
 from common.rope import rope_tables
-from tests.conftest import ROOT, cells
+from tests.conftest import ROOT
 from tests.operators import OperatorMode, saved_bytes, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
@@ -185,27 +183,3 @@ def test_the_formula_gives_what_the_h100_saved_at_medium() -> None:
     assert len(rows) == 2
     for row in rows:
         assert row[5] == row[-2], row  # in MiB, thousands apart
-
-
-def test_every_recorded_step_takes_at_least_its_bound() -> None:
-    """All versions and presets on the H200, and three of each on the H100."""
-    _, *rows = cells(appendix.forecast_sheet(ROOT / "results"))
-    ratios = [[float(row[device].removesuffix("x")) for row in rows if row[device]] for device in (-2, -1)]
-    assert list(map(len, ratios)) == [9, 16] and min(map(min, ratios)) >= 1
-
-
-def test_a_measured_device_stands_beside_its_forecast_with_measured_over_bound(tmp_path: Path) -> None:
-    (tmp_path / "mi300x").mkdir()
-    shutil.copy(ROOT / "results/h200/peers_tiny_bf16.json", tmp_path / "mi300x")
-    header, *rows = cells(appendix.forecast_sheet(tmp_path))
-    measured = [row[header.index("measured")] for row in rows]
-    assert all(measured[:4]) and not any(measured[4:]) and not any(row[-1] for row in rows)
-    bound = max(float(ms.strip("*")) for ms in rows[0][header.index("MI300X")].split("/"))
-    name, ms, _, ratio = measured[0].split()
-    assert name == "MI300X" and float(ratio[:-1]) == pytest.approx(float(ms) / bound, rel=0.01)
-
-
-def test_a_step_that_does_not_fit_has_no_forecast() -> None:
-    """Version 1 keeps over 100 GiB at large; an MI210 has 64 GB."""
-    header, *rows = cells(appendix.forecast_sheet(ROOT / "results"))
-    assert [row[:2] for row in rows if row[header.index("MI210")] == "-"] == [["large", "1"]]

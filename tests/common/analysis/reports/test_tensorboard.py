@@ -1,6 +1,5 @@
 """Event files of a profile, as TensorBoard reads them."""
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,12 @@ def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step
     assert events.Scalars("result/loss_last")[0].step == 100 + len(milliseconds)
 
 
-def test_the_text_has_a_link_to_the_trace_that_tensorboard_keeps(gpu_profile, tmp_path):
-    """Its page is made of Markdown, from which it takes what it holds to be unsafe."""
-    from tensorboard.plugin_util import markdown_to_safe_html
-
+def test_a_gpu_has_kernels_and_mfu_and_the_text_names_the_trace(gpu_profile, tmp_path):
     profile = step_profile.read(gpu_profile)
     trace = chrome_trace.load(gpu_profile.with_name(profile["trace"]))
     events = load(tensorboard.write(tmp_path / "run", profile, trace))
     [text] = events.Tensors("profile/trace/text_summary")[0].tensor_proto.string_val
-    shown = html.unescape(markdown_to_safe_html(text.decode()))
-    assert f'<a href="https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/{profile["trace"]}">' in shown
-    assert str(tmp_path / profile["trace"]) in shown
+    assert str(tmp_path / profile["trace"]) in text.decode()
     assert "profile/top kernels/text_summary" in events.Tags()["tensors"]
     sizes = {tag: events.Histograms(tag)[0].histogram_value.num for tag in events.Tags()["histograms"]}
     assert sizes == {"profile/kernel_us": len(trace.kernels), "train/step_ms": profile["run"]["step_ms"]["count"]}
