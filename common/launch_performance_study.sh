@@ -20,7 +20,7 @@
 
 set -euo pipefail
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
-. "$here/common/profilers.sh"
+. "$here/../common/profilers.sh"
 for script in "$here"/tiny_llama_v*.py; do break; done # there is one
 preset=
 profilers=false

@@ -5,7 +5,11 @@
 Writes the report and, beside it and under its name, FILE_operator_timing.csv and FILE_optimization_targets.json.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.reports import bottlenecks

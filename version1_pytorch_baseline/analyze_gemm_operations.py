@@ -7,7 +7,11 @@ Writes gemm_analysis.json after each shape of batch and sequence, and from it at
 --output-dir.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli, config
 from common import device as devices

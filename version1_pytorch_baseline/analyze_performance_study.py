@@ -5,7 +5,11 @@
 Writes performance_study.md, .html and, with a profile, spans.png into the folder.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.comparisons import performance_study

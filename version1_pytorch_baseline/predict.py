@@ -6,7 +6,11 @@
 The bounds are those of analyze_bottlenecks.py. `--check` shows which launches and bytes are gone, and if the machine changed.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.comparisons import predictions

@@ -6,6 +6,12 @@ python run_deepspeed_flops.py --analyze-results flops_profile.json            # 
 python run_deepspeed_flops.py --analyze-results flops_profile.json --computational-intensity
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common.training import commands
 from version1_pytorch_baseline import tiny_llama_v1

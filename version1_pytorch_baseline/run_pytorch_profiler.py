@@ -5,6 +5,12 @@ python run_pytorch_profiler.py --batch-size 8 --generate-report           # the 
 python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common.training import commands
 from version1_pytorch_baseline import tiny_llama_v1

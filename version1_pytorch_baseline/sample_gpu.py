@@ -6,7 +6,11 @@
 It asks nvidia-smi, amd-smi or rocm-smi. Utilization only says that some kernel ran; MFU says how well.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli, sample_gpu
 from common.analysis.output import tables

@@ -9,6 +9,12 @@ precision is fp32 (TF32 off). Parameter names and results are those of transform
     python tiny_llama_v1.py --help
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import math
 
 from common import cli, weights

@@ -8,7 +8,11 @@ rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was giv
 rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv or databases, ncu's CSV and a folder of these do as well.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.reports import launches

@@ -17,6 +17,10 @@ if `--fastest` names a model that is not the fastest at every shape; those in FP
 """
 
 import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.errors import UsageError

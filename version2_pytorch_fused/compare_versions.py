@@ -4,7 +4,11 @@ python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.comparisons import compare

@@ -8,6 +8,12 @@ Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and
 after the round that is running.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common.analysis.comparisons import ablation_effects
 from common.files import writable_file

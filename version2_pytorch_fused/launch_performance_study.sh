@@ -1,1 +1,1 @@
-common/launch_performance_study.sh
+../common/launch_performance_study.sh

@@ -7,7 +7,11 @@ Bytes are measured where the folder holds counters of ncu or rocprof-compute, el
 operators in profile_*.json. Writes bandwidth.csv and .md, and with the second flag roofline.png, into --output-dir.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.reports import bandwidth

@@ -8,6 +8,12 @@ ends a trial and not the search. Writes batch_search.json (measured) after each 
 batch_search.csv, .md and .png, into --output-dir.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common.files import writable_file
 from common.studies import batch_size

@@ -8,7 +8,11 @@
 Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were interrupted, are refused (2).
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.comparisons import compare

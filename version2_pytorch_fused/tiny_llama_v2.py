@@ -10,6 +10,12 @@ Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); withou
     python tiny_llama_v2.py --disable-all-fusion --enable-qkv-fusion   # one alone
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import math
 
 from common import cli, weights

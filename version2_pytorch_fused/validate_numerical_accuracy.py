@@ -8,7 +8,11 @@
 Flags that are not listed here go to the optimized version. --use-amp applies to it alone; the baseline stays in fp32.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.studies import accuracy

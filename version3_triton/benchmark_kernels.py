@@ -36,13 +36,17 @@ attention in TF32 products a product in float32. Bytes are those of one number f
 A sweep of sizes also draws the share of the ceiling over the sequence length, in a PNG beside it.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import importlib.util
 import math
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from common import cli, ranks

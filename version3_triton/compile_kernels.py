@@ -23,6 +23,12 @@ in float32 (16 bytes on sm_90 at head dimension 80).
     mfma, memory, lds    instructions of AMD's machine code: matrix products, loads and stores of memory, and of LDS
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import functools
 import os
 from collections.abc import Callable

@@ -4,7 +4,11 @@ python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     #
 python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.reports import triton_kernels

@@ -12,6 +12,12 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
     python tiny_llama_v3.py --use-amp --mode benchmark             # times each kernel instead
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli, weights
 from common.config import ModelConfig
 from common.options import Options, RunOptions, Switches

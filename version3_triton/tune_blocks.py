@@ -16,6 +16,12 @@ The JSON file, schema "tiny-llama-tiles/1":
     chosen  {"kernel", "size": null where it serves all, "candidate", "relative": to the fastest, "in_table": bool}
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import argparse
 import itertools
 import multiprocessing
@@ -24,7 +30,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import cli

@@ -14,9 +14,14 @@ The choices in `kernels/tiles.py`, `kernels/attention.py`, `kernels/norm.py` and
 Times are microseconds of a replayed graph: the median of several, each of ten passes, or of 50 steps.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 

@@ -9,6 +9,12 @@ compiled for all targets, but run on Hopper only, where they were measured (`ker
 Elsewhere some of them spill: on AMD the many scalars of the tensor descriptors.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import functools
 import os
 

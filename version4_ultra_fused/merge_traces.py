@@ -6,7 +6,11 @@
 The folder holds the traces of one run. Processes of one host share a clock, so a rank that is late to a collective can be seen.
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.comparisons import merge_traces

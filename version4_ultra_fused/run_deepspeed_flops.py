@@ -5,6 +5,12 @@ python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-inten
 python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common.training import commands
 from version4_ultra_fused import tiny_llama_v4

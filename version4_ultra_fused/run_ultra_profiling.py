@@ -11,8 +11,13 @@ done
 python run_ultra_profiling.py --analyze-existing profiles/*
 """
 
-from argparse import Namespace
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+from argparse import Namespace
 
 from common import cli
 from common.analysis.comparisons import critical_paths

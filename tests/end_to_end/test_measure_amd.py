@@ -42,7 +42,6 @@ class Clone(Machine):
         for script in (ROOT / v2.name).glob("run_rocprof*.sh"):
             shutil.copy(script, v2)
         (root / "common").mkdir()
-        (v2 / "common").symlink_to("../common")
         shutil.copy(ROOT / "common/profilers.sh", root / "common")
         shutil.copytree(ROOT / "results", root / "results", ignore=lambda _, names: [n for n in names if not n.endswith(".sh")])
         for tool in ("mktemp", "gzip"):

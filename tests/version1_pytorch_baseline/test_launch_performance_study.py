@@ -26,7 +26,6 @@ class Study(Machine):
         self.root = folder / "a clone"
         for each in {V1, V2, version}:
             (self.root / each.name).mkdir(parents=True)
-            (self.root / each.name / "common").symlink_to("../common")
         (self.root / "common").mkdir()
         for script in (ROOT / "common").glob("*.sh"):
             shutil.copy(script, self.root / "common")

@@ -104,7 +104,7 @@ def test_measure_names_what_is_not_written_and_measures_the_rest(measure, tmp_pa
     """Only problem 2 is solved."""
     monkeypatch.setenv("KERNEL_EXERCISES", "starter")
     mine = tmp_path / "mine"
-    shutil.copytree(FOLDER, mine, ignore=shutil.ignore_patterns("common", "__pycache__"))
+    shutil.copytree(FOLDER, mine, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(mine / "solution/problem2_flat.py", mine / "starter")
     _, rows = measure(mine, "bandwidth", "steps", "layer")
     left = "not written yet, so not measured: "

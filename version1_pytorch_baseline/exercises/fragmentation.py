@@ -7,6 +7,12 @@ The model follows the default rules of the allocator. On a GPU the same tensors 
 side by side. The numbers are MiB (2^20 bytes).
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -7,6 +7,12 @@ The first command needs no GPU; it reads the data sheet's peaks. The second trai
 steps at a small size, also on a CPU, with every scale multiplied by 2 to the power K.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli, data
 from common import device as devices
 from common.analysis.formulas import peaks

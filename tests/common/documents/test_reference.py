@@ -28,7 +28,6 @@ def small(tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "version1_x/common").symlink_to("../common")
 
 
 def test_a_command_stands_beside_its_first_sentence(small):
@@ -53,7 +52,7 @@ def test_no_command_is_missing_and_each_has_a_purpose():
     listed = {(command.folder, command.line.split()[-1]) for command in reference.all_commands()}
     scripts = [path for path in ROOT.glob("version*_*/**/*.py") if '\nif __name__ == "__main__":\n' in path.read_text()]
     scripts += [path for path in ROOT.glob("version*_*/**/*.sh") if path.read_text().startswith("#!")]
-    elsewhere = {"common", "handouts"}  # a link, and a copy that make_handouts.py writes
+    elsewhere = {"handouts"}  # a copy that make_handouts.py writes
     expected = {(path.parent, path.name) for path in scripts if not elsewhere & {*path.relative_to(ROOT).parts[:-1]}}
     assert len(expected) > 50 and expected <= listed
     assert all(command.purpose.endswith((".", "?", '."')) for command in reference.all_commands())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import stages
 from common.files import read_json
-from tests.conftest import cells, needs_interpreter
+from tests.conftest import ROOT, cells, needs_interpreter
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL
 
 import make_handouts
@@ -20,6 +20,8 @@ TELLING = re.compile(r"broken|slow|fake|optimi[sz]ed|fast|not_training|fixed|cav
 
 @pytest.fixture
 def folder(tmp_path, execute) -> Path:
+    """In a folder that looks like a clone."""
+    (tmp_path / "common").symlink_to(ROOT / "common")
     execute(FOLDER / "make_handouts.py", "--output-dir", "handouts", check=0)
     return tmp_path / "handouts"
 

@@ -8,13 +8,18 @@ A bottleneck is the same work done in two or three ways, and the first way is th
 of Version 1. Each fix runs in its own process with the same weights and the same batch, so the loss is the same within rounding.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import concurrent.futures
 import functools
 import multiprocessing
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from common import cli, spans

@@ -6,9 +6,14 @@ Model, optimizer, data and seed are those of tiny_llama_v2.py. A comment marks e
     torchrun --standalone --nproc-per-node 2 train.py --deepspeed ds_config_zero1.json        # the same, started by PyTorch
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 from common import cli, config, data, files, ranks

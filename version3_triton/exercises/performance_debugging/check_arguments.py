@@ -4,8 +4,12 @@ python check_arguments.py ../../../version1_pytorch_baseline/tiny_llama_v1.py v3
 """
 
 import sys
-from importlib import import_module
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+from importlib import import_module
 
 from common import cli
 from common.training import version_files

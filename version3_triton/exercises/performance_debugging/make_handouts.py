@@ -3,15 +3,20 @@
     python make_handouts.py --output-dir handouts
     python handouts/stage_a.py --num-steps 20
 
-The folder gets stage_a.py to stage_f.py, their kernels, what all stages share, and a link to `common`. A handout is generated
-from its stage: docstrings, comments, `caveat`, and the branches of `options.fixed` are left out. It trains with the same numbers.
+The folder, which lies inside the clone, gets stage_a.py to stage_f.py, their kernels, and what all stages share. A handout is
+generated from its stage: docstrings, comments, `caveat`, and the branches of `options.fixed` are left out. It trains with the
+same numbers.
 INSTRUCTOR.md says which stage each one is.
 """
 
-import ast
-import os
-import shutil
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+import ast
+import shutil
 
 from common import cli
 from common.errors import UsageError
@@ -72,16 +77,18 @@ def names(node: ast.AST) -> set[str]:
 
 def handout(tree: ast.Module) -> str:
     """The definitions that a stage is made of, what they use, and the imports for them; without --fixed."""
-    definitions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    script = [node for node in tree.body if isinstance(node, ast.Assign | ast.If)]
+    start = next(i for i, node in enumerate(tree.body) if isinstance(node, ast.Expr)) + 1  # before it, the script finds `common`
+    head, body = tree.body[:start], tree.body[start:]
+    definitions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    script = [node for node in body if isinstance(node, ast.Assign | ast.If)]
     used = set().union(*map(names, script))
     while more := set().union(*(names(definitions[name]) for name in used & definitions.keys())) - used:
         used |= more
     for node in imports:
         node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used]
     kept = [node for name, node in definitions.items() if name in used]
-    return ast.unparse(ast.Module([*(node for node in imports if node.names), *kept, *script], type_ignores=[]))
+    return ast.unparse(ast.Module([*head, *(node for node in imports if node.names), *kept, *script], type_ignores=[]))
 
 
 def handouts() -> dict[str, str]:
@@ -107,15 +114,13 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
-    link, written = folder / "common", handouts()
-    if {path.name for path in folder.glob("*.py")} - {*written, *SHARED} or (link.exists() and not link.is_symlink()):
+    written = handouts()
+    if {path.name for path in folder.glob("*.py")} - {*written, *SHARED} or (folder / "common").exists():
         raise UsageError(f"--output-dir: {folder} has a program's files already; name a folder for the handouts alone")
     for name, text in written.items():
         write_text(folder / name, text)
     for name in SHARED:
         shutil.copy(HERE / name, folder)
-    link.unlink(missing_ok=True)
-    link.symlink_to(os.path.relpath((HERE / "common").resolve(), folder.resolve()))
     print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
 
 

@@ -7,9 +7,14 @@
 refuses a program that has it.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from stages import Stage, StageOptions
 

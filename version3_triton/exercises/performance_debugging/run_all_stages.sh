@@ -29,7 +29,7 @@
 set -euo pipefail
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 root=$here/../../..
-. "$here/common/profilers.sh"
+. "$here/../../../common/profilers.sh"
 folder=./results
 stages="0 1 2 3 4 5 6"
 through=

@@ -9,7 +9,11 @@ some: there rocprofv3's statistics, otherwise the newest profile of torch.profil
 --csv-out: name, category, calls, total_ns, mean_ns, min_ns, max_ns, share (0 to 1).
 """
 
+import sys
 from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
 from common.analysis.profiles import load_kernels

@@ -8,6 +8,12 @@ needs a long time to get down to that. The kernels pass their tests. Is it the l
     python v3_stage1_broken_loss.py --diagnose
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from stages import Stage, StageOptions
 
 import torch.nn as nn

@@ -7,6 +7,12 @@ fused attention. And yet a step takes longer than before, and with longer sequen
     python v3_stage2_slow_performance.py --seq-len 512 --num-steps 20 --profile-operators
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from stages import Stage, StageOptions, v3
 
 import torch.nn.functional as F

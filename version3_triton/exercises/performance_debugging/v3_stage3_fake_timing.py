@@ -7,6 +7,12 @@ training?"
     python v3_stage3_fake_timing.py --preset medium --batch-size 64 --use-amp --num-steps 20
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import time
 from dataclasses import replace
 

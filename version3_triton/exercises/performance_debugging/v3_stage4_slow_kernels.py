@@ -6,6 +6,12 @@ right this time, and the numbers are. But a step takes many times as long. Is Tr
     python v3_stage4_slow_kernels.py --num-steps 20 --profile-operators                    # on a CPU add --batch-size 1
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from functools import partial
 
 from common.spans import span

@@ -8,10 +8,15 @@ code 1 where losses differ or a run is refused. On a GPU all work on the side st
 waits where it has to computes the same, however long its parts take. All other flags are Version 4's.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 from common import cli

@@ -11,6 +11,12 @@ KERNEL_EXERCISES=solution measures the solutions. Times are the median over --nu
 A step without communication trains each rank alone: it is what the other steps would take if communication were free.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 import functools
 from argparse import Namespace
 from collections.abc import Callable, Mapping
