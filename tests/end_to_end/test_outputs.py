@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.conftest import ROOT, TINY, V1
 from tests.kernel_files import FIXTURES, write_database
-from tests.small_traces import rank_trace, write_ranks
 
 import pytest
 
@@ -22,10 +21,6 @@ def text(content: str) -> Callable[[Path], object]:
 
 def copied(source: Path) -> Callable[[Path], object]:
     return lambda path: shutil.copy(source, path)
-
-
-def traces(path: Path) -> None:
-    write_ranks(path.parent, rank_trace(0), rank_trace(1))
 
 
 CONFIG = text("model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, vocab_size: 300}")
@@ -47,7 +42,6 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (V2 / "fusion_ablation_study.py", "--config in/fusion_ablation.json --output-dir in", "in/fusion_ablation.json", CONFIG),
     (V2 / "optimize_batch_size.py", "--config in/batch_search.json --output-dir in", "in/batch_search.json", CONFIG),
     (STAGES / "top_kernels.py", "in --csv-out OUT", "in", TRACE),
-    (V4 / "merge_traces.py", "in --output OUT", "in/trace_2026.json", traces),
     (V4 / "scaling_study.py", "--models v1 --config in/scaling.json --output-dir in", "in/scaling.json", CONFIG),
 ]  # fmt: skip
 
