@@ -8,7 +8,6 @@
 #     results/NAME/peers_PRESET_PRECISION.json                             all versions and external baselines (GPU)
 #     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
 #     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
-#     results/NAME/levers.json                                             Version 4's ways to do the same work (GPU)
 #     results/NAME/format_PRESET_{bf16,fp8}.json, format_curve_SEED_*.json Version 4's products in both formats (GPU)
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
@@ -30,7 +29,7 @@ name=$1
 parts=,$2,
 shift 2
 for part in ${parts//,/ }; do
-    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,levers,formats, = *,$part,* ]] ||
+    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,formats, = *,$part,* ]] ||
         { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 mkdir -p "$results/$name"
@@ -114,9 +113,5 @@ if [[ $parts = *,kernels,* ]]; then
         --metrics-out "$out/kernels_attention_64.json"
     "${run[@]}" --preset medium --operations attention --sizes $(sizes 2048 "1024 2048 4096 8192") \
         --metrics-out "$out/kernels_attention_128.json"
-fi
-if [[ $parts = *,levers,* ]]; then
-    cd ../version4_ultra_fused
-    python benchmark_levers.py --presets tiny small medium large --metrics-out "$out/levers.json"
 fi
 exit "$code"

@@ -350,7 +350,6 @@ VALID = [
         "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
     ),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
-    Valid("levers.json", shortened("h200/levers.json"), lambda path: section("medians", path)),
     *(
         Valid(name, write_stages, lambda path: published(compare_stages.report(compare_stages.read(path.parent)), path))
         for name in ("stage0_metrics.json", "stage1_metrics.json", "stage1_profile.csv")

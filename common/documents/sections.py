@@ -12,12 +12,12 @@ from common import files
 from common.analysis.comparisons import ablation_effects
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report, Table
-from common.analysis.reports import kernel_benchmark, levers
+from common.analysis.reports import kernel_benchmark
 from common.config import PRESETS
 from common.documents import lab_dashboard
 from common.documents.result_tables import compute, conditions
 from common.errors import UsageError
-from common.records import ablation_file, benchmark_file, kernel_benchmark_file, kernel_files, lab_file, scaling_file
+from common.records import ablation_file, benchmark_file, kernel_benchmark_file, lab_file, scaling_file
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 
@@ -25,7 +25,6 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
     ablation_file.SCHEMA: ablation_effects.analyze,
     benchmark_file.SCHEMA: benchmark_report.analyze,
     kernel_benchmark_file.SCHEMA: kernel_benchmark.analyze,
-    kernel_files.LEVERS: levers.analyze,
     lab_file.SCHEMA: lab_dashboard.analyze,
     scaling_file.SCHEMA: scaling_report.analyze,
 }

@@ -1,15 +1,13 @@
-"""The files about kernels alone: compiled for several targets (results/compiled/), and Version 4's levers (results/<device>/).
+"""The files about kernels that are compiled for several targets (results/compiled/).
 
 version3_triton/compile_kernels.py writes kernels.json (schema tiny-llama-compiled/1) and tritons.json
-(tiny-llama-compiled-summary/1). version4_ultra_fused/benchmark_levers.py writes levers.json (tiny-llama-levers/1).
+(tiny-llama-compiled-summary/1).
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from common.files import schema_of
-from common.records.fields import Compute, Header, Model, Summary
 
-from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 
@@ -69,22 +67,4 @@ class CompiledSummary(Spills):
     command: str
 
 
-class Lever(TypedDict):
-    """One way to do a lever's work; `preset` is empty for the one that has sizes of its own."""
-
-    preset: str
-    lever: str
-    way: str
-    us: Summary
-
-
-class Levers(Header):
-    """levers.json."""
-
-    schema: Literal["tiny-llama-levers/1"]
-    model: NotRequired[Model]
-    precision: Compute
-    rows: Annotated[list[Lever], Field(min_length=1)]
-
-
-COMPILED, SUMMARY, LEVERS = map(schema_of, (Compiled, CompiledSummary, Levers))
+COMPILED, SUMMARY = map(schema_of, (Compiled, CompiledSummary))

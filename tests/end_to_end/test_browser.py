@@ -167,7 +167,7 @@ def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
         {"ph": kind, "name": "work", "pid": 1, "tid": 1, "ts": time} for kind, time in (("B", 1), ("B", 2), ("E", 3), ("E", 9))
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    runs = tmp_path / "profile_1.json", H200 / "levers.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
+    runs = tmp_path / "profile_1.json", H200 / "kernels_loss.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
     for html in [*map(built, runs), built(H200 / "curve_v1.json", H200 / "curve_v3.json")]:
         page = opened(html, width, color_scheme=theme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

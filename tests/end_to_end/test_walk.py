@@ -88,7 +88,7 @@ EXPECTED = {
     ],
 }  # fmt: skip
 # Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
-GPU_ONLY = ("tune_blocks.py", "benchmark_levers.py", "--capture-step", "sample_gpu.py")
+GPU_ONLY = ("tune_blocks.py", "--capture-step", "sample_gpu.py")
 MACHINE = re.compile(r"On a laptop|On (?:a|an AMD|an NVIDIA|two) GPU|needs a GPU")
 # The steps of a page: its paragraphs, and the commands of its blocks.
 PARAGRAPH = re.compile(r"```bash\n(?P<block>.*?)```|(?P<text>.+?)\n\s*(?:\n|(?=```))", re.DOTALL)

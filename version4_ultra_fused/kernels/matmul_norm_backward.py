@@ -10,7 +10,7 @@ with the row of out. The kernel that computes dout has both rows in registers, a
     alone       dy is written and read, x and dsum are read, dx is written: 5 N D elements
     epilogue    x and dsum are read, dx is written: 3 N D, and a launch less
 
-It gains where a launch counts (results/h200/levers.json). In large products it loses: a tile waits for x and dsum after its last
+It gains where a launch counts (LOG.md has the table). In large products it loses: a tile waits for x and dsum after its last
 multiplication. The weight's gradient leaves as parts, one for each row of tiles. All sums have a fixed order.
 """
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # Of the backward kernel where Version 3's sizes are not the fastest: on an H200 2.9 us in place of 4.0 for [1024, 256], and 37.5
-# in place of 39.7 for [8192, 2048]; for [8192, 1024] 20.3 in place of 18.8 (results/h200/levers.json).
+# in place of 39.7 for [8192, 2048]; for [8192, 1024] 20.3 in place of 18.8 (LOG.md has the table).
 BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 

@@ -42,7 +42,7 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "hip": dict.fromkeys(("rope", "swiglu", "norm"), (Tile(32, 32, 32, 4, 1),)),
 }
 # The most elements of a product that is computed with its epilogue, for "norm" its most multiplications. For larger ones a
-# library's product and a kernel take less time (results/h200/levers.json).
+# library's product and a kernel take less time (LOG.md has the table).
 LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}}
 
 

@@ -52,7 +52,7 @@ def test_one_process_beside_two_has_what_these_communicate(gpu_profile, tmp_path
     (H200 / "traces/v4_small.json.gz", ["Timeline", "Kernels", "Time of the step by kind of work", "Critical path"]),
     (FIXTURES / "new_kernel_trace.csv", ["Timeline", "Kernels"]),
     (FIXTURES / "ncu_raw.csv", ["Kernels", "Memory traffic"]),
-    (H200 / "levers.json", ["Medians", "Spread"]),
+    (H200 / "kernels_loss.json", ["Rates", "Times"]),
 ], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
 def test_other_files(path, expected):
     assert titles(build(path)) == expected
@@ -126,8 +126,8 @@ def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_pat
     page = build(gpu_profile.with_name("trace_2.json"), tmp_path / "trace_3.json")
     assert "kernels per step, by span and phase" in page.markdown()
 
-    with pytest.raises(UsageError, match=r"levers\.json have nothing in common: give two files of one kind"):
-        build(gpu_profile, H200 / "levers.json")
+    with pytest.raises(UsageError, match=r"kernels_loss\.json have nothing in common: give two files of one kind"):
+        build(gpu_profile, H200 / "kernels_loss.json")
 
     page = build(H200 / "curve_v1.json", H200 / "curve_v3.json")
     assert [row[0] for row in page.sections[0].items[1].content.rows] == ["curve_v1.json", "curve_v3.json"]

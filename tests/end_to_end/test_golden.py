@@ -1,7 +1,7 @@
 """Golden reports: what each command prints, and the files that it writes, over the same stored profiles.
 
 The profiles are the H100's and the CPU's of Version 1 in results/, and a fused one that is made from the H100's. A change that is
-meant is kept with `WRITE_GOLDEN=1 pytest tests/common/analysis/test_golden.py`; read the difference before you commit it.
+meant is kept with `WRITE_GOLDEN=1 pytest tests/end_to_end/test_golden.py`; read the difference before you commit it.
 """
 
 import copy
@@ -18,7 +18,7 @@ from tests.kernel_files import FIXTURES
 
 import pytest
 
-GOLDEN, RESULTS, V2 = Path(__file__).parent / "golden", ROOT / "results", ROOT / "version2_pytorch_fused"
+GOLDEN, RESULTS, V2 = ROOT / "tests/fixtures/golden", ROOT / "results", ROOT / "version2_pytorch_fused"
 V3, V4 = ROOT / "version3_triton", ROOT / "version4_ultra_fused"
 COMMANDS = {
     "bottlenecks_cpu": (V1 / "analyze_bottlenecks.py", "--profile-data cpu"),
