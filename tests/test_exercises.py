@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 import runpy
-import subprocess
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
@@ -28,7 +27,7 @@ MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a s
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 CASES = [pytest.param(LAB, 50, id="lab")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
-    for name, folder, least in (("V3", V3, 80), ("V4", V4, 40))
+    for name, folder, least in (("V3", V3, 80), ("V4", V4, 30))
 ]
 
 
@@ -60,13 +59,13 @@ def described(path: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 30, id="distributed")])
+@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 25, id="distributed")])
 def test_the_solution_passes(folder, least, tmp_path):
     code, cases = run_tests(folder, "solution", tmp_path / "results.xml")
     assert code == 0 and len(cases) > least
 
 
-@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 30, id="distributed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 25, id="distributed", marks=pytest.mark.slow)])
 def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder, least, tmp_path):
     """But for the product that Version 4's exercise starts from, and the lab's tests of functions that it gives."""
     code, cases = run_tests(folder, "starter", tmp_path / "results.xml")
@@ -89,41 +88,6 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder,
             assert problem.startswith(found[2] if folder == V4 else found[2][0]), f"{name} fails with {found[2]}"
 
 
-# Jobs that fail at once, while one process and then the other stands still for moments, as on a busy machine.
-FAIL_AT_ONCE = """
-import os, random, signal, threading, time
-import adapter
-
-def fail():
-    try:
-        processes.run(adapter.broadcast)
-    except NotImplementedError:
-        pass
-
-def stop():
-    for i in range(100):
-        process = random.choice([*processes.pool._processes])
-        os.kill(process, signal.SIGSTOP)
-        time.sleep(0.02 * random.random())
-        os.kill(process, signal.SIGCONT)
-        time.sleep(0.005 * random.random())
-
-processes = adapter.Processes()
-fail()
-stops = threading.Thread(target=stop)
-stops.start()
-while stops.is_alive():
-    fail()
-processes.close()
-"""
-
-
-@pytest.mark.slow
-def test_no_process_of_the_ladder_waits_for_one_that_failed():
-    environment = os.environ | {"KERNEL_EXERCISES": "starter", "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", FAIL_AT_ONCE], cwd=LADDER, env=environment, check=True)
-
-
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
 def test_starter_and_solution_have_the_same_signatures_and_summaries(starter):
     mine, solved = described(starter), described(starter.parents[1] / "solution" / starter.name)
@@ -141,7 +105,8 @@ def test_every_function_to_be_written_is_in_its_problem(starter):
     names = {name for name, _, _ in missing}
     assert names and (names <= functions if ladder else names == functions)
     for name, problem, page in missing:
-        text = (starter.parents[1] / f"{page}.md").read_text()
+        folder = ROOT if page == "MORE_PROBLEMS" else starter.parents[1]
+        text = (folder / f"{page}.md").read_text()
         sections = re.split(r"^###? Problem \(?(?=\w+\b)", text, flags=re.MULTILINE)[1:]
         [section] = [section.split("\n## ")[0] for section in sections if re.match(rf"{problem}\b", section)]
         if ladder:
@@ -151,13 +116,6 @@ def test_every_function_to_be_written_is_in_its_problem(starter):
             assert "*Deliverable:*" in section and "<details><summary>What you should find</summary>" in section
         else:
             assert f"`{name.split('.')[0]}" in section, (name, problem)
-
-
-def test_the_reading_problem_names_functions_that_exist():
-    """Questions about the backward pass, and what they point to in production code."""
-    section = (V3 / "if_you_have_time.md").read_text().split("\n## Problem (reading)")[1].split("\n## ")[0]
-    named = set(re.findall(r"`(_\w+)`", section))
-    assert named and named <= described(ROOT / "version3_triton/kernels/flash_attention.py").keys()
 
 
 @needs_triton
@@ -181,7 +139,7 @@ def test_the_sizes_and_the_saved_bytes_of_version_4s_page_are_those_of_the_prese
         parts = [2 * tokens * features * 2, 2 * 2 * tokens * hidden * 2, 2 * tokens * features * 2]
         saved[preset] = [*parts, layers * sum(parts)]
     names = (
-        "1a: SwiGLU", "1b: residual stream, two additions", "1c: SwiGLU's gradient, which saves 2 N F e bytes too", "all layers",
+        "1a: SwiGLU", "1b: residual stream, two additions", "SwiGLU's gradient, which saves 2 N F e bytes too", "all layers",
     )  # fmt: skip
     for name, tiny, medium in zip(names, saved["tiny"], saved["medium"], strict=True):
         assert rows[name] == [f"{tiny / 2**20:g}", f"{medium / 2**20:g}", f"{medium / 4.8e12 * 1e6:.0f}"]

@@ -47,14 +47,6 @@ def launch_softmax(kernel: KernelInterface, x: Tensor) -> Tensor:
     return out
 
 
-def launch_rms_norm(kernel: KernelInterface, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each row of x [rows, size], rows with any stride; weight [size]; one program per row."""
-    (rows, size), out = x.shape, new_output(x, *x.shape)
-    x, weight = _without_gaps(x), weight.contiguous()
-    launch(kernel, (rows,), (out,), x, weight, out, size, eps, x.stride(0), BLOCK=triton.next_power_of_2(size))
-    return out
-
-
 # ------------------------------------------------------------------------------------------------------------- exercise 2
 
 
@@ -119,7 +111,7 @@ def launch_attention(
     return o, lse, visited
 
 
-# ------------------------------------------------------------------------------------------------------- if you have time
+# ------------------------------------------------------------------------------------------------------------------- rope
 
 
 def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:

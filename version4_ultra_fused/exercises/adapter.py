@@ -71,16 +71,3 @@ def launch_residual(kernel: KernelInterface, x: Tensor, w: Tensor, stream: Tenso
     out = new_output(stream, *stream.shape)
     _launch(kernel, x, w, tile, (out,), stream)
     return out
-
-
-def launch_swiglu_gradient(kernel: KernelInterface, dy: Tensor, w_down: Tensor, gate_up: Tensor, tile: Tile) -> Tensor:
-    """The gradient of gate_up [M, 2 F].
-
-    Args:
-        dy: [M, D], the gradient of the down projection's result.
-        w_down: [D, F]; the product da = dy W_down is x W^T with x = dy and W = w_down.T.
-        gate_up: [M, 2 F], from `launch_gate_up`.
-    """
-    dgate_up = new_output(gate_up, *gate_up.shape)
-    _launch(kernel, dy, w_down.T, tile, (dgate_up,), gate_up)
-    return dgate_up

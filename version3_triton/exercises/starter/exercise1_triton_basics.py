@@ -43,22 +43,3 @@ def softmax_kernel(x_ptr, out_ptr, size, x_row, x_column, BLOCK: tl.constexpr):
         BLOCK: a power of two, size or more.
     """
     tl.static_assert(False, "softmax_kernel: problem 1b of exercise1_triton_basics.md")
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 1c
-
-
-@triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, x_row, BLOCK: tl.constexpr):
-    """out[r, c] = weight[c] x[r, c] / sqrt(mean of x[r, :]^2 + eps); program r computes row r.
-
-    Computes in float32 and writes the dtype of out.
-
-    Args:
-        x_ptr: [rows, size]; x[r, c] lies at x_ptr + r x_row + c.
-        weight_ptr: [size], contiguous, with the dtype of x.
-        out_ptr: [rows, size], contiguous.
-        eps: float.
-        BLOCK: a power of two, size or more.
-    """
-    tl.static_assert(False, "rms_norm_kernel: problem 1c of if_you_have_time.md")

@@ -3,7 +3,7 @@
     pytest test_exercises.py                               # starter/, which you fill in
     KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
 
-`Processes.run(job)` calls one of the jobs at the end of this file on every rank. A job builds its inputs, calls your functions
+`run(job)` calls one of the jobs at the end of this file on every rank. A job builds its inputs, calls your functions
 and returns arrays, which test_exercises.py compares with those of one process.
 """
 
@@ -11,7 +11,6 @@ import functools
 import inspect
 import re
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +18,6 @@ from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from common import exercises
 
@@ -46,40 +44,31 @@ def is_written(problem: str) -> bool:
 # -------------------------------------------------------------------------------------------------------------- processes
 
 
-def _on_one_rank(rank: int, path: str, job: Callable, arguments: tuple) -> Any:
+def _on_one_rank(rank: int, store_file: str, job: Callable, arguments: tuple) -> Any:
     torch.set_num_threads(1)
-    store = dist.FileStore(path, RANKS)
-    store.set(f"rank {rank} has started", "")  # a process can take longer than LIMIT to import PyTorch
-    store.wait([f"rank {other} has started" for other in range(RANKS)], timedelta(minutes=10))
+    store = dist.FileStore(store_file, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     try:
-        # A job that fails at once must not leave while the other rank still connects, which would then wait for LIMIT. They meet
-        # at the store: a rank that leaves closes its connections, so the other could miss the end of a collective.
-        store.set(f"rank {rank} is connected", "")
-        store.wait([f"rank {other} is connected" for other in range(RANKS)], LIMIT)
+        dist.barrier()  # a job that fails at once does not leave while the other rank still connects
         return job(*arguments)
     finally:
         dist.destroy_process_group()
 
 
-class Processes:
-    """RANKS processes that wait for jobs. Each job has a process group of its own."""
+@functools.cache
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(RANKS, mp_context=get_context("spawn"))
 
-    def __init__(self) -> None:
-        self.pool = ProcessPoolExecutor(RANKS, mp_context=get_context("spawn"))
 
-    def run(self, job: Callable, *arguments: object) -> list:
-        """What the job returns on each rank, in the order of the ranks. Raises the error of a rank that failed by itself."""
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            futures = [self.pool.submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)]
-            errors = [error for future in futures if (error := future.exception())]  # waits for the rank
-        if errors:
-            raise min(errors, key=lambda error: "gloo" in str(error))  # which says that the other rank has left
-        return [future.result() for future in futures]
-
-    def close(self) -> None:
-        self.pool.shutdown()
+def run(job: Callable, *arguments: object) -> list:
+    """What the job returns on each rank, in the order of the ranks. Raises the error of a rank that failed by itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        futures = [_pool().submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)]
+        errors = [error for future in futures if (error := future.exception())]  # waits for the rank
+    if errors:
+        raise min(errors, key=lambda error: "gloo" in str(error))  # which says that the other rank has left
+    return [future.result() for future in futures]
 
 
 class Collectives(TorchDispatchMode):
@@ -131,39 +120,25 @@ def gradients(model: SmallModel) -> Arrays:
 # ------------------------------------------------------------------------------------------------------------------- jobs
 
 
-def time_all_reduces(sizes: list[int]) -> tuple[list[float], Counter]:
-    """Problem 1: seconds of an all-reduce of each size, and their elements; each takes 10 ms longer on the last rank."""
-    problem, reduce, elements = load("problem1_bandwidth"), dist.all_reduce, Counter[int]()
-
-    def slow(tensor: Tensor, *given: Any, **named: Any) -> Any:
-        elements[tensor.numel()] += 1
-        time.sleep(0.01 * dist.get_rank())
-        return reduce(tensor, *given, **named)
-
-    with mock.patch.object(dist, "all_reduce", slow):
-        seconds = [problem.all_reduce_seconds(size, torch.device("cpu"), 5) for size in sizes]
-    return seconds, elements
-
-
 def broadcast() -> Arrays:
-    """Problem 2: the weights after a broadcast. Each rank begins with weights of its own."""
+    """Problem 1: the weights after a broadcast. Each rank begins with weights of its own."""
     ours = model(seed=dist.get_rank())
-    load("problem2_flat").broadcast_weights(ours)
+    load("problem1_flat").broadcast_weights(ours)
     return arrays(ours.named_parameters())
 
 
 def average() -> tuple[Arrays, Counter]:
-    """Problem 2: the averaged gradients, and the collectives."""
+    """Problem 1: the averaged gradients, and the collectives."""
     ours = model()
     ours(*share()).backward()
     with Collectives() as counted:
-        load("problem2_flat").average_gradients(ours)
+        load("problem1_flat").average_gradients(ours)
     return gradients(ours), counted.calls
 
 
 def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
-    """Problem 3: gradients of the second step, its collectives, those begun before the last gradient, and how many buckets."""
-    problem, ours = load("problem3_overlap"), model()
+    """Problem 2: gradients of the second step, its collectives, those begun before the last gradient, and how many buckets."""
+    problem, ours = load("problem2_overlap"), model()
     counted, before_last = Collectives(), []
     for parameter in ours.parameters():  # these hooks run before yours; the last that runs is that of the last gradient
         parameter.register_post_accumulate_grad_hook(lambda _: before_last.append(counted.calls.total()))
@@ -179,9 +154,9 @@ def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
 
 
 def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
-    """Problem 4: weights after some steps, the collectives of the last, and the elements of AdamW's moments on this rank."""
+    """Problem 3: weights after some steps, the collectives of the last, and the elements of AdamW's moments on this rank."""
     ours = model()
-    optimizer = load("problem4_zero1").ShardedAdamW(ours, **ADAMW)
+    optimizer = load("problem3_zero1").ShardedAdamW(ours, **ADAMW)
     for step in range(steps):
         ours.zero_grad()
         ours(*share(step)).backward()
@@ -191,21 +166,10 @@ def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
     return arrays(ours.named_parameters()), counted.calls, sum(moment.numel() for moment in moments)
 
 
-def shard() -> tuple[Arrays, Counter, Counter, int]:
-    """Problem 5: gathered gradients, the collectives of the forward and of the backward pass, and the bytes of weights here."""
-    problem, ours = load("problem5_fully_shard"), model()
-    problem.shard(ours)
-    with Collectives() as forward:
-        loss = ours(*share())
-    with Collectives() as backward:
-        loss.backward()
-    return arrays(problem.whole_gradients(ours).items()), forward.calls, backward.calls, problem.held_bytes(ours)
-
-
 def split_layer() -> tuple[Arrays, Counter, Counter]:
-    """Problem 6: output, gradient of the input and of this rank's weights, the collectives of the forward and backward pass."""
+    """Problem 4: output, gradient of the input and of this rank's weights, the collectives of the forward and backward pass."""
     whole, x, dy = layer_inputs()
-    layer = load("problem6_tensor_parallel").ParallelFeedForward(whole)
+    layer = load("problem4_tensor_parallel").ParallelFeedForward(whole)
     with Collectives() as forward:
         y = layer(x)
     with Collectives() as backward:

@@ -1,10 +1,9 @@
 """Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a CPU. torchrun starts it.
 
-    torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer
+    torchrun --standalone --nproc-per-node 2 measure.py steps layer
 
-    bandwidth    problem 1: all-reduces of 4 bytes to --max-mib, in powers of 4, algorithm and bus bandwidth, and the fitted line
-    steps        problems 2 to 5: the step time of the small model, without communication and with each form of it
-    layer        problem 6: forward and backward of one feed-forward layer, whole on each rank and split over the ranks
+    steps    problems 1 to 3: the step time of the small model, without communication and with each form of it
+    layer    problem 4: forward and backward of one feed-forward layer, whole on each rank and split over the ranks
 
 What you have not written yet is named and left out: a file whose line `raise NotImplementedError` is still there.
 KERNEL_EXERCISES=solution measures the solutions. Times are the median over --num-steps, with the 20th and 80th percentile.
@@ -38,12 +37,8 @@ from torch import Tensor, nn
 
 VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
 # What is measured, and the problem that must be solved for it.
-BANDWIDTH = {"bandwidth": "problem1_bandwidth"}
-STEPS = {
-    "no communication": None, "flat": "problem2_flat", "overlap": "problem3_overlap", "zero1": "problem4_zero1",
-    "fully_shard": "problem5_fully_shard",
-}  # fmt: skip
-LAYERS = {"whole": None, "split": "problem6_tensor_parallel"}
+STEPS = {"no communication": None, "flat": "problem1_flat", "overlap": "problem2_overlap", "zero1": "problem3_zero1"}
+LAYERS = {"whole": None, "split": "problem4_tensor_parallel"}
 
 
 def written(forms: Mapping[str, str | None]) -> dict[str, ModuleType | None]:
@@ -54,28 +49,10 @@ def written(forms: Mapping[str, str | None]) -> dict[str, ModuleType | None]:
     return {form: adapter.load(problem) if problem else None for form, problem in forms.items() if form not in missing}
 
 
-def bandwidth(options: Namespace, device: torch.device) -> None:
-    problem, world = written(BANDWIDTH).get("bandwidth"), dist.get_world_size()
-    if problem is None:
-        return
-    sizes = [4**i for i in range(1, 20) if 4**i <= options.max_mib * 2**20]
-    seconds = [problem.all_reduce_seconds(size, device, options.num_steps) for size in sizes]
-    if dist.get_rank() == 0:
-        rows = []
-        for size, time in zip(sizes, seconds, strict=True):
-            rates = problem.bandwidths("all_reduce", size, time, world)
-            rows.append([size, f"{time * 1e6:.3g}", *(f"{rate / 1e9:.3g}" for rate in rates)])
-        print(tables.text(["bytes", "us", "algorithm GB/s", "bus GB/s"], rows))
-        latency, rate = problem.fit(sizes, seconds)
-        print(f"fit: latency {latency * 1e6:.3g} us, algorithm bandwidth {rate / 1e9:.3g} GB/s")
-
-
 def after_backward(form: str, problem: Any, model: SmallModel) -> list[Callable[[], object]]:
     """What a step of this form calls after its backward pass."""
     if form == "zero1":
         return [problem.ShardedAdamW(model, lr=1e-3).step]
-    if form == "fully_shard":
-        problem.shard(model)
     update = torch.optim.AdamW(model.parameters(), lr=1e-3).step
     if form == "overlap":
         return [problem.OverlappedGradients(model, BUCKET_BYTES).finish, update]
@@ -125,7 +102,7 @@ def layer(options: Namespace, device: torch.device) -> None:
         print(tables.text(["layer", "ms", "p20", "p80"], rows))
 
 
-MEASUREMENTS = {"bandwidth": bandwidth, "steps": steps, "layer": layer}
+MEASUREMENTS = {"steps": steps, "layer": layer}
 
 
 def main() -> None:
@@ -133,7 +110,6 @@ def main() -> None:
     parser.add_argument("measurements", nargs="+", choices=MEASUREMENTS, help="what to measure")
     cli.add(parser, "--device")
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
-    parser.add_argument("--max-mib", type=cli.positive, default=256, metavar="MIB", help="no message is larger (default: 256)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="sequences of a rank (default: 8)")
     parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512")
     parser.add_argument("--hidden-dim", type=cli.positive, default=1024, metavar="D", help="default: 1024; F is four times D")
@@ -141,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
-        raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py bandwidth steps layer")
+        raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py steps layer")
     distributed.start("ddp", device, timeout=600)
     if here.main_process:
         print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")

@@ -1,6 +1,6 @@
 """The small model of these exercises: an embedding, blocks of RMSNorm and SwiGLU, and a head that shares the embedding's weight.
 
-It is Version 1 without attention. Its forward pass returns the loss, because DDP and fully_shard watch the forward pass.
+It is Version 1 without attention. Its forward pass returns the loss.
 """
 
 from version3_triton.kernels.reference import linear_cross_entropy, swiglu

@@ -39,26 +39,3 @@ def residual_kernel(
     place = row[:, None] * N + column[None, :]
     stream = tl.load(stream_ptr + place, mask=inside, other=0.0)
     tl.store(out_ptr + place, stream + acc, mask=inside)
-
-
-# ------------------------------------------------------------------------------------------------------------ problem 1c
-
-
-@triton.jit
-def swiglu_gradient_kernel(
-        dy_ptr, w_ptr, gate_up_ptr, dgate_up_ptr, M, N, K, w_row, w_depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The gradient of gate_up. The tile is one of da = dy W_down, the gradient of y = silu(gate) up."""
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
-    acc = product(dy_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
-    both = tl.program_id(1).to(tl.int64) * (2 * BN) + tl.arange(0, 2 * BN)  # columns of gate_up
-    inside = (row < M)[:, None] & (both < 2 * N)[None, :]
-    place = row[:, None] * (2 * N) + both[None, :]
-    gate_up = tl.load(gate_up_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    gate, up = tl.split(tl.reshape(gate_up, (BM, BN, 2)))
-    sigmoid = tl.sigmoid(gate)
-    dgate = acc * up * sigmoid * (1 + gate * (1 - sigmoid))
-    dup = acc * gate * sigmoid
-    dgate_up = tl.reshape(tl.join(dgate, dup), (BM, 2 * BN))
-    tl.store(dgate_up_ptr + place, dgate_up.to(dgate_up_ptr.dtype.element_ty), mask=inside)

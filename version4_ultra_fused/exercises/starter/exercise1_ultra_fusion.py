@@ -50,24 +50,3 @@ def residual_kernel(
     column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     acc = product(x_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
     tl.static_assert(False, "residual_kernel: problem 1b of exercise1_ultra_fusion.md")
-
-
-# ------------------------------------------------------------------------------------------------------------ problem 1c
-
-
-@triton.jit
-def swiglu_gradient_kernel(
-        dy_ptr, w_ptr, gate_up_ptr, dgate_up_ptr, M, N, K, w_row, w_depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The gradient of gate_up. The tile is one of da = dy W_down, the gradient of y = silu(gate) up.
-
-    Args:
-        dy_ptr: [M, K]; K = D.
-        w_ptr: W_down transposed, [N, K]; N = F.
-        gate_up_ptr: [M, 2 N], contiguous; column 2 i is gate, column 2 i + 1 is up.
-        dgate_up_ptr: [M, 2 N], contiguous, in the same order; the output.
-    """
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
-    acc = product(dy_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
-    tl.static_assert(False, "swiglu_gradient_kernel: problem 1c of if_you_have_time.md")

@@ -1,6 +1,6 @@
-"""Problem 6 (tensor parallel) of ../README.md: one feed-forward layer whose matrices are split over the ranks.
+"""Problem 4 (tensor parallel) of ../README.md: one feed-forward layer whose matrices are split over the ranks.
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k problem6` in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k problem4` in the folder above.
 """
 
 import torch
@@ -20,7 +20,7 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dx: Tensor) -> Tensor:
         """The sum of dx over the ranks."""
-        raise NotImplementedError("CopyToRanks.backward: problem 6 of README.md")
+        raise NotImplementedError("CopyToRanks.backward: problem 4 of README.md")
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -29,7 +29,7 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y: Tensor) -> Tensor:
         """The sum of y over the ranks."""
-        raise NotImplementedError("SumOverRanks.forward: problem 6 of README.md")
+        raise NotImplementedError("SumOverRanks.forward: problem 4 of README.md")
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
@@ -44,8 +44,8 @@ class ParallelFeedForward(nn.Module):
         """Takes this rank's part of the weights of `whole`, which is the same on all ranks. The ranks must divide F."""
         super().__init__()
         self.mlp = FeedForward(whole.gate_proj.in_features, whole.gate_proj.out_features // dist.get_world_size())
-        raise NotImplementedError("ParallelFeedForward.__init__: problem 6 of README.md")
+        raise NotImplementedError("ParallelFeedForward.__init__: problem 4 of README.md")
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], the same on all ranks; one all-reduce here and one in the backward pass."""
-        raise NotImplementedError("ParallelFeedForward.forward: problem 6 of README.md")
+        raise NotImplementedError("ParallelFeedForward.forward: problem 4 of README.md")

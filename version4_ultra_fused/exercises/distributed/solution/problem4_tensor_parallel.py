@@ -1,4 +1,4 @@
-"""Problem 6 (tensor parallel) of ../README.md: one feed-forward layer whose matrices are split over the ranks."""
+"""Problem 4 (tensor parallel) of ../README.md: one feed-forward layer whose matrices are split over the ranks."""
 
 import torch
 import torch.distributed as dist

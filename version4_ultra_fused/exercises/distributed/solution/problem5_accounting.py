@@ -1,6 +1,6 @@
-"""Problem 7 (accounting) of ../README.md: memory, bytes and time of data parallelism on paper, by ZeRO stage.
+"""Problem 5 (accounting) of ../README.md: memory, bytes and time of data parallelism on paper, by ZeRO stage.
 
-Stage 0 is DDP. Stage 1 shards the optimizer's state, stage 2 the gradients as well, stage 3 the weights as well; fully_shard is
+Stage 0 is DDP. Stage 1 shards the optimizer's state, stage 2 the gradients as well, stage 3 the weights as well; `fully_shard` is
 stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054).
 """
 

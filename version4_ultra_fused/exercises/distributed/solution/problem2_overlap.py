@@ -1,4 +1,4 @@
-"""Problem 3 (overlap) of ../README.md: the all-reduces of problem 2 in buckets, while the backward pass still runs."""
+"""Problem 2 (overlap) of ../README.md: the all-reduces of problem 1 in buckets, while the backward pass still runs."""
 
 import functools
 
