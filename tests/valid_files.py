@@ -26,7 +26,7 @@ from common.analysis.reports import (
 from common.documents import compiled_kernels, lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read_json, write_json
-from common.records import kernel_benchmark_file, step_profile
+from common.records import step_profile, study_files
 from common.studies import batch_size, gemm_operations
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
@@ -268,7 +268,7 @@ def write_kernel_benchmark(path: Path) -> None:
 
 
 def use_kernel_benchmark(path: Path) -> None:
-    published(kernel_benchmark.report(kernel_benchmark_file.read(path)), path)
+    published(kernel_benchmark.report(study_files.read_kernels(path)), path)
     section("rates", path)
 
 

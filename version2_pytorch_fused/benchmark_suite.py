@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 from common import cli
 from common.errors import UsageError
 from common.files import writable_file
-from common.records import benchmark_file
+from common.records import study_files
 from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_cells, benchmark_report, benchmark_results
 from common.training import version_files
@@ -49,7 +49,7 @@ def main() -> int:
     add("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
     add("--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)")
     add("--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)")
-    add("--metrics", type=names, default=list(benchmark_file.METRICS), metavar="NAMES", help="default: all three")
+    add("--metrics", type=names, default=list(study_files.METRICS), metavar="NAMES", help="default: all three")
     add("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
     add("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
     add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
@@ -73,7 +73,7 @@ def main() -> int:
     for kind in {*KINDS} - {"json"}:  # of an earlier benchmark: one of accuracy alone writes fewer
         path.with_suffix(f".{kind}").unlink(missing_ok=True)
     print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
-    ahead = benchmark_results.ahead(benchmark_file.read(path), options.fastest) if options.fastest else []
+    ahead = benchmark_results.ahead(study_files.read_benchmark(path), options.fastest) if options.fastest else []
     if ahead:
         print(f"{options.fastest} is not the fastest: {'; '.join(ahead)}", file=sys.stderr)
     return code or int(bool(ahead))

@@ -30,7 +30,7 @@ From the second follow, or from the first on a CPU and for what cannot be record
 and their share of what a large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy, and float32
 attention in TF32 products a product in float32. Bytes are those of one number format; under autocast see `kernels/costs.py`.
 
-`common/records/kernel_benchmark_file.py` has the fields of the JSON file. There `gpu_ms` is null where nothing can be recorded;
+`common/records/study_files.py` has the fields of the JSON file. There `gpu_ms` is null where nothing can be recorded;
 `peak_mib`, the most that a pass takes beside its inputs, is null on a CPU.
 
 A sweep of sizes also draws the share of the ceiling over the sequence length, in a PNG beside it.
@@ -55,11 +55,11 @@ from common.analysis.output import plots
 from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, figure, report
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import writable_file, write_measurement
+from common.files import schema_of, writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import progress
-from common.records.kernel_benchmark_file import SCHEMA, KernelBenchmark
+from common.records.study_files import KernelBenchmark
 from common.rope import rope_tables
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files
@@ -215,7 +215,7 @@ def measure(
     elif kernels.INTERPRETED:
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
-    measured = record.header(SCHEMA, device, precision.name, options.allow_tf32) | {
+    measured = record.header(schema_of(KernelBenchmark), device, precision.name, options.allow_tf32) | {
         "ceilings": ceilings.measure(device, precision),
         "rows": [],
     }

@@ -22,7 +22,7 @@ from common.config import ModelConfig
 from common.documents import architecture
 from common.documents.result_tables import IDLE, find, headline, ratio, span_shares
 from common.errors import UsageError
-from common.records import kernel_benchmark_file, scaling_file
+from common.records import study_files
 from common.studies.scaling import scaling_results
 
 import pandas
@@ -332,7 +332,7 @@ def kernel_rates(path: Path) -> Picture:
 
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
-    measured = kernel_benchmark_file.read(path)
+    measured = study_files.read_kernels(path)
     size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
     rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
     shares: dict[str, dict[str, float]] = {}
@@ -369,7 +369,7 @@ def scaling_efficiency(folder: Path) -> Picture:
     """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
     panels: dict[str, dict[str, dict[int, float]]] = {}
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        study = scaling_file.read(path)
+        study = study_files.read_scaling(path)
         panel = panels.setdefault(f"{preset}, {precision}", {})
         for row in scaling_results.results(study):
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:

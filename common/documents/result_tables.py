@@ -18,9 +18,9 @@ from common.analysis.output.tables import format_number
 from common.analysis.reports import bandwidth
 from common.config import PRESETS
 from common.errors import UsageError
-from common.records import benchmark_file, run_record, scaling_file, step_profile
-from common.records.benchmark_file import Benchmark, Cell
+from common.records import run_record, step_profile, study_files
 from common.records.run_record import TimedRun
+from common.records.study_files import Benchmark, BenchmarkCell
 from common.studies import known_models
 from common.studies.scaling import scaling_results
 
@@ -228,7 +228,7 @@ class Case(NamedTuple):
     precision: str
     shape: tuple[int, int]  # B and S
     studies: list[Benchmark]
-    cells: dict[str, Cell]
+    cells: dict[str, BenchmarkCell]
 
     def title(self) -> str:
         return f"{self.preset}, {self.precision}, {self.shape[0]} x {self.shape[1]}"
@@ -249,7 +249,7 @@ def cases(folder: Path, precision: str = "") -> list[Case]:
     """The cases of peers_*.json and captured_*.json, of one precision or all: the one source of the versions' step times."""
     found: dict[tuple, Case] = {}
     for preset, compute, path in find(folder, "peers_{preset}_{precision}.json captured_{preset}_{precision}.json"):
-        study = benchmark_file.read(path)
+        study = study_files.read_benchmark(path)
         for cell in study["cells"] if precision in ("", compute) else ():
             shape = cell["batch_size"], cell["sequence_length"]
             case = found.setdefault((preset, compute, shape), Case(preset, compute, shape, [], {}))
@@ -351,7 +351,7 @@ def weak_scaling(folder: Path) -> str:
     found: dict[tuple, dict[int, str]] = {}
     studies = []
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        studies.append(scaling_file.read(path))
+        studies.append(study_files.read_scaling(path))
         for row in scaling_results.results(studies[-1]):
             if row["scaling"] == "weak" and row["ms"]:
                 shared = f", {100 * row['efficiency']:.0f}%" if row["parallel"] and row["efficiency"] else ""

@@ -17,16 +17,17 @@ from common.config import PRESETS
 from common.documents import lab_dashboard
 from common.documents.result_tables import compute, conditions
 from common.errors import UsageError
-from common.records import ablation_file, benchmark_file, kernel_benchmark_file, lab_file, scaling_file
+from common.records import lab_file
+from common.records.study_files import Ablation, Benchmark, KernelBenchmark, Scaling
 from common.studies.benchmark import benchmark_report
 from common.studies.scaling import scaling_report
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
-    ablation_file.SCHEMA: ablation_effects.analyze,
-    benchmark_file.SCHEMA: benchmark_report.analyze,
-    kernel_benchmark_file.SCHEMA: kernel_benchmark.analyze,
+    files.schema_of(Ablation): ablation_effects.analyze,
+    files.schema_of(Benchmark): benchmark_report.analyze,
+    files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
     lab_file.SCHEMA: lab_dashboard.analyze,
-    scaling_file.SCHEMA: scaling_report.analyze,
+    files.schema_of(Scaling): scaling_report.analyze,
 }
 
 

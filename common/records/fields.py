@@ -4,7 +4,6 @@ A model of a file is a TypedDict: pydantic checks a file against it, and its con
 file can hold thousands of rows.
 """
 
-import functools
 from typing import Annotated, Any, Literal
 
 from common.config import ModelConfig
@@ -19,16 +18,15 @@ def checked_as(model: Any) -> GetPydanticSchema:
     return GetPydanticSchema(lambda source, handler: handler.generate_schema(model))
 
 
-def _has_all_sizes(model: Any, but: str = "") -> Any:
+def _whole(model: Any) -> Any:
+    """A model of a file names its sizes: the default of today need not be that of the run."""
     for name, field in ModelConfig.model_fields.items():
-        if isinstance(model, dict) and model.get(name) is None and field.default is not None and name != but:
+        if isinstance(model, dict) and model.get(name) is None and field.default is not None and name != "max_sequence_length":
             raise ValueError(f"{name} is missing")
     return model
 
 
-_but_length = functools.partial(_has_all_sizes, but="max_sequence_length")
-Model = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_has_all_sizes)])]
-ModelOfAnyLength = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_but_length)])]
+Model = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_whole)])]
 
 
 class Summary(TypedDict):

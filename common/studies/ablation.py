@@ -28,7 +28,7 @@ from common.errors import UsageError
 from common.options import Options
 from common.precision import Precision
 from common.progress import progress
-from common.records.ablation_file import SCHEMA
+from common.records.study_files import Ablation
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
@@ -83,7 +83,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
         with progress(f"building {len(wanted)} combinations"):
             build(version, options, wanted[0], precision, batch)  # not kept: what is set up once for all must not count for it
             trains, peaks = zip(*(build(version, options, fusions, precision, batch) for fusions in wanted), strict=True)
-        measured = record.header(SCHEMA, device, precision.name, model=options.model) | {
+        measured = record.header(files.schema_of(Ablation), device, precision.name, model=options.model) | {
             "version": record.name(version), "settings": {"capture_step": True} if options.capture_step else {},
             "training": {"batch_size": options.batch_size, "sequence_length": options.seq_len, "seed": options.seed},
             "rounds": 0, "steps_per_round": STEPS, "left_out": left_out,

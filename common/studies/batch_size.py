@@ -36,7 +36,7 @@ from common.analysis.output.report import Report
 from common.errors import RunError, UsageError
 from common.options import Options
 from common.progress import progress
-from common.records.memory_files import BATCH_SEARCH, Answer, BatchSearch, Measured, Trial
+from common.records.study_files import BatchSearch, Trial
 from common.studies.benchmark import benchmark_process
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
@@ -62,7 +62,7 @@ class SearchOptions(Options):
     max_step_seconds: int | None  # None: of LONGEST
 
 
-def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> Answer:
+def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
     """Doubles, bisects and answers. RunError: batch size 1 does not fit.
 
     `trial` is called once for each batch size that is tried, none above `maximum`. Once a step takes longer than `longest`
@@ -70,7 +70,7 @@ def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: fl
     """
     statuses: dict[int, str] = {}
     tried: dict[int, float] = {}
-    fitting: dict[int, Measured] = {}
+    fitting: dict[int, Any] = {}
 
     def speed(size: int) -> float:
         """The value that the target maximizes: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
@@ -145,7 +145,7 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
     longest = options.max_step_seconds or LONGEST[devices.select(options.device).type]
     model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
-    measured = record.header(BATCH_SEARCH, None, model=options.model) | {
+    measured = record.header(files.schema_of(BatchSearch), None, model=options.model) | {
         "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
         "target": options.optimization_target, "target_memory_usage": options.target_memory_usage,
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",

@@ -35,7 +35,7 @@ from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
 from common.records.fields import Ceilings, Summary
-from common.records.flops_file import GEMMS, PHASES, Layout, Measurement, Product, Timing
+from common.records.study_files import GEMM_PHASES, Gemms, Layout, Product, TimedProduct
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
@@ -71,7 +71,7 @@ def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
     """A forward product and those of its two gradients."""
     return [
         {"gemm": gemm, "phase": phase, "batch": batch, "m": m, "n": n, "k": k, "layout": layout, "per_step": per_step}
-        for phase, (batch, m, n, k, layout) in zip(PHASES, shapes, strict=True)
+        for phase, (batch, m, n, k, layout) in zip(GEMM_PHASES, shapes, strict=True)
     ]
 
 
@@ -173,12 +173,12 @@ def measure(
     calls: Counter[Shape] = Counter()
     peaks: list[Ceilings] = []
 
-    def timing(point: tuple[int, int], product: Product) -> Timing:
+    def timing(point: tuple[int, int], product: Product) -> TimedProduct:
         shape = shape_of(product)
         ms = cast(Summary, summarize(samples[shape]))
         return {"batch_size": point[0], "sequence_length": point[1], **product, "ms": ms, "calls": calls[shape]}
 
-    measured = record.header(GEMMS, device, precision.name, allow_tf32, config) | {
+    measured = record.header(files.schema_of(Gemms), device, precision.name, allow_tf32, config) | {
         "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
     }  # fmt: skip
     for number in range(1, ROUNDS + 1):
@@ -210,9 +210,9 @@ def measure(
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def read(path: Path) -> Measurement:
+def read(path: Path) -> Gemms:
     """A gemm_analysis.json with every product in every phase at each of its points. UsageError: it is missing or damaged."""
-    measured = files.read(path, Measurement)
+    measured = files.read(path, Gemms)
     parts = {
         "gemms": (measured["gemms"], [name for gemms, *_ in KINDS.values() for name in gemms]),
         "fused": (measured["fused"], list(FUSED)),
@@ -220,7 +220,7 @@ def read(path: Path) -> Measurement:
     points = {(row["batch_size"], row["sequence_length"]) for timings, _ in parts.values() for row in timings}
     for part, (timings, names) in parts.items():
         found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in timings}
-        wanted = {(*point, name, phase) for point in points for name in names for phase in PHASES}
+        wanted = {(*point, name, phase) for point in points for name in names for phase in GEMM_PHASES}
         if wrong := sorted(found ^ wanted):
             problem = "is missing" if wrong[0] in wanted else "is not known"
             raise UsageError(f"{path}: {part}: {wrong[0][2]}, {wrong[0][3]}, B {wrong[0][0]}, S {wrong[0][1]} {problem}")
@@ -284,8 +284,8 @@ def analyze(path: Path, folder: Path) -> str:
     return f"{shown}\n\nwritten: {', '.join(map(str, report.write(folder, 'gemm_analysis')))}"
 
 
-def frame(timings: list[Timing]) -> pandas.DataFrame:
-    """A row for each Timing; `ms`, `p20`, `p80` and `samples` are of its summary."""
+def frame(timings: list[TimedProduct]) -> pandas.DataFrame:
+    """A row for each TimedProduct; `ms`, `p20`, `p80` and `samples` are of its summary."""
     rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
     columns = [*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "samples", "calls"]
     return rows.rename(columns={"count": "samples"})[columns]
@@ -296,7 +296,7 @@ def cells(rows: pandas.DataFrame) -> list[list[object]]:
     return rows.astype(object).to_numpy().tolist()
 
 
-def describe(measured: Measurement) -> pandas.DataFrame:
+def describe(measured: Gemms) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid."""
     rows, best = frame(measured["gemms"]), measured["ceilings"]
     batch, m, n, k = (rows[name].astype(float) for name in SHAPE[:4])  # products of integers could exceed 64 bits
@@ -331,24 +331,24 @@ def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
     return ["B", "S", *columns], cells(pandas.DataFrame(columns).reset_index())
 
 
-def fusion_table(measured: Measurement) -> tables.Table:
+def fusion_table(measured: Gemms) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
-    def by_phase(timings: list[Timing], fused: dict[str, str]) -> pandas.DataFrame:
+    def by_phase(timings: list[TimedProduct], fused: dict[str, str]) -> pandas.DataFrame:
         rows = frame(timings)
         rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
         rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
-        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(PHASES)]
+        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(GEMM_PHASES)]
 
     apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
     together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
     times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
     unit, factor = tables.time_unit(times.max().max())
     body = (factor * times).assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
-    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
+    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *GEMM_PHASES], cells(body)
 
 
-def figure(measured: Measurement, rows: pandas.DataFrame, title: str) -> "plots.Figure":
+def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":
     """Left the roofline with a point for each product and phase, right the share of GEMM time over the grid."""
     result = plots.new(14, 6.5)
     result.suptitle(f"Matrix products of a training step: {title}")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json
+from common.files import read_json, schema_of
 from common.options import RunOptions
 from common.precision import Precision
-from common.records import kernel_benchmark_file
+from common.records.study_files import KernelBenchmark
 from tests.conftest import ROOT, TINY, run_options, runs_kernels
 from tests.oracle import DEVICE
 
@@ -39,7 +39,7 @@ def options(*flags: str) -> RunOptions:
 @runs_kernels
 def test_the_benchmark_times_kernels_and_pytorch_at_the_models_shapes(one_round, capsys):
     benchmark_kernels.of_version(options("--disable-triton-attention", "--disable-triton-loss"))
-    measured = read_json(one_round / "metrics_kernels.json", kernel_benchmark_file.SCHEMA)
+    measured = read_json(one_round / "metrics_kernels.json", schema_of(KernelBenchmark))
     timed = [(row["operation"], row["contender"]) for row in measured["rows"]]
     assert timed == [(name, who) for name in ("rms_norm", "add_rms_norm", "apply_rope", "swiglu") for who in ("kernel", "eager")]
     for row in measured["rows"]:
@@ -71,7 +71,7 @@ def test_a_sweep_times_every_shape_and_draws_them(one_round, monkeypatch, capsys
     flags = ("--operations", "swiglu", "--sizes", "64x4", "128x2", "--batch-size", "1", "--metrics-out", "sweep.json")
     monkeypatch.setattr(sys, "argv", ["benchmark_kernels.py", *flags])
     benchmark_kernels.main()
-    rows = read_json(one_round / "sweep.json", kernel_benchmark_file.SCHEMA)["rows"]
+    rows = read_json(one_round / "sweep.json", schema_of(KernelBenchmark))["rows"]
     shapes = [(row["hidden_size"], row["sequence_length"]) for row in rows if row["contender"] == "eager"]
     assert shapes == [(64, 4), (128, 2)]
     assert (one_round / "sweep.png").read_bytes().startswith(b"\x89PNG")

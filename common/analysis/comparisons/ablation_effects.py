@@ -21,7 +21,7 @@ from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.errors import UsageError
-from common.records.ablation_file import Ablation, Combination
+from common.records.study_files import Ablation, Combination
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

@@ -36,8 +36,8 @@ from common.analysis.output.tables import Table, format_number
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import run_record, step_profile
-from common.records.memory_files import SEQUENCE_MEMORY, SequenceMemory, ShownRun
 from common.records.run_record import TimedRun
+from common.records.study_files import SequenceMemory, ShownRun
 
 import numpy
 from matplotlib.figure import Figure
@@ -234,7 +234,7 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     add_lengths(report, runs, "sequence_memory")
     records = [{name: value for name, value in run.record.items() if name not in ("loss", "step_ms")} for run in runs]
     measured = [run._asdict() | {"path": str(run.path), "record": record} for run, record in zip(runs, records, strict=True)]
-    report.json("sequence_memory", {"schema": SEQUENCE_MEMORY, "command": shlex.join(sys.argv), "runs": measured})
+    report.json("sequence_memory", {"schema": files.schema_of(SequenceMemory), "command": shlex.join(sys.argv), "runs": measured})
     return report
 
 

@@ -13,7 +13,7 @@ from common.analysis.output.report import Report
 from common.analysis.reports import bandwidth, bottlenecks
 from common.errors import UsageError
 from common.records import step_profile
-from common.records.workshop_files import Prediction, Predictions
+from common.records.study_files import Prediction, Predictions
 
 MACHINE = {  # the ceilings that each profiled run measures: the factor of their unit
     "flops_per_second": ("measured GEMM, GFLOP/s", 1e-9),

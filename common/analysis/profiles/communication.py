@@ -22,7 +22,7 @@ from common.analysis.formulas.operators import COMMUNICATION, ELEMENT_BYTES
 from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.errors import UsageError
-from common.records.scaling_file import Split
+from common.records.study_files import Split
 
 GLOO = "gloo:"
 KINDS = {

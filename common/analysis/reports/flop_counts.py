@@ -13,8 +13,8 @@ from common.analysis.output.report import Report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import step_profile
-from common.records.flops_file import SCHEMA, FlopCounts, Work
 from common.records.run_record import TimedRun
+from common.records.study_files import FlopCounts, Work
 
 FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
@@ -40,7 +40,7 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
         for counter, own in (formulas | counted).items()
     ]
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
-    profile = cast(FlopCounts, {"schema": SCHEMA, "counts": counts, "parts": parts, "run": run})
+    profile = cast(FlopCounts, {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run})
     result = report(profile)
     result.json("flops_profile", profile)
     return result.write(folder, "flops", ("json", "csv"), "--flops-dir")

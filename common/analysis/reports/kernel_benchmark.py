@@ -4,8 +4,7 @@ from pathlib import Path
 
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.records import kernel_benchmark_file
-from common.records.kernel_benchmark_file import KernelBenchmark, Timing, shape
+from common.records.study_files import KernelBenchmark, TimedKernel, kernel_shape, read_kernels
 
 from matplotlib.figure import Figure
 
@@ -16,18 +15,18 @@ COLOURS = {
 }  # fmt: skip
 
 
-def rate(row: Timing) -> float:
+def rate(row: TimedKernel) -> float:
     """Bytes or FLOPs per second, by the time on the GPU where it was measured, else by the host's time."""
     return row["amount"] / (row["gpu_ms"] or row["host_ms"])["median"] * 1e3
 
 
-def share(row: Timing, measured: KernelBenchmark) -> float:
+def share(row: TimedKernel, measured: KernelBenchmark) -> float:
     """Percent of the measured ceiling: of the bandwidth of a copy, or of the FLOP/s of a matrix product."""
     ceilings = measured["ceilings"]
     return 100 * rate(row) / (ceilings["bytes_per_second"] if row["unit"] == BYTES else ceilings["flops_per_second"])
 
 
-def ratio(row: Timing, other: Timing) -> float:
+def ratio(row: TimedKernel, other: TimedKernel) -> float:
     """Time of `row` over the time of `other`, on the GPU where both have it, else of the host."""
     if row["gpu_ms"] and other["gpu_ms"]:
         return row["gpu_ms"]["median"] / other["gpu_ms"]["median"]
@@ -36,7 +35,7 @@ def ratio(row: Timing, other: Timing) -> float:
 
 def analyze(path: Path) -> Report:
     """The report on a metrics_kernels.json."""
-    return report(kernel_benchmark_file.read(path))
+    return report(read_kernels(path))
 
 
 def report(measured: KernelBenchmark) -> Report:
@@ -57,9 +56,9 @@ def report(measured: KernelBenchmark) -> Report:
 
 def rate_table(measured: KernelBenchmark) -> tables.Table:
     """A row per operation and shape: the kernel's rate, each peer's time relative to the kernel's, and memory."""
-    shapes: dict[tuple[object, ...], dict[str, Timing]] = {}
+    shapes: dict[tuple[object, ...], dict[str, TimedKernel]] = {}
     for row in measured["rows"]:
-        shapes.setdefault(shape(row), {})[row["contender"]] = row
+        shapes.setdefault(kernel_shape(row), {})[row["contender"]] = row
     peers = [name for name in COLOURS if name != "kernel"]
     body: list[list[object]] = []
     for (operation, batch, length, hidden), found in shapes.items():
@@ -77,13 +76,13 @@ def rate_table(measured: KernelBenchmark) -> tables.Table:
 
 def time_table(measured: KernelBenchmark) -> tables.Table:
     """A row per operation, shape and contender: times, rate, share of the ceiling, speed relative to eager, memory."""
-    eager = {shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
+    eager = {kernel_shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
     unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
     body: list[list[object]] = [
         [row["operation"], f"{row['batch_size']} x {row['sequence_length']}", row["hidden_size"], row["contender"],
          row["host_ms"]["median"] * factor, row["gpu_ms"] and row["gpu_ms"]["median"] * factor,
          rate(row) / 1e9 if row["unit"] == BYTES else None, rate(row) / 1e12 if row["unit"] == FLOPS else None,
-         share(row, measured), ratio(eager[shape(row)], row), row["peak_mib"]]
+         share(row, measured), ratio(eager[kernel_shape(row)], row), row["peak_mib"]]
         for row in measured["rows"]
     ]  # fmt: skip
     header = ["operation", "B x S", "D", "contender", f"host {unit}", f"GPU {unit}", BYTES, FLOPS, "% of ceiling", "eager / it",

@@ -20,11 +20,13 @@ from typing import Any
 from common import cli, signals
 from common import device as devices
 from common.errors import UsageError
+from common.files import schema_of
 from common.precision import SHORT
-from common.records.benchmark_file import METRICS, SCHEMA, Cell, Entry, place
+from common.records.study_files import METRICS, Benchmark, BenchmarkCell, Entry
 from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_process
 from common.studies.benchmark.benchmark_process import BenchmarkOptions
+from common.studies.benchmark.benchmark_results import place
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.training import capture, record
@@ -51,7 +53,7 @@ def plan(options: Namespace, known: dict[str, Model]) -> tuple[list[Model], list
 def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model, path: Path) -> int:
     """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `run_all`'s."""
     options, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
-    measured = record.header(SCHEMA, None, SHORT[cli.amp_dtype(options) or torch.float32]) | {
+    measured = record.header(schema_of(Benchmark), None, SHORT[cli.amp_dtype(options) or torch.float32]) | {
         "status": "interrupted",  # until the end is reached
         "packages": {module: _version(module) for module in sorted(packages)},
         "model": options.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
@@ -65,7 +67,10 @@ def measure(models: list[Model], shapes: list[BenchmarkOptions], baseline: Model
         jobs = [_job(_blank(model, options), options, benchmark_process.errors, model, baseline, options) for model in models]
         measured["accuracy"] = [job.cell for job in jobs]
     for shape in shapes if options.metrics != ["accuracy"] else []:
-        row = [_job(Cell(**_blank(model, shape), runs=[]), options, benchmark_process.speed, model, shape) for model in models]
+        row = [
+            _job(BenchmarkCell(**_blank(model, shape), runs=[]), options, benchmark_process.speed, model, shape)
+            for model in models
+        ]
         measured["cells"] += [job.cell for job in row]
         jobs += row * options.repeats
     batches = [(jobs, job_runner.visible_gpus(options.gpus))]

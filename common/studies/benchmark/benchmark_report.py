@@ -6,10 +6,10 @@ from pathlib import Path
 from common.analysis.output import plots, run_facts
 from common.analysis.output.report import Report
 from common.errors import RunError
-from common.records import benchmark_file
-from common.records.benchmark_file import place
+from common.records import study_files
 from common.studies import job_runner, known_models
 from common.studies.benchmark import benchmark_results
+from common.studies.benchmark.benchmark_results import place
 
 MEMORY = {
     "GPU allocator": "Peak of PyTorch's allocator over the timed steps: weights, gradients, optimizer state, activations and "
@@ -21,9 +21,9 @@ MEMORY = {
 
 def analyze(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
-    measured = benchmark_file.read(path)
+    measured = study_files.read_benchmark(path)
     against = benchmark_results.reference(measured)
-    entries: list[benchmark_file.Entry] = [*measured["cells"], *measured["accuracy"]]
+    entries: list[study_files.Entry] = [*measured["cells"], *measured["accuracy"]]
     found = benchmark_results.results(measured).values()
     if all(entry["status"] != "ok" for entry in entries):
         raise RunError(f"nothing was measured; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}")
@@ -74,7 +74,7 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def figure(measured: benchmark_file.Benchmark, title: str) -> "plots.Figure":
+def figure(measured: study_files.Benchmark, title: str) -> "plots.Figure":
     """Throughput above peak memory, over the batch size, or in bars if there is one; a column for each sequence length."""
     found, lengths, sizes = benchmark_results.results(measured), measured["sequence_lengths"], measured["batch_sizes"]
     models, styles = measured["models"], [plots.style(i) for i in range(len(measured["models"]))]

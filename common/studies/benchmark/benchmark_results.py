@@ -7,6 +7,7 @@ both. Its range is that of the repeats.
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -15,8 +16,14 @@ from typing import Any
 
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
-from common.records.benchmark_file import Benchmark, place
+from common.records.study_files import Benchmark
 from common.studies import known_models
+
+
+def place(entry: Mapping[str, Any]) -> str:
+    """A cell by name, such as "v1, B 8, S 128"."""
+    return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"
+
 
 COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
            "peak_mib", "memory_ratio")  # fmt: skip

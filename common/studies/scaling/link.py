@@ -12,7 +12,7 @@ from pathlib import Path
 from common import cli, files, ranks
 from common import device as devices
 from common.analysis.formulas import data_parallel
-from common.records.scaling_file import Link, Message
+from common.records.study_files import Link
 from common.studies.scaling import torchrun
 from common.studies.scaling.torchrun import ScalingOptions
 from common.timing import benchmark, summarize
@@ -45,7 +45,7 @@ def find(options: ScalingOptions, needed: bool) -> tuple[Link | None, str | None
     return _link(found._replace(**given), source, messages), None
 
 
-def _link(found: data_parallel.Link, source: str, messages: list[Message]) -> Link:
+def _link(found: data_parallel.Link, source: str, messages: list[dict[str, float]]) -> Link:
     return {
         "gb_per_second": found.gb_per_second, "microseconds": found.microseconds, "source": source, "messages": messages,
     }  # fmt: skip

@@ -13,13 +13,15 @@ from typing import Any
 from common import cli, ranks, signals
 from common import device as devices
 from common.errors import UsageError
+from common.files import schema_of
 from common.precision import SHORT
 from common.progress import progress
-from common.records.scaling_file import SCHEMA, Cell, place
+from common.records.study_files import Scaling, ScalingCell
 from common.studies import job_runner
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.studies.scaling import link, scaling_job
+from common.studies.scaling.scaling_results import place
 from common.studies.scaling.torchrun import ScalingOptions
 from common.training import record
 
@@ -32,7 +34,7 @@ def default_processes(device: torch.device) -> list[int]:
     return [2**i for i in range(most.bit_length())]
 
 
-def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], list[str]]:
+def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[ScalingCell], list[str]]:
     """The cells, one process first, and a line for each left out. UsageError: a value is wrong, or there are too few GPUs."""
     cli.check_list("--models", options.models, [name for name, model in known.items() if model.path])
     cli.check_list("--parallel", options.forms, ranks.FORMS)
@@ -42,7 +44,7 @@ def plan(options: ScalingOptions, known: dict[str, Model]) -> tuple[list[Cell], 
         raise UsageError(f"--processes {most}: GPUs here: {torch.cuda.device_count()}")
     several, total, left_out = sorted({*options.processes} - {1}), options.global_batch_size, []
     left_out += [f"strong scaling on {n}: {n} does not divide --global-batch-size {total}" for n in several if total % n]
-    found: list[Cell] = []
+    found: list[ScalingCell] = []
     for name in options.models:
         supported = getattr(known[name].load(), "PARALLEL", ranks.FORMS)
         altered = known[name].captured or known[name].flags or options.capture_step  # fully_shard takes no such step
@@ -68,10 +70,10 @@ def gpu_sets(processes: int, options: ScalingOptions) -> list[str | None]:
     return [",".join(gpus[i : i + processes]) for i in range(0, len(gpus), processes)]
 
 
-def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, known: dict[str, Model], path: Path) -> int:
+def measure(cells: list[ScalingCell], left_out: list[str], options: ScalingOptions, known: dict[str, Model], path: Path) -> int:
     """Measures what `plan` returned, and writes scaling.json (`path`) after each job; the exit code is `run_all`'s."""
     precision = SHORT[cli.amp_dtype(options) or torch.float32]
-    measured: dict[str, Any] = record.header(SCHEMA, None, precision, model=options.model) | {
+    measured: dict[str, Any] = record.header(schema_of(Scaling), None, precision, model=options.model) | {
         "status": "interrupted",  # until the end is reached
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_"))},
         "seed": options.seed, "models": options.models, "forms": options.forms, "processes": sorted({1, *options.processes}),
@@ -97,10 +99,10 @@ def measure(cells: list[Cell], left_out: list[str], options: ScalingOptions, kno
         return job_runner.run_all(batches, measured, path, received, _store, _line)
 
 
-def _store(cell: Cell, outcome: job_runner.Outcome) -> None:
+def _store(cell: ScalingCell, outcome: job_runner.Outcome) -> None:
     cell |= outcome.get("traced", {}) | {"parameters": outcome["parameters"]}
     cell["runs"].append(outcome["run"])
 
 
-def _line(cell: Cell) -> str:
+def _line(cell: ScalingCell) -> str:
     return f"{place(cell):<28} {job_runner.last_run(cell)}"

@@ -15,15 +15,16 @@ from common.analysis.profiles import communication
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.fields import Summary, Timed
-from common.records.scaling_file import PHASES, Cell, Collectives, place
 from common.records.step_profile import Profile
+from common.records.study_files import PHASES, Collectives, ScalingCell
 from common.studies.job_runner import Outcome
 from common.studies.known_models import Model
 from common.studies.scaling import torchrun
+from common.studies.scaling.scaling_results import place
 from common.studies.scaling.torchrun import ScalingOptions
 
 
-def run(cell: Cell, model: Model, options: ScalingOptions, profiled: bool, gpus: str | None = None) -> Outcome:
+def run(cell: ScalingCell, model: Model, options: ScalingOptions, profiled: bool, gpus: str | None = None) -> Outcome:
     """The outcome of one job of a cell: its status and reason, and if that is "ok" what the job measured."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -60,7 +61,7 @@ def run(cell: Cell, model: Model, options: ScalingOptions, profiled: bool, gpus:
         return outcome
 
 
-def traced(profiles: Path, cell: Cell, beside_backward: bool) -> dict[str, Any]:
+def traced(profiles: Path, cell: ScalingCell, beside_backward: bool) -> dict[str, Any]:
     """The keys of a cell that come from the traces of its job, or the reason why the traces give none."""
     try:
         if cell["processes"] == 1:

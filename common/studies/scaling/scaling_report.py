@@ -5,18 +5,18 @@ from pathlib import Path
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import RunError
-from common.records import scaling_file
-from common.records.scaling_file import Scaling, place
+from common.records import study_files
+from common.records.study_files import Scaling
 from common.studies import job_runner
 from common.studies.scaling import scaling_results
-from common.studies.scaling.scaling_results import Row
+from common.studies.scaling.scaling_results import Row, place
 
 LEAST = ("overlapped, ms", "of it waiting, ms", "peak MiB", "exposed communication, ms")
 
 
 def analyze(path: Path) -> Report:
     """The report on a scaling.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
-    measured = scaling_file.read(path)
+    measured = study_files.read_scaling(path)
     if all(cell["status"] != "ok" for cell in measured["cells"]):
         first = next(iter(measured["cells"]), None)
         raise RunError("nothing was measured" + (f"; the first: {place(first)}, {job_runner.reason(first)}" if first else ""))
@@ -83,7 +83,7 @@ def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
     result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
     for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
         by_model = scaling_results.extrapolate(measured, scaling)
-        for i, (model, form) in enumerate(scaling_file.pairs(measured)):
+        for i, (model, form) in enumerate(scaling_results.pairs(measured)):
             own = [row for row in rows if (row["scaling"], row["model"], row["parallel"]) == (scaling, model, form)]
             points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}
             style = plots.style(i)

@@ -8,13 +8,14 @@ step on one process, which forward pass, backward pass and update share as they 
 and kinds and bytes of the collectives in the traces, where these show them, or else those of the form on paper.
 """
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 from common.analysis.formulas import data_parallel
 from common.analysis.output import tables
 from common.analysis.output.tables import Table
-from common.records.scaling_file import PHASES, Scaling, Split, one_process, pairs, place, share, step_of, whole_batch
+from common.records.study_files import PHASES, Scaling, ScalingCell, Split
 
 import pandas
 
@@ -25,6 +26,38 @@ COLUMNS = (
     "efficiency", "peak_mib", *Split.__annotations__, "model_ms", "model_efficiency", "model_error",
 )  # fmt: skip
 NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
+
+
+def place(cell: Mapping[str, Any]) -> str:
+    """A cell by name, such as "v1, ddp, 2 x 8"."""
+    return f"{cell['model']}, {cell['parallel'] or 'one process'}, {cell['processes']} x {cell['batch_size']}"
+
+
+def step_of(cell: ScalingCell) -> float:
+    """Milliseconds: the median of the jobs' medians."""
+    return median(run["step_ms"]["median"] for run in cell["runs"])
+
+
+def pairs(measured: Scaling) -> list[tuple[str, str]]:
+    """Each model and form that has a cell."""
+    return list(dict.fromkeys((cell["model"], cell["parallel"]) for cell in measured["cells"] if cell["parallel"]))
+
+
+def share(scaling: str, processes: int) -> float:
+    """The share of one process's batch that each process has, in "weak" or in "strong" scaling."""
+    return 1.0 if scaling == "weak" else 1 / processes
+
+
+def whole_batch(measured: Scaling, scaling: str) -> int:
+    """The batch size of one process, against which the scaling is."""
+    return measured["batch_size" if scaling == "weak" else "global_batch_size"]
+
+
+def one_process(measured: Scaling, scaling: str, model: str) -> ScalingCell | None:
+    """The cell of one process that the scaling is against, if it was measured."""
+    wanted = (model, 1, whole_batch(measured, scaling), "ok")
+    cells = measured["cells"]
+    return next((c for c in cells if (c["model"], c["processes"], c["batch_size"], c["status"]) == wanted), None)
 
 
 Row = dict[str, Any]  # by the names in COLUMNS

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 from common import device as devices
 from common.analysis.comparisons import ablation_effects
-from common.files import read_json
-from common.records import ablation_file
+from common.files import read_json, schema_of
+from common.records.study_files import Ablation
 from common.studies import ablation
 from common.training import version_files
 from common.training.step import prepare
@@ -47,7 +47,7 @@ def study(config, tmp_path, monkeypatch) -> Callable[..., tuple[dict, str]]:
         monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
         path = tmp_path / "fusion_ablation.json"
         assert ablation.measure(tiny_llama_v2, study_options.resolved(config, *flags), True, rounds, path) == code
-        return read_json(path, ablation_file.SCHEMA), ablation_effects.analyze(path).terminal()
+        return read_json(path, schema_of(Ablation)), ablation_effects.analyze(path).terminal()
 
     return run
 
@@ -133,7 +133,7 @@ def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch)
 @pytest.mark.slow
 def test_with_torch_compile(run_script, config, tmp_path):
     run_script(SCRIPT, "--config", config, "--rounds", "1", "--all-combinations")
-    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", ablation_file.SCHEMA)
+    measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", schema_of(Ablation))
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from common import cli
 from common.errors import RunError, UsageError
-from common.files import read_json, write_json
-from common.records.memory_files import BATCH_SEARCH
+from common.files import read_json, schema_of, write_json
+from common.records.study_files import BatchSearch
 from common.studies import batch_size
 from common.studies.batch_size import Trial
 from common.training import version_files
@@ -116,7 +116,7 @@ def measured(config, tmp_path) -> Callable[[str], dict]:
 
     def measure(statement: str) -> dict:
         assert batch_size.measure(version_files.load(altered_version(tmp_path, statement)), options, [], path) == 0
-        return read_json(path, BATCH_SEARCH)
+        return read_json(path, schema_of(BatchSearch))
 
     return measure
 
@@ -149,7 +149,7 @@ def test_the_script_as_documented(execute, tmp_path):
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png"]
-    measured = read_json(folder / "batch_search.json", BATCH_SEARCH)
+    measured = read_json(folder / "batch_search.json", schema_of(BatchSearch))
     assert measured["settings"] == {
         "qkv_fusion": True, "flash_attention": False, "swiglu_fusion": True, "torch_compile": False,
     }  # fmt: skip
@@ -185,6 +185,6 @@ def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
     monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome)
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
-    measured = read_json(tmp_path / "batch_size_search/batch_search.json", BATCH_SEARCH)
+    measured = read_json(tmp_path / "batch_size_search/batch_search.json", schema_of(BatchSearch))
     assert [(trial["batch_size"], trial["status"]) for trial in measured["trials"]] == [(1, OVER)]
     assert measured["batch_size"] is None

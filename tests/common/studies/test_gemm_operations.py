@@ -10,7 +10,7 @@ from common.config import ModelConfig, resolve
 from common.errors import RunError
 from common.files import write_json
 from common.precision import Precision
-from common.records import flops_file
+from common.records.study_files import Gemms
 from common.studies import gemm_operations
 from tests import records, study_options
 from tests.conftest import V1, cells
@@ -61,7 +61,7 @@ def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
         return sum(p["m"] * p["n"] * p["k"] for p in products if p["gemm"] in names and p["phase"] == phase)
 
     separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
-    for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.PHASES):
+    for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.GEMM_PHASES):
         assert work(fused, [whole], phase) == work(separate, parts, phase) > 0
 
 
@@ -126,7 +126,7 @@ def test_the_report_compares_fused_with_separate_products(tmp_path):
 def test_the_script_measures_and_reports(execute, config, tmp_path):
     arguments = ("--model-config", config, "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
     printed = execute(SCRIPT, *arguments, "--output-dir", "out")
-    measured = files.read(tmp_path / "out/gemm_analysis.json", flops_file.Measurement)
+    measured = files.read(tmp_path / "out/gemm_analysis.json", Gemms)
     assert measured["device"]["kind"] == "cpu" and len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]

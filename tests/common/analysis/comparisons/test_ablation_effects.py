@@ -4,8 +4,8 @@ import csv
 
 from common.analysis.comparisons import ablation_effects
 from common.errors import UsageError
-from common.files import write_json
-from common.records import ablation_file
+from common.files import schema_of, write_json
+from common.records.study_files import Ablation
 from common.studies import ablation
 from tests import records
 
@@ -30,7 +30,7 @@ def made_up(every: bool = True, peak: bool = True) -> dict:
     run = records.record(training={"batch_size": 2, "sequence_length": 9, "seed": 0})
     header = {key: run[key] for key in ("command", "date", "version", "device", "environment", "model", "precision", "training")}
     return header | {
-        "schema": ablation_file.SCHEMA, "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels",
+        "schema": schema_of(Ablation), "rounds": 2, "steps_per_round": 10, "left_out": None, "counted": "kernels",
         "notes": [], "combinations": found,
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ import re
 
 from common.analysis.formulas import optimization_targets
 from common.files import read, read_json, write_json
-from common.records.workshop_files import Predictions
+from common.records.study_files import Predictions
 from tests.conftest import V1
 from tests.small_traces import CEILINGS, write_profile
 

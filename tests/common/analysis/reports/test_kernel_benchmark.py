@@ -6,8 +6,8 @@ import json
 from common.analysis.output import tables
 from common.analysis.reports import kernel_benchmark
 from common.errors import UsageError
-from common.files import read_json
-from common.records import kernel_benchmark_file
+from common.files import read_json, schema_of
+from common.records import study_files
 from tests.conftest import ROOT, cells
 from tests.records import record
 
@@ -18,7 +18,7 @@ MEASURED = sorted((ROOT / "results/h100").glob("kernels_*.json"))
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_the_figure_shows_every_point_inside_its_axes_and_nothing_overlaps(path):
-    measured = kernel_benchmark_file.read(path)
+    measured = study_files.read_kernels(path)
     figure = kernel_benchmark.figure(measured)
     figure.draw_without_rendering()
     points = 0
@@ -64,7 +64,7 @@ def measurement(rows: list[dict]) -> dict:
     ceilings = {"bytes_per_second": 2e12, "flops_per_second": 5e14, "operation_seconds": 1e-6, "precision": "bf16"}
     run = record(precision__compute="bf16", ceilings=ceilings)
     conditions = {name: run[name] for name in ("command", "date", "device", "environment", "precision", "ceilings")}
-    return {"schema": kernel_benchmark_file.SCHEMA, **conditions, "rows": rows}
+    return {"schema": schema_of(study_files.KernelBenchmark), **conditions, "rows": rows}
 
 
 ON_A_GPU = [

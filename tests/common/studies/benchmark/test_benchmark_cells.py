@@ -8,7 +8,7 @@ import threading
 from common import files
 from common.errors import UsageError
 from common.files import read_json
-from common.records import benchmark_file
+from common.records.study_files import Benchmark
 from common.studies import external_baselines, known_models
 from common.studies.benchmark import benchmark_cells, benchmark_process, benchmark_report
 from tests import study_options
@@ -55,7 +55,7 @@ def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, lis
         patch.setattr(benchmark_process, "run", answer)
         models, shapes = benchmark_cells.plan(study_options.benchmark(config, **changes), KNOWN)
         code = benchmark_cells.measure(models, shapes, KNOWN["v1"], path)
-    return code, calls, read_json(path, benchmark_file.SCHEMA)
+    return code, calls, read_json(path, files.schema_of(Benchmark))
 
 
 def test_models_are_measured_in_turn(config, tmp_path):
@@ -80,7 +80,7 @@ def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark_process, "run", answer)
     models, shapes = benchmark_cells.plan(study_options.benchmark(config, gpus=2, repeats=1), KNOWN)
     assert benchmark_cells.measure(models, shapes, KNOWN["v1"], tmp_path / "b.json") == 1
-    cells = read_json(tmp_path / "b.json", benchmark_file.SCHEMA)["cells"]
+    cells = read_json(tmp_path / "b.json", files.schema_of(Benchmark))["cells"]
     assert set(used) == {"3", "5"} and [(cell["status"], len(cell["runs"])) for cell in cells] == [("ok", 1), ("failed", 0)] * 2
 
 
@@ -131,7 +131,7 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [
         f"benchmark.{kind}" for kind in ("csv", "html", "json", "md", "png")
     ]
-    measured = files.read(folder / "benchmark.json", benchmark_file.Benchmark)
+    measured = files.read(folder / "benchmark.json", Benchmark)
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
     for cell in measured["cells"]:

@@ -8,7 +8,7 @@ from common import files
 from common.analysis.profiles import communication
 from common.errors import UsageError
 from common.files import read_json
-from common.records import scaling_file
+from common.records.study_files import Scaling
 from common.studies import known_models
 from common.studies.scaling import scaling_cells, scaling_job, scaling_report, torchrun
 from tests import study_options
@@ -65,7 +65,7 @@ def measured_with(monkeypatch, path: Path, outcome=lambda cell: {}, **changes) -
     monkeypatch.setattr(scaling_job, "run", answer)
     chosen = study_options.scaling(**changes)
     cells, left_out = scaling_cells.plan(chosen, KNOWN)
-    return scaling_cells.measure(cells, left_out, chosen, KNOWN, path), calls, read_json(path, scaling_file.SCHEMA)
+    return scaling_cells.measure(cells, left_out, chosen, KNOWN, path), calls, read_json(path, files.schema_of(Scaling))
 
 
 def test_cells_are_measured_in_turn_and_profiled_once(monkeypatch, tmp_path):
@@ -118,7 +118,7 @@ def test_a_real_study_on_two_processes(execute, config, monkeypatch, tmp_path):
     )  # fmt: skip
     assert "leaves out strong scaling on 2: 2 does not divide --global-batch-size 1" in printed.out
     folder = tmp_path / "scaling_study"
-    measured = files.read(folder / "scaling.json", scaling_file.Scaling)
+    measured = files.read(folder / "scaling.json", Scaling)
     one, two = measured["cells"]
     assert sum(one["shares"].values()) == pytest.approx(1) and one["runs"][0]["step_ms"]["count"] == 3
     assert two["status"] == "ok" and two["runs"][0]["peak_mib"] > 50

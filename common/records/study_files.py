@@ -1,0 +1,354 @@
+"""The files of the studies: the fields of each schema, checked when a file is read.
+
+benchmark.json, fusion_ablation.json, batch_search.json, scaling.json, gemm_analysis.json, a benchmark of kernels,
+flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are allowed, and kept. Times are in ms.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from common import files
+from common.errors import UsageError
+from common.files import Amount, Number, PositiveAmount
+from common.ranks import Form
+from common.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
+from common.records.run_record import TimedRun, Training
+
+from pydantic import Field, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+Metric = Literal["throughput", "memory", "accuracy"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+Names = Annotated[list[str], Field(min_length=1)]
+
+
+class Entry(Attempted):
+    model: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+
+
+class BenchmarkCell(Entry):
+    runs: list[Timed]
+
+
+class Accuracy(Entry):
+    """The other keys are there if the status is "ok"; an error can be infinite."""
+
+    loss: NotRequired[float]  # nats
+    floor: NotRequired[float]  # the entropy of the source
+    logits_error: NotRequired[float]
+    gradient_error: NotRequired[float]  # the largest of all gradients
+    gradient: NotRequired[str]  # the parameter that it belongs to
+
+
+class Benchmark(StudyHeader):
+    schema: Literal["tiny-llama-benchmark/1"]
+    status: Literal["completed", "interrupted"]
+    packages: dict[str, str]  # versions of the packages that the external baselines need
+    model: Model
+    precision: Compute
+    seed: int
+    models: Names
+    metrics: Annotated[list[Metric], Field(min_length=1)]
+    batch_sizes: Sizes
+    sequence_lengths: Sizes
+    steps: PositiveInt
+    repeats: PositiveInt
+    accuracy_steps: PositiveInt
+    cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
+    accuracy: list[Accuracy]
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """A benchmark.json whose cells hold runs if they are ok. UsageError: it is missing, damaged, or not so."""
+    return _with_runs(path, files.read(path, Benchmark))
+
+
+class Combination(TypedDict):
+    fusions: dict[str, bool]  # qkv_fusion, flash_attention, swiglu_fusion, torch_compile
+    step_ms: Summary
+    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
+    peak_mib: PositiveAmount | None
+    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
+    loss: Number | None  # nats; None as the launches
+    steps: PositiveInt  # trained, until that loss where there is one
+
+
+class Shape(TypedDict):
+    batch_size: NotRequired[PositiveInt]  # a search for it has none
+    sequence_length: PositiveInt
+    seed: int
+
+
+class Ablation(Header):
+    """The first combination is the one without fusions."""
+
+    schema: Literal["tiny-llama-ablation/1"]
+    version: str
+    model: Model
+    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
+    training: Shape
+    precision: Compute
+    rounds: PositiveInt
+    steps_per_round: PositiveInt
+    left_out: str | None  # why there are no combinations with torch_compile
+    counted: Literal["kernels", "operators"]  # by launches_per_step: kernels on a GPU, operators on a CPU
+    notes: list[str]  # what to know about that count, and whether the study was stopped early
+    combinations: Annotated[list[Combination], Field(min_length=2)]
+
+
+class Trial(TypedDict):
+    """A batch size that was tried; the numbers are None if memory ran out."""
+
+    batch_size: PositiveInt
+    status: Literal["ok", "over target", "out of memory"]
+    step_ms: Summary | None
+    tokens_per_second: PositiveAmount | None
+    peak_mib: Amount | None
+
+
+class BatchSearch(Header):
+    schema: Literal["tiny-llama-batch-search/1"]
+    version: str
+    model: Model
+    settings: dict[str, Any]  # as in a run record
+    training: Shape
+    precision: Compute
+    target: Literal["throughput", "latency", "memory"]
+    target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
+    memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
+    trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
+    ended: str  # why doubling ended
+    batch_size: PositiveInt | None  # the answer; None if the search was interrupted
+    reason: str  # why it is this one
+
+
+Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Split(TypedDict):
+    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
+
+    communication_ms: Amount
+    overlapped_ms: Amount
+    exposed_ms: Amount
+    waiting_ms: Amount
+    moving_ms: Amount
+    exposed_waiting_ms: Amount  # the part of both
+
+
+class Collectives(TypedDict):
+    """The collectives of one kind in a step: a `data_parallel.Transfer`. A trace may lack the bytes."""
+
+    kind: str
+    count: Amount
+    bytes: Amount | None
+    beside: Literal["forward", "backward", "nothing"]
+
+
+class ScalingCell(Attempted):
+    model: str
+    parallel: Form | None  # None on one process
+    processes: PositiveInt
+    batch_size: PositiveInt  # of a process
+    runs: list[Timed]  # the memory is that of the process which took most
+    parameters: NotRequired[PositiveInt]
+    shares: NotRequired[dict[Phase, Amount]]  # of the step on one process
+    ranks: NotRequired[list[Split]]
+    collectives: NotRequired[list[Collectives]]
+    trace_problem: NotRequired[str]  # why there is nothing from the traces
+
+
+class Link(TypedDict):
+    gb_per_second: PositiveAmount
+    microseconds: Amount
+    source: str
+    messages: list[dict[str, PositiveAmount]]  # bytes and ms of all-reduces, if it was measured by them
+
+
+class Scaling(StudyHeader):
+    schema: Literal["tiny-llama-scaling/1"]
+    status: Literal["completed", "interrupted"]
+    variables: dict[str, str]  # of the environment: those that NCCL and RCCL read
+    model: Model
+    precision: Compute
+    seed: int
+    models: Names
+    forms: list[Form]
+    processes: Sizes
+    batch_size: PositiveInt  # of a process, in weak scaling
+    global_batch_size: PositiveInt  # of the job, in strong scaling
+    sequence_length: PositiveInt
+    steps: PositiveInt
+    repeats: PositiveInt
+    left_out: list[str]
+    link: Link | None
+    cells: list[ScalingCell]
+
+
+def read_scaling(path: Path) -> Scaling:
+    """A scaling.json whose cells hold runs if they are ok. UsageError: it is missing, damaged, or not so."""
+    return _with_runs(path, files.read(path, Scaling))
+
+
+def _with_runs(path: Path, study: Any) -> Any:
+    """The study, if each cell that is ok holds runs, and the device is known."""
+    for number, cell in enumerate(study["cells"]):
+        if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
+            raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
+    return study
+
+
+Layout = Literal["NN", "NT", "TN"]
+GemmPhase = Literal["forward", "input_grad", "weight_grad"]
+GEMM_PHASES: tuple[GemmPhase, ...] = get_args(GemmPhase)
+
+
+class Product(TypedDict):
+    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
+
+    gemm: str
+    phase: GemmPhase
+    batch: PositiveInt
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    layout: Layout
+    per_step: PositiveInt
+
+
+class TimedProduct(Product):
+    """A product at a point of the grid."""
+
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    ms: Summary  # of one product; a sample is the mean of products back to back
+    calls: PositiveInt  # in all samples
+
+
+class Gemms(Header):
+    """gemm_analysis.json."""
+
+    schema: Literal["tiny-llama-gemms/1"]
+    precision: Precision
+    element_bytes: PositiveInt
+    model: Model
+    batch_sizes: list[PositiveInt]
+    sequence_lengths: list[PositiveInt]
+    ceilings: Ceilings  # the best of all rounds
+    gemms: Annotated[list[TimedProduct], Field(min_length=1)]
+    fused: Annotated[list[TimedProduct], Field(min_length=1)]
+    notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
+
+
+class TimedKernel(TypedDict):
+    """One contender at one operation and shape."""
+
+    operation: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    hidden_size: PositiveInt
+    unit: Literal["GB/s", "TFLOP/s"]
+    amount: PositiveInt  # bytes or FLOPs, by `unit`
+    contender: Literal["kernel", "eager", "compiled", "liger", "cudnn", "flash"]
+    host_ms: Summary
+    gpu_ms: Summary | None
+    peak_mib: Amount | None
+
+
+class KernelBenchmark(Header):
+    schema: Literal["tiny-llama-kernel-benchmark/1"]
+    precision: Precision
+    ceilings: Ceilings
+    rows: list[TimedKernel]
+
+
+def read_kernels(path: Path) -> KernelBenchmark:
+    """A benchmark with rows of kernel and eager for each operation and shape. UsageError: it is damaged, or one is missing."""
+    measured = files.read(path, KernelBenchmark)
+    found = {(kernel_shape(row), row["contender"]) for row in measured["rows"]}
+    for case, contender in itertools.product({case for case, _ in found}, ("kernel", "eager")):
+        if (case, contender) not in found:
+            raise UsageError(f"{path}: rows: there is no row of {contender} for {' '.join(map(str, case))}")
+    return measured
+
+
+def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
+    """The operation and its B, S and D."""
+    return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
+
+
+class Count(TypedDict):
+    """FLOPs of one training step."""
+
+    counter: str
+    forward: PositiveInt
+    backward: PositiveInt
+    step: PositiveInt
+
+
+class Work(TypedDict):
+    """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is not known."""
+
+    name: str
+    flops: Amount | None
+    bytes: Amount | None
+    seconds: PositiveAmount
+    group: str
+
+
+class FlopCounts(TypedDict):
+    """flops_profile.json."""
+
+    schema: Literal["tiny-llama-flops/1"]
+    counts: Annotated[list[Count], Field(min_length=1)]  # the first is the reference
+    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]  # forward FLOPs: needed, and executed by code that masks
+    run: TimedRun
+    work: NotRequired[list[Work]]
+
+
+class ShownRun(Header):
+    """The part of a run's record that the tables of sequence_memory.json show."""
+
+    version: str
+    model: Model
+    training: Training
+    precision: Precision
+
+
+class StoredRun(TypedDict):
+    """The peak of a run at one length in bytes; `step` is without weights and AdamW's moments."""
+
+    group: str
+    sequence_length: PositiveInt
+    peak: PositiveInt
+    step: PositiveInt
+    path: str
+    record: ShownRun
+
+
+class SequenceMemory(TypedDict):
+    """The runs of a group stand together, the shortest first."""
+
+    schema: Literal["tiny-llama-sequence-memory/1"]
+    command: str
+    runs: Annotated[list[StoredRun], Field(min_length=1)]
+
+
+class Prediction(TypedDict):
+    """A guess of what a change gains, made before the change."""
+
+    profile: str  # path, as it was given
+    profiled: str  # date of its run, by which --check finds the guess
+    change: Annotated[str, Field(min_length=1)]  # of `optimization_targets.CHANGES`
+    expected: PositiveAmount  # times as fast
+    bound: PositiveAmount | None  # None where no ceiling is known
+
+
+class Predictions(TypedDict):
+    schema: Literal["tiny-llama-predictions/1"]
+    predictions: Annotated[list[Prediction], Field(min_length=1)]
