@@ -23,7 +23,7 @@ from common.analysis.reports import (
     roofline,
     triton_kernels,
 )  # fmt: skip
-from common.documents import compiled_kernels, lab_dashboard, result_tables
+from common.documents import lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read_json, write_json
 from common.records import step_profile, study_files
@@ -344,8 +344,6 @@ VALID = [
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
     Valid("scaling.json", lambda path: write_json(path, records.scaling()), use_scaling),
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
-    Valid("kernels.json", shortened("compiled/kernels.json"), lambda path: compiled_kernels.summary([path])),
-    Valid("tritons.json", shortened("compiled/tritons.json"), lambda path: tabulated(compiled_kernels.tritons, path.parent)),
     Valid(
         "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
     ),

@@ -2,7 +2,7 @@
 
     python benchmark_kernels.py --preset small --use-amp
     python benchmark_kernels.py --preset small --use-amp --sizes 512x128 1024x512 4096x8192 --peers
-    python benchmark_kernels.py --operations attention linear_cross_entropy --metrics-out kernels.json
+    python benchmark_kernels.py --preset medium --use-amp --operations attention --tiles
 
 `python tiny_llama_v3.py --mode benchmark` is the first of these with that script's flags. The contenders, which take turns:
 
@@ -13,27 +13,21 @@
     flash      of attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes by itself
     cudnn      of attention in 16 bits on NVIDIA: cuDNN's
 
-Inputs are random, all in the number format of the run, and laid out as in the model: parts of a fused product are strided. Liger
-gets them contiguous, as the separate products of the models that it patches give them. What is timed is an operation and then
-its gradients for all inputs, in two ways:
+Inputs are random, in the number format of the run, and laid out as in the model: parts of a fused product are strided. Liger gets
+contiguous inputs. An operation and its gradients for all inputs are timed in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
-    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU. A replay is
-               many passes (1 ms over the time of a replay of one, at most 100): its launch lasts as long as a small pass
+    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
 
-From the second follow, or from the first on a CPU and for what cannot be recorded,
+From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers that they must read and write,
+and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three), with their share of what a
+large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy.
 
-    GB/s       of norms, RoPE and SwiGLU: the numbers that forward and backward read and write at least (kernels/, each file),
-               the same for all contenders
-    TFLOP/s    of attention (two products forward and five backward, of the pairs that are not masked) and of the loss (three)
+`--tiles` compares sizes for the kernels instead: it times an operation with each tile that may stand in `kernels/launch_sizes.py`
+for one of its kernels, on a GPU, and prints the three fastest and the tile in use.
 
-and their share of what a large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy, and float32
-attention in TF32 products a product in float32. Bytes are those of one number format; under autocast see `kernels/costs.py`.
-
-`common/records/study_files.py` has the fields of the JSON file. There `gpu_ms` is null where nothing can be recorded;
-`peak_mib`, the most that a pass takes beside its inputs, is null on a CPU.
-
-A sweep of sizes also draws the share of the ceiling over the sequence length, in a PNG beside it.
+The JSON file is described in `common/records/study_files.py`. A sweep also draws the share of the ceiling over the
+sequence length, in a PNG beside it.
 """
 
 import sys
@@ -70,6 +64,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+OPERATIONS = tuple(operation for names in kernels.SWITCHES.values() for operation in names)
 DEFAULT_OUT = Path("metrics_kernels.json")
 ROUNDS, ITERATIONS = 3, 10
 REPLAY_MS, MOST_PASSES = 1.0, 100
@@ -144,9 +139,6 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     return Case(operation, (q, k, v), (), FLOPS, 7 * product)
 
 
-OPERATIONS = tuple(operation for names in kernels.SWITCHES.values() for operation in names)
-
-
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
     device, plain = precision.device, getattr(reference, operation)
@@ -203,7 +195,7 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
 
 
 def measure(
-    options: BenchmarkOptions | RunOptions, shapes: list[Shape], operations: Sequence[str], peers: bool
+    options: BenchmarkOptions | RunOptions, cases: list[Shape], operations: Sequence[str], peers: bool
 ) -> Iterator[KernelBenchmark]:
     """Times all operations at all shapes: the content of the JSON file after each, with the rows so far."""
     device = devices.select(options.device)
@@ -219,7 +211,7 @@ def measure(
         "ceilings": ceilings.measure(device, precision),
         "rows": [],
     }
-    for shape in shapes:
+    for shape in cases:
         for operation in operations:
             torch.compiler.reset()  # or the compiler gives up after a few shapes
             work = case(operation, shape, precision)
@@ -252,6 +244,12 @@ def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
     return config.model_copy(update=sizes | {"intermediate_size": ffn})
 
 
+def shapes(options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]]) -> list[Shape]:
+    """Those of a sweep over hidden sizes and sequence lengths; without one the model's own."""
+    swept = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
+    return swept or [(options.model, options.batch_size, options.seq_len)]
+
+
 def run(
     options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS,
     peers: bool = False,
@@ -267,9 +265,8 @@ def run(
     if sizes and path.suffix == ".png":
         raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
     writable_file(path, "--metrics-out")
-    shapes = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
     with progress("timing the operations"):
-        for measured in measure(options, shapes or [(options.model, options.batch_size, options.seq_len)], operations, peers):
+        for measured in measure(options, shapes(options, sizes), operations, peers):
             write_measurement(path, measured, "--metrics-out")
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
@@ -290,11 +287,23 @@ def main() -> None:
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
+    parser.add_argument("--tiles", action="store_true", help="compare sizes for the kernels instead, on a GPU")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     arguments = parser.parse_args()
     if arguments.sizes and arguments.seq_len:
         parser.error("--sizes names the sequence lengths: leave --seq-len out")
-    run(cli.resolve(BenchmarkOptions, arguments), arguments.sizes, arguments.operations, arguments.peers)
+    options = cli.resolve(BenchmarkOptions, arguments)
+    if not arguments.tiles:
+        run(options, arguments.sizes, arguments.operations, arguments.peers)
+        return
+    if arguments.peers or arguments.metrics_out:
+        parser.error("--tiles prints a table of our kernels: leave --peers and --metrics-out out")
+    device = devices.select(options.device)
+    if not devices.is_gpu(device) or kernels.missing(device):
+        raise UsageError("--tiles compares the times of Triton kernels on a GPU, and here none can run")
+    from version3_triton import kernel_tiles
+
+    kernel_tiles.compare(options, shapes(options, arguments.sizes), arguments.operations)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import ROOT, cli
-from common.documents import appendix, architecture, compiled_kernels, concepts, lab_dashboard, reference, sections
+from common.documents import appendix, architecture, concepts, lab_dashboard, reference, sections
 from common.documents import pictures as drawings
 from common.documents import result_tables as results
 from common.documents.pictures import Picture
@@ -33,7 +33,7 @@ TABLES: dict[str, Callable[..., str]] = lab_dashboard.TABLES | {function.__name_
     appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training,
     results.phases, results.spans, results.ceilings, results.efficiency, results.trials, results.curves, results.number_formats,
     results.format_curves, results.versions_and_peers, results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    results.clocks, compiled_kernels.machine_code, compiled_kernels.tritons, concepts.chip, reference.commands,
+    results.clocks, concepts.chip, reference.commands,
     reference.all_problems, reference.answers,
 )}  # fmt: skip
 PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in (

@@ -4,7 +4,6 @@ import ast
 import collections
 import contextlib
 import functools
-import importlib.util
 import io
 import itertools
 import pkgutil
@@ -31,8 +30,6 @@ PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\
 MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
 PYTHON = re.compile(r'^python -c "(.*)"$', re.MULTILINE)
 RECORDED = re.compile(r"\bresults/\S+\.(?:json|gz)\b|\btests/fixtures/")
-WITH_TRITON = ("compile_kernels.py", "tune_blocks.py")  # these import it, even to show their flags
-TRITON = bool(importlib.util.find_spec("triton"))
 # Scripts that hand flags which are not theirs to a version.
 HAND_ON = (
     "validate_numerical_accuracy.py", "optimize_batch_size.py", "run_all_profilers.sh", "run_rocprofv3.sh", "run_rocprof_sys.sh",
@@ -157,8 +154,6 @@ def test_documented_scripts_and_flags_exist():  # one test, so that each script 
         for script, *arguments in calls(line):
             path = find_script(document, script)
             assert path, f"no {script}, {place}"
-            if path.name in WITH_TRITON and not TRITON:
-                continue
             unknown = {argument.split("=")[0] for argument in arguments if argument.startswith("--")} - flags(path) - {"--"}
             assert not unknown, f"{unknown} {place}"
         for script, chosen in TESTS.findall(line):

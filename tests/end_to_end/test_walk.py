@@ -39,7 +39,6 @@ SMALL = {
     "optimize_batch_size.py": "--max-batch-size 4",
     "run_lab.py": "--parts components --batch-size 1 --seq-len 16 --seq-lens 16,32",
     "experiments.py": "--num-steps 2",
-    "compile_kernels.py": "--targets gfx942",
     "benchmark_kernels.py": "--operations rms_norm --sizes 32x16",
     "scaling_study.py": "--models v4 --parallel ddp --num-steps 2",
     "run_all_stages.sh": '--stages "0 5"',
@@ -79,7 +78,7 @@ EXPECTED = {
     V3: [
         "metrics_v3.json", "metrics_kernels.json", "metrics_kernels.png", "pytorch_profiles/profile_*.json",
         "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*", "pytorch_profiles/report.md",
-        "flops_analysis/flops_profile.json", *(["tiles.json"] if GPU else []),
+        "flops_analysis/flops_profile.json",
         "exercises/performance_debugging/results/comparison.md",
     ],
     V4: [
@@ -87,8 +86,8 @@ EXPECTED = {
         "performance_study/tiny/performance_study.md", "performance_study/tiny/performance_study.html",
     ],
 }  # fmt: skip
-# Tiles are timed, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
-GPU_ONLY = ("tune_blocks.py", "--capture-step", "sample_gpu.py")
+# Tiles are compared, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
+GPU_ONLY = ("--tiles", "--capture-step", "sample_gpu.py")
 MACHINE = re.compile(r"On a laptop|On (?:a|an AMD|an NVIDIA|two) GPU|needs a GPU")
 # The steps of a page: its paragraphs, and the commands of its blocks.
 PARAGRAPH = re.compile(r"```bash\n(?P<block>.*?)```|(?P<text>.+?)\n\s*(?:\n|(?=```))", re.DOTALL)

@@ -1,16 +1,15 @@
 """The sizes of all kernels: how many elements a program takes, and with how many warps.
 
-`compile_kernels.py` compiles every kernel with these sizes for the GPUs of both vendors and shows registers, spills and shared
-memory: on AMD and on "sm_75" (a T4) a kernel must fit into 64 KiB, and none may spill. Within that, what is under "sm_90" was,
-for 16 bits, the fastest on an H100 or near it (`tune_blocks.py`, results/h100/tiles.json, LOG.md). No other GPU was there to
-time: what is under the other names is what compiles without spills.
+A test compiles every kernel with these sizes for GPUs of both vendors (tests/offline.py): on AMD and on "sm_75" (a T4) a kernel
+must fit into 64 KiB of shared memory, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the fastest on an
+H100 or near it (`benchmark_kernels.py --tiles`, results/h100/tiles.json, LOG.md). No other GPU was there to time: what is under
+the other names is what compiles without spills.
 """
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -153,27 +152,13 @@ ATTENTION = {
 }
 
 
-_family: str | None = None  # inside `sizes_of`
-
-
-@contextmanager
-def sizes_of(name: str) -> Iterator[None]:
-    """Inside it kernels take the sizes of the family with this name, whichever GPU is here."""
-    global _family
-    before, _family = _family, name
-    try:
-        yield
-    finally:
-        _family = before
-
-
 def family() -> str:
     """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because they are the smallest.
 
     NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
     those of `sm_90`. Those before capability 8 have 64 KiB and take those of `sm_75`; all others take those of `sm_80`.
     """
-    return _family or family_of_this_gpu()
+    return family_of_this_gpu()
 
 
 @functools.cache
@@ -187,3 +172,10 @@ def family_of_this_gpu() -> str:
 def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> TileConfig:
     """Of `forward`, `queries` or `keys`."""
     return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128][kernel]
+
+
+def place(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
+    """Where this GPU's sizes of a kernel stand: a dictionary and its key. The head dimension and dtype decide for attention."""
+    if kernel in LAUNCH:
+        return LAUNCH[kernel], family()
+    return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128], kernel
