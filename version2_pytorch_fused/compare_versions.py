@@ -1,4 +1,4 @@
-"""Compares two versions: the newest runs and profiles in their folders that can be compared, and their code.
+"""Compares two versions: the newest runs and profiles in their folders that can be compared.
 
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md
@@ -20,7 +20,8 @@ def main() -> None:
     parser.add_argument("--v2", type=Path, required=True, metavar="DIR", help="folder of the other version")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = parser.parse_args()
-    print(compare.versions(options.v1, options.v2, options.output))
+    report = compare.versions(options.v1, options.v2)
+    print(report.publish_as(options.output, ("md",), "--output") if options.output else report.terminal())
 
 
 if __name__ == "__main__":

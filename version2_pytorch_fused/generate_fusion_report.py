@@ -22,14 +22,18 @@ FUSED = [Path("fusion_analysis"), Path("complete_analysis")]
 
 def main() -> None:
     parser = cli.Parser(__doc__)
-    v1 = f"profiles of Version 1; the newest profiles that can be compared are taken (default: {' '.join(map(str, BASELINE))})"
+    v1 = f"profiles of Version 1; the newest is taken (default: {' '.join(map(str, BASELINE))})"
     parser.add_argument("--baseline", type=Path, nargs="+", default=BASELINE, metavar="DIR", help=v1)
     fused = f"profiles of the fused version (default: {' '.join(map(str, FUSED))})"
     parser.add_argument("--fused", type=Path, nargs="+", default=FUSED, metavar="DIR", help=fused)
+    ablation = next(Path().glob("fusion_ablation/fusion_ablation.json"), None)
     measured = "default: fusion_ablation/fusion_ablation.json if it is there"
-    parser.add_argument("--ablation", type=Path, metavar="FILE", help=measured)
-    lengths = "profiles at several sequence lengths (default: flash_attention_seq*, plain_attention_seq*)"
-    parser.add_argument("--sequence-dirs", type=Path, nargs="+", metavar="DIR", help=lengths)
+    parser.add_argument("--ablation", type=Path, default=ablation, metavar="FILE", help=measured)
+    lengths, sequences = (
+        "profiles at several sequence lengths (default: *_attention_seq*)",
+        sorted(Path().glob("*_attention_seq*")),
+    )
+    parser.add_argument("--sequence-dirs", type=Path, nargs="+", default=sequences, metavar="DIR", help=lengths)
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument("--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html")
     written.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.comparisons import choose
 from common.analysis.formulas import operators
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
@@ -75,7 +74,7 @@ class Reduction:
     paths: list[Path]
     conditions: list[str]  # on what both ran, and the two files
     counted: str  # `kernels` or `operator calls`
-    what: str  # the same with its unit
+    per: str  # `per step` or `in the whole file`
     launches: pandas.DataFrame  # a row per name, kind, span and phase (empty where not known), with NUMBERS
     notes: list[str]  # sentences to read before the numbers
 
@@ -84,6 +83,10 @@ class Reduction:
         sums = self.launches.groupby(list(labels), sort=False)[NUMBERS].sum()
         found = [Difference(*(index if len(labels) > 1 else (index, "")), *row) for index, *row in sums.itertuples()]
         return sorted(found, key=lambda row: (-abs(row.calls_difference), -abs(row.us_difference)))
+
+    @property
+    def what(self) -> str:
+        return f"{self.counted} {self.per}"
 
     @property
     def spans(self) -> list[Difference]:
@@ -95,67 +98,61 @@ class Reduction:
         return Difference("all", "", *self.launches[NUMBERS].sum())
 
 
-def compare(baseline: Sequence[Path], fused: Sequence[Path], varied: Sequence[str] | None = ()) -> Reduction:
-    """Compares two files, or the newest profiles in two groups of folders that can be compared; `varied` names conditions that
-    may differ between two files, besides the version (None: all may, and a note names them).
+def compare(before: Path, after: Path, varied: Sequence[str] | None = ()) -> Reduction:
+    """Compares two files, or the newest in two folders. `varied` names conditions that may differ, besides the version (None: all
+    may, and a note names them).
     """
-    paths, passed_over = choose.profiles(baseline, fused)
-    before, after = map(load_kernels.load, paths)
-    if before.path.samefile(after.path):
-        raise UsageError(f"{before.path} was given twice: give the profiles of two runs")
-    counted, other = ("operator calls" if each.are_operators else "kernels" for each in (before, after))
+    found = [load_kernels.load(path) for path in (before, after)]
+    paths = [each.path for each in found]
+    if paths[0].samefile(paths[1]):
+        raise UsageError(f"{paths[0]} was given twice: give the profiles of two runs")
+    counted, other = ("operator calls" if each.are_operators else "kernels" for each in found)
     if counted != other:
-        raise UsageError(f"{before.path} counts {counted} and {after.path} {other}: profile both on the same device")
-    if bool(before.steps) != bool(after.steps):
-        without = after.path if before.steps else before.path
+        raise UsageError(f"{paths[0]} counts {counted} and {paths[1]} {other}: profile both on the same device")
+    if bool(found[0].steps) != bool(found[1].steps):
+        without = paths[1] if found[0].steps else paths[0]
         raise UsageError(f"only one of the two counts per step, {without} does not: take both with the same profiler")
-    conditions, notes = [], list(dict.fromkeys([*passed_over, *before.notes, *after.notes]))
-    ours, theirs = (step_profile.read(each.path) if each.source == "profile" else None for each in (before, after))
-    if ours and theirs:
-        settings = [
-            run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} | dict.fromkeys(varied or ())
-            for each in (ours, theirs)
-        ]
-        if varied is None:
-            notes += [f"the two differ in {each}" for each in run_record.differences(settings[0], settings[1])]
-        else:
-            but = " and ".join(["the version", *varied])
-            run_record.require_equal((before.path, after.path), (settings[0], settings[1]), but)
-        conditions.append(run_facts.describe(ours["run"]))
+    profiles = [step_profile.read(each.path) if each.source == "profile" else None for each in found]
+    conditions, notes = [], [*found[0].notes, *(note for note in found[1].notes if note not in found[0].notes)]
+    if profiles[0] and profiles[1]:
+        notes += _different(paths, [profiles[0], profiles[1]], varied)
+        conditions.append(run_facts.describe(profiles[0]["run"]))
     else:
-        notes += [UNKNOWN] if before.steps else [UNKNOWN, TOTALS]
+        notes += [UNKNOWN] if found[0].steps else [UNKNOWN, TOTALS]
     notes += [SAME_WORK] if counted == "kernels" else []
-    names = (operator["name"] for profile in (ours, theirs) if profile for operator in profile["operators"])
+    names = [operator["name"] for profile in profiles if profile for operator in profile["operators"]]
     notes += [NO_SPANS] if any(name.startswith(operators.COMPILER_FRAMES) for name in names) else []
-    conditions += [f"before: {_source(before, ours)}", f"after: {_source(after, theirs)}"]
-    both = ours and theirs
-    launches = [_launches(before, both and ours, "before"), _launches(after, both and theirs, "after")]
-    if not both and not all(side.span.isin(FORWARD_SPANS).any() for side in launches):
-        launches = [side.assign(span="", phase="") for side in launches]
-    return Reduction(
-        [before.path, after.path], conditions, counted, f"{counted} {'per step' if before.steps else 'in the whole file'}",
-        pandas.concat(launches).fillna(0.0), [f"{note[0].upper()}{note[1:]}." for note in notes],
-    )  # fmt: skip
+    sides = [_launches(*side) for side in zip(("before", "after"), found, strict=True)]
+    if not all(side.span.isin(FORWARD_SPANS).any() for side in sides):
+        sides = [side.assign(span="", phase="") for side in sides]
+    conditions += [_source(*side) for side in zip(("before", "after"), found, profiles, strict=True)]
+    per, notes = "per step" if found[0].steps else "in the whole file", [f"{note[0].upper()}{note[1:]}." for note in notes]
+    return Reduction(paths, conditions, counted, per, pandas.concat(sides).fillna(0.0), notes)
 
 
-def _source(found: Kernels, profile: Profile | None) -> str:
+def _different(paths: Sequence[Path], profiles: Sequence[Profile], varied: Sequence[str] | None) -> list[str]:
+    """Refuses profiles that cannot be compared; notes of what may differ where everything may."""
+    settings = [
+        run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} | dict.fromkeys(varied or ())
+        for each in profiles
+    ]
+    if varied is None:
+        return [f"the two differ in {each}" for each in run_record.differences(settings[0], settings[1])]
+    run_record.require_equal((paths[0], paths[1]), (settings[0], settings[1]), " and ".join(["the version", *varied]))
+    return []
+
+
+def _source(side: str, found: Kernels, profile: Profile | None) -> str:
     """The run or the profiler that wrote the file, its path, and how many steps are in it."""
     origin = f"{profile['run']['version']}, `{profile['run']['command']}`" if profile else found.source
-    return f"{origin}, {found.path}" + (f", steps: {found.steps}" if found.steps else "")
+    return f"{side}: {origin}, {found.path}" + (f", steps: {found.steps}" if found.steps else "")
 
 
-def _launches(found: Kernels, profile: Profile | None, side: str) -> pandas.DataFrame:
-    """The rows of one side; with spans if its profile is given."""
-    steps, columns = found.steps or 1, ["name", "span", "phase", "calls", "us"]
-    if not profile:
-        rows = found.table.assign(calls=found.table.calls / steps, us=found.table.duration_ns / 1e3 / steps)
-    elif found.are_operators:
-        rows = pandas.DataFrame([row for row in operators.rows(profile) if row.works])
-    else:
-        rows = pandas.DataFrame(profile["kernels"])
-        rows = rows.assign(calls=rows.calls / steps, us=rows.device_us / steps)
-    kinds = [kernel_names.kind(name) for name in rows.name]
-    return rows[columns].rename(columns={"calls": f"calls_{side}", "us": f"us_{side}"}).assign(kind=kinds)
+def _launches(side: str, found: Kernels) -> pandas.DataFrame:
+    """The rows of one side, with their kinds of work."""
+    rows, steps = found.table[["name", "span", "phase"]], found.steps or 1
+    sums = {f"calls_{side}": found.table.calls / steps, f"us_{side}": found.table.duration_ns / 1e3 / steps}
+    return rows.assign(kind=[kernel_names.kind(name) for name in rows.name], **sums)
 
 
 def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> None:
@@ -214,10 +211,9 @@ def figure(reduction: Reduction) -> Figure:
     heights = [0.6 + 0.32 * len(rows) for rows in groups]
     result = plots.new(6.4, 0.6 + sum(heights))
     panels = result.subplots(len(groups), 2, squeeze=False, sharey="row", height_ratios=heights)
-    where = reduction.what.removeprefix(reduction.counted)
     for rows, (calls, times) in zip(groups, panels, strict=True):
         numbers = [row.numbers(factor) for row in rows]
-        for axes, first, label in ((calls, 0, reduction.what), (times, 3, f"{unit}{where}")):
+        for axes, first, label in ((calls, 0, reduction.what), (times, 3, f"{unit} {reduction.per}")):
             for i, (name, colour) in enumerate((("before", plots.BLUE), ("after", plots.ORANGE))):
                 places = [place - 0.2 + 0.4 * i for place in range(len(rows))]
                 axes.barh(places, [row[first + i] for row in numbers], 0.4, color=colour, label=name)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.output import plots, tables
+from common.errors import UsageError
 from common.files import writable_file, writable_folder, write_json, write_text
 from common.terminal import wrapped
 
@@ -206,3 +207,9 @@ class Report:
         """Writes the files as `write` does; returns the terminal text with a last line that names them."""
         written = self.write(folder, stem, kinds, flag)
         return f"{self.terminal()}\n\nwritten: {', '.join(map(str, written))}"
+
+    def publish_as(self, path: Path, kinds: Sequence[str], flag: str) -> str:
+        """As `publish`, under the name of the Markdown file that `flag` gives."""
+        if path.suffix != ".md":
+            raise UsageError(f"{flag} {path}: name a .md file")
+        return self.publish(path.parent, path.stem, kinds, flag)

@@ -184,7 +184,7 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
                 _add_side_by_side(result, section, other)
     have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
     if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
-        changes = launch_changes.compare([paths[0]], [paths[1]], varied=None)
+        changes = launch_changes.compare(paths[0], paths[1], varied=None)
         result.section("Launches")
         launch_changes.add_section(result, changes, "changes", CHANGES)
         parts = [row for row in changes.by("span", "name") if row.change in ("gone", "new")] if changes.spans else []

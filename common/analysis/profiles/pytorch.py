@@ -49,15 +49,18 @@ def read_profile(path: Path) -> Kernels:
     profile = step_profile.read(path)
     steps, on_gpu = profile["profiled_steps"], bool(profile["kernels"])
     if on_gpu:
-        rows = [(kernel["name"], kernel["calls"], kernel["device_us"]) for kernel in profile["kernels"]]
+        rows = [(row["name"], row["span"], row["phase"], row["calls"], row["device_us"]) for row in profile["kernels"]]
     else:
         working = [row for row in operators.rows(profile) if row.works]
-        rows = [(row.name, round(row.calls * steps), row.us * steps) for row in working]
-    table = pandas.DataFrame(rows, columns=["name", "calls", "us"]).groupby("name", sort=False, as_index=False).sum()
+        rows = [(row.name, row.span, row.phase, round(row.calls * steps), row.us * steps) for row in working]
+    labels = ["name", "span", "phase"]
+    table = pandas.DataFrame(rows, columns=[*labels, "calls", "us"]).groupby(labels, sort=False, as_index=False).sum()
     categories = [category(name) if on_gpu else "operator" for name in table.name]
-    times: dict[str, Iterable] = {"calls": table.calls, "duration_ns": [round(us * 1e3) for us in table.us]}
+    sums: dict[str, Iterable] = {"calls": table.calls, "duration_ns": (table.us * 1e3).round()}
+    unknown = [float("nan")] * len(table)
+    columns = {"category": categories, "min_ns": unknown, "max_ns": unknown, **{name: table[name] for name in labels}, **sums}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
-    return build("profile", path, {"name": table.name, "category": categories, **times}, steps=steps, notes=notes)
+    return build("profile", path, columns, steps=steps, notes=notes)
 
 
 def _left_out(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Attentio
 
 
 def compare(before, after):
-    return launch_changes.compare([before], [after])
+    return launch_changes.compare(before, after)
 
 
 def noted(reduction, *notes):
