@@ -236,6 +236,8 @@ def fusion_report(
     The two profiles, in files or folders, must be there. A section without its measurement, a fusion_ablation.json or folders of
     profiles at several sequence lengths, names the command that makes it.
     """
+    if output.suffix != ".md":
+        raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
     reduction = launch_changes.compare(_newest(baseline), _newest(fused))
     steps = dict(zip(("baseline", "fused"), map(read_step, reduction.paths), strict=True))
     runs = {name: (path, steps[name].profile["run"]) for name, path in zip(steps, reduction.paths, strict=True)}
@@ -258,7 +260,7 @@ def fusion_report(
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in (*(run["command"] for _, run in runs.values()), shlex.join(sys.argv))])
-    return report.publish_as(output, ("md", "html"), "--output").splitlines()[-1]
+    return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
 
 
 def _newest(places: Sequence[Path]) -> Path:

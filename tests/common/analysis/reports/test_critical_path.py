@@ -145,3 +145,19 @@ def test_a_profile_without_its_trace_is_refused(profile):
     (profile.parent / "trace_1.json").unlink()
     with pytest.raises(UsageError, match=r"cannot read .*trace_1\.json"):
         critical_path.report(profile, step_profile.read(profile), COSTS)
+
+
+def test_profiles_of_several_versions_stand_side_by_side(tmp_path):
+    paths = [
+        branched_traces.write(tmp_path / "first", scales=(2.0,), version="v1", step_ms__median=0.5),
+        branched_traces.write(tmp_path / "second", captured=True, version="v4", step_ms__median=0.05),
+    ]
+    header, *rows = cells(critical_path.compare(paths).markdown())
+    found = {label: values for label, *values in rows}
+    assert header == ["quantity", "v1", "v4"]
+    assert found["median step without the profiler, us"] == ["500", "50"]
+    assert found["from the first start to the last end, us"] == ["86", "43"]
+    assert found["gaps between them, us"] == ["8", "4"]
+    other = branched_traces.write(tmp_path / "other", training__batch_size=16)
+    with pytest.raises(UsageError, match=r"differ in more than the version: batch size \(8 and 16\)"):
+        critical_path.compare([paths[0], other])
