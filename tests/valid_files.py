@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from common import config
-from common.analysis.comparisons import ablation_effects, compare, growth, performance_study, predictions
+from common.analysis.comparisons import ablation_effects, compare, growth, predictions
 from common.analysis.output.report import Report
 from common.analysis.profiles import chrome_trace, communication
 from common.analysis.reports import (
@@ -76,12 +76,10 @@ def write_run(path: Path) -> None:
 
 
 def use_run(path: Path) -> None:
-    other = path.with_name("metrics_bf16.json")
+    other = path.with_name("metrics_other.json")
     write_run(other)
-    shutil.copy(path, path.with_name("metrics_fp32.json"))
     verdict = compare.regression(other, path, 0.9, 1.0)
     published(verdict.report, path)
-    published(performance_study.analyze(path.parent), path)
 
 
 def use_run_of_a_version(path: Path) -> None:
@@ -93,7 +91,7 @@ def use_run_of_a_version(path: Path) -> None:
         write_json(folder / "metrics.json", record(version=name))
         folders.append(folder)
     shutil.copy(path, folders[0] / "metrics_1.json")
-    print(compare.versions(*folders, path.parent / "versions.md"))
+    published(compare.versions(*folders), path)
 
 
 OPERATORS = [

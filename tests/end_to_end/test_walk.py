@@ -83,7 +83,6 @@ EXPECTED = {
     ],
     V4: [
         "metrics_v4.json", "pytorch_profiles/profile_*.json", "flops_analysis/flops_profile.json",
-        "performance_study/tiny/performance_study.md", "performance_study/tiny/performance_study.html",
     ],
 }  # fmt: skip
 # Tiles are compared, steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.

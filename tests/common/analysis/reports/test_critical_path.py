@@ -7,6 +7,7 @@ from common.analysis.reports import critical_path
 from common.errors import UsageError
 from common.records import step_profile
 from tests import branched_traces
+from tests.conftest import cells
 
 import pandas
 import pytest

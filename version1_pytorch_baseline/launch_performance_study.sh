@@ -1,1 +1,0 @@
-../common/launch_performance_study.sh
