@@ -7,11 +7,11 @@ python page.py profile_a.json profile_b.json --output two.html
 from pathlib import Path
 
 from common import cli
+from common.analysis.formulas import own_kernels
 from common.analysis.page import run_page
 from common.documents import sections
 from common.files import writable_file, write_text
 from common.records import step_profile
-from common.training import version_files
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     output = writable_file(options.output, "--output")
     paths = [step_profile.find(path) for path in (options.run, options.other) if path]
-    known = sections.RENDERERS, version_files.kernel_costs
+    known = sections.RENDERERS, own_kernels.kernel_costs
     page = run_page.compare(paths, *known) if options.other else run_page.build(paths[0], *known)
     write_text(output, page.html())
     print(f"written: {output}")

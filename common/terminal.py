@@ -44,3 +44,26 @@ class Line:
         if self.shown:
             print(file=self.stream, flush=True)
         self.shown = False
+
+
+def format_number(value: object) -> str:
+    """A number with three significant digits, whole from 100 on, with thousands separators; text as it is; None as ""."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def time_unit(ms: float) -> tuple[str, float]:
+    """The unit in which a person reads a time, us below 1 ms and s from 1,000 ms on, and how many of it a millisecond is.
+
+    A column of times takes one unit, that of its largest value.
+    """
+    return ("us", 1e3) if abs(ms) < 1 else ("ms", 1.0) if abs(ms) < 1000 else ("s", 1e-3)
+
+
+def format_time(ms: float) -> str:
+    """A time with its unit, such as "812 us", "12.3 ms" or "4.56 s"."""
+    unit, factor = time_unit(ms)
+    return f"{format_number(float(ms * factor))} {unit}"

@@ -11,6 +11,7 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
+from common.analysis.formulas import own_kernels
 from common.analysis.reports import triton_kernels
 from common.records import step_profile
 from common.training import version_files
@@ -19,7 +20,7 @@ from version3_triton import tiny_llama_v3
 
 def show(path: Path, sort_by: str | None) -> None:
     profile = step_profile.read(path)
-    print(triton_kernels.report(path, profile, version_files.kernel_costs(profile), sort_by).terminal())
+    print(triton_kernels.report(path, profile, own_kernels.kernel_costs(profile), sort_by).terminal())
 
 
 def main() -> int:

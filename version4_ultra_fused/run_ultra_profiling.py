@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 from argparse import Namespace
 
 from common import cli
+from common.analysis.formulas import own_kernels
 from common.analysis.reports import critical_path
 from common.files import writable_folder
 from common.records import step_profile
@@ -31,7 +32,7 @@ def show(paths: list[Path], arguments: Namespace) -> None:
     """The critical path of one profile, or a table of several."""
     if len(paths) == 1:
         profile, stem = step_profile.read(paths[0]), critical_path.STEM
-        report = critical_path.report(paths[0], profile, version_files.kernel_costs(profile), arguments.sort_by)
+        report = critical_path.report(paths[0], profile, own_kernels.kernel_costs(profile), arguments.sort_by)
     else:
         report, stem = critical_path.compare(paths), "critical_paths"
     print(report.publish(arguments.output_dir, stem) if arguments.output_dir else report.terminal())

@@ -24,14 +24,16 @@ from common.training import distributed
 import torch
 from torch import Tensor, nn
 
+MODEL_PROFILE = "model_profile.txt"
 
-def count(model: nn.Module, batch: tuple[Tensor, Tensor], report: Path) -> dict[str, dict[str, int]]:
-    """FLOPs of forward and backward by counter, for one batch; DeepSpeed's per-module report goes to the file `report`.
+
+def count(model: nn.Module, batch: tuple[Tensor, Tensor], folder: Path) -> dict[str, dict[str, int]]:
+    """FLOPs of forward and backward by counter, for one batch; DeepSpeed writes its report into `folder`, module by module.
 
     A counter that is not installed is left out.
     """
     counted = {"FlopCounterMode": counted_by_torch(model, batch)}
-    deepspeed = counted_by_deepspeed(model, batch, report)
+    deepspeed = counted_by_deepspeed(model, batch, folder / MODEL_PROFILE)
     return counted | ({"DeepSpeed": deepspeed} if deepspeed else {})
 
 

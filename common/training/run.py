@@ -13,12 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from common import ROOT, cli, data, ranks, schedule, signals, spans, weights
+from common import ROOT, cli, data, ranks, schedule, signals, spans
 from common import device as devices
-from common.analysis.output import tables
-from common.analysis.reports import flop_counts
 from common.errors import OutOfMemory, RunError, first_line
 from common.files import writable_file, write_measurement
 from common.options import Options, RunOptions
@@ -26,14 +24,16 @@ from common.precision import Precision
 from common.progress import SECONDS, duration, progress
 from common.records.fields import Ceilings
 from common.records.run_record import RunRecord, TimedRun
-from common.terminal import Line
-from common.timing import Clock, benchmark, phase_times, summarize
-from common.training import capture, ceilings, checkpoint, distributed, flop_counters, record, setup_check, step
+from common.terminal import Line, format_time
+from common.timing import Clock, benchmark, summarize
+from common.training import capture, checkpoint, distributed, step
 from common.training.capture import Batch, CapturedStep, Step
-from common.training.profiler import Profiler
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from common.training.profiler import Profiler
 
 UNREAD = 2**16  # steps whose losses may stay on the device
 FASTER = 1.5  # times, for a line that says so
@@ -42,7 +42,6 @@ OWN = {  # options that processes may have each for itself: files of the first o
     "config", "data", "device", "distributed_timeout", "flops_dir", "measure_peak", "metrics_out", "model", "profile_dir",
     "save_model", "sort_by", "switches", "validate_setup",
 }  # fmt: skip
-MODEL_PROFILE = "model_profile.txt"  # DeepSpeed's report, module by module
 
 
 @dataclass
@@ -111,6 +110,7 @@ class Run:
         self.prepared: step.Prepared | None = None
         self.ceilings: Ceilings | None = None
         self.counted: dict[str, dict[str, int]] | None = None
+        self.profiler: Profiler | None = None
         self._loop, self._signals, self._warm_up = ExitStack(), ExitStack(), ExitStack()
 
     @property
@@ -140,8 +140,6 @@ class Run:
             devices.prepare(device, options.seed, options.allow_tf32)
             devices.limit_memory(device, devices.describe(device)["memory_mib"])
             self.precision = Precision(device, cli.amp_dtype(options))
-            if options.parallel in (None, "ddp"):  # the other forms share out what a process alone would hold
-                setup_check.memory(options, device)
             with out_of_memory_explained(options):
                 self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
                 if distributed.active():
@@ -151,17 +149,26 @@ class Run:
             inputs = checkpoint.inputs(self.name, options, self.precision, self.dataset)
             self.saves = checkpoint.Checkpoints(options, inputs)
             self.count = options.num_steps - self.saves.first  # steps of this run
-            profiled = options.enable_pytorch_profiler
-            self.profiler = Profiler(replace(options, num_steps=self.count), device) if profiled else None
-            if options.validate_setup:
-                setup_check.before(device, self.dataset)
-            if here.main_process and options.enable_deepspeed_flops:
-                writable_file(options.flops_dir / flop_counts.FILE, "--flops-dir")
+            self._start_what_flags_ask_for()
             stack.enter_context(self._warm_up)
             compiled = "; where kernels are compiled, the first time takes about a minute" * devices.is_gpu(device)
             self._warm_up.enter_context(progress(f"warming up{compiled}"))
             self._everything = stack.pop_all()
         return self
+
+    def _start_what_flags_ask_for(self) -> None:
+        """A run without these flags does not import what they need."""
+        options = self.options
+        if options.enable_pytorch_profiler:
+            from common.training.profiler import Profiler
+
+            self.profiler = Profiler(replace(options, num_steps=self.count), self.device)
+        if options.enable_deepspeed_flops and ranks.here().main_process:
+            writable_file(options.flops_dir / "flops_profile.json", "--flops-dir")
+        if options.validate_setup:
+            from common.training import record
+
+            record.print_setup(self.device, self.dataset)
 
     def _inputs(self) -> dict[str, object]:
         """What all processes must have alike, by its name in a message: the code, the options and the tokens."""
@@ -186,6 +193,8 @@ class Run:
             shapes = {f"the shape of {name}": tuple(weight.shape) for name, weight in model.named_parameters()}
             distributed.require_equal(shapes)
         if ranks.here().main_process and (self.options.measure_peak or self.profiler):
+            from common.training import ceilings
+
             self.ceilings = ceilings.measure(self.device, self.precision)
         return step.place(model, self.device, self.options.parallel, self._captured)
 
@@ -209,7 +218,9 @@ class Run:
             self._captured, self.profiler, options.check_gradients,
         )  # fmt: skip
         if ranks.here().main_process and options.enable_deepspeed_flops:
-            self.counted = flop_counters.count(self.model, self.data[0], options.flops_dir / MODEL_PROFILE)
+            from common.training import flop_counters
+
+            self.counted = flop_counters.count(self.model, self.data[0], options.flops_dir)
         threads, busy = torch.get_num_threads(), self.load + torch.get_num_threads() > self.cores + 0.5
         elsewhere = devices.is_gpu(self.device) or distributed.active() or options.switches.get("torch-compile")
         if busy and threads > 1 and not elsewhere:
@@ -228,7 +239,7 @@ class Run:
                 times += benchmark(lambda: train(batch), self.device, warmup=0, iterations=1)
         torch.set_num_threads(threads)
         if times[0] > FASTER * times[1]:
-            now, then = map(tables.format_time, times)
+            now, then = map(format_time, times)
             print(f"other work takes the cores: a step takes {now} here, {then} with OMP_NUM_THREADS={fewer}", flush=True)
 
     # --------------------------------------------------------------------------------------------------------- the loop
@@ -310,7 +321,7 @@ class Run:
         left = math.ceil(median / 1e3 * (self.count - self.finished))
         self.line.show(
             f"step {self.saves.first + self.finished:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
-            f"{tables.format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s"
+            f"{format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s"
             f"{f'  {duration(left):>6} left' if left else ''}"
         )
 
@@ -324,12 +335,13 @@ class Run:
                     self._record(ended)
                 if distributed.active() and self.outcome.status == "completed":
                     self.amend(ranks=self._compared_ranks())
-                print(record.summary(self.record))
-                print(f"  metrics      {self.metrics}")
+                from common.training import ending
+
+                with out_of_memory_explained(self.options):
+                    ending.report(self, ended)
             if ended and ended is not error:
                 raise ended
             if not error:
-                self._write_the_rest()
                 if self.outcome.signal:  # then torchrun ends all processes as soon as one has ended
                     distributed.wait_for_all()
                 if distributed.active() and self.prepared and isinstance(self.prepared.step, CapturedStep):
@@ -358,6 +370,8 @@ class Run:
 
     def _record(self, ended: BaseException | None) -> None:
         """Builds the record and writes it, before anything that could fail."""
+        from common.training import record
+
         outcome, model = self.outcome, self.model
         assert model is not None
         outcome.error = ended
@@ -387,33 +401,6 @@ class Run:
         for line in distributed.slow_ranks(found["forward_ms"]):
             print(line)
         return found
-
-    def _write_the_rest(self) -> None:
-        """The model, the phases, the counts and the profile, as far as they were asked for."""
-        options, main = self.options, ranks.here().main_process
-        assert self.prepared is not None
-        if options.save_model:
-            distributed.gather_weights(self.prepared.optimizer)
-            state = distributed.whole(weights.baseline_state_dict(self.prepared.model))
-            if main:
-                checkpoint.save(options.save_model, state, options.model, self.dataset)
-            print(f"  checkpoint   {options.save_model}")
-        if options.time_phases and self.outcome.status == "completed":
-            train = self.prepared.step
-            with out_of_memory_explained(options):
-                times = phase_times(lambda i: train(self.data[i]), self.device, options.phase_clock)
-            self.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
-            print(record.phases(self.record))
-        self.flops = flop_counts.write(options.flops_dir, self.counted, cast(TimedRun, self.record)) if self.counted else []
-        for path in self.flops:
-            print(f"  flops        {path}")
-        self.profiles = self.profiler.write(self.record) if self.profiler else []
-        if self.flops and self.profiles:
-            flop_counts.add_work(self.flops[0], self.profiles[0])
-        for path in self.profiles:
-            print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
-        if main and options.validate_setup:
-            setup_check.after(self.record, self.metrics, self.profiles)
 
 
 @contextmanager

@@ -17,25 +17,16 @@ script has only these flags of `common.cli`, with the same names and meanings, a
 
 import importlib.util
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-from common import ROOT, cli
-from common.analysis.formulas import operators
-from common.config import ModelConfig
+from common import cli
 from common.errors import UsageError
 from common.options import Options, RunOptions
-from common.records.step_profile import Profile
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from common.analysis.reports.triton_kernels import Cost  # which imports pandas
 
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 
@@ -95,25 +86,6 @@ def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
             f"{Path(str(version.__file__)).name} has"
         )
     return replace(options, switches=cli.switches(chosen, defaults))
-
-
-def kernel_costs(profile: Profile) -> Mapping[tuple[str, str], "Cost"]:
-    """The cost of a version's own kernels in a step, by name and phase; empty for a version without kernels/costs.py."""
-    run, training = profile["run"], profile["run"]["training"]
-    for script in ROOT.glob(f"version*_*/tiny_llama_{run['version']}.py"):
-        if (script.parent / "kernels/costs.py").exists():
-            costs = importlib.import_module(f"{script.parent.name}.kernels.costs")
-            launched: Counter[tuple[str, str]] = Counter()
-            for kernel in profile["kernels"]:
-                launched[kernel["name"], kernel["phase"]] += kernel["calls"]
-            shape = ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"]
-            found = costs.training_step(*shape, operators.element_bytes(run), launched)
-            shares = training.get("world_size", 1) if training.get("parallel") == "zero1" else 1  # of an update
-            return {
-                kernel: cost._replace(bytes=cost.bytes // shares) if kernel[0] == "_adamw" and cost.bytes else cost
-                for kernel, cost in found.items()
-            }
-    return {}
 
 
 def random_batch(options: Options, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.analysis.formulas import own_kernels
 from common.analysis.page import run_page
 from common.documents import sections
 from common.documents.slides import deck
-from common.training import version_files
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
 
@@ -57,7 +57,7 @@ def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
 
 
 def built(*paths: Path) -> str:
-    known = sections.RENDERERS, version_files.kernel_costs
+    known = sections.RENDERERS, own_kernels.kernel_costs
     return (run_page.build(paths[0], *known) if len(paths) == 1 else run_page.compare(paths, *known)).html()
 
 

@@ -85,19 +85,6 @@ def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autoc
     return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])
 
 
-def least_run(config: ModelConfig, batch_size: int, sequence_length: int, num_steps: int = 1, half: bool = False) -> int:
-    """A lower bound on the bytes that a training run of any version takes, however much of it is fused.
-
-    These are the states, or without gradients what the backward pass of every version needs: the input of each layer, of 16 bits
-    if `half`. Cos and sin, the batch of ids and targets, and the loss of each step come on top.
-    """
-    stays, tokens = states(config), batch_size * sequence_length
-    layer_inputs = config.num_layers * tokens * config.hidden_size * (HALF if half else FLOAT)
-    tables = 2 * FLOAT * config.max_sequence_length * config.head_dim
-    batch, losses = INTEGER * 2 * tokens, FLOAT * num_steps
-    return max(stays["weights"] + stays["adamw"] + layer_inputs, stays["total"]) + tables + batch + losses
-
-
 def quadratic_overtakes(config: ModelConfig, batch_size: int) -> int:
     """Smallest S at which a float32 layer keeps more for its scores (S^2) than for everything else (S).
 

@@ -7,34 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common import terminal
+from common.terminal import format_number, format_time, time_unit  # noqa: F401  # a run's lines use them, too
 
 NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
 
 Rows = Iterable[Sequence[object]]
 Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number, text or None
-
-
-def format_number(value: object) -> str:
-    """A number with three significant digits, whole from 100 on, with thousands separators; text as it is; None as ""."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
-
-
-def time_unit(ms: float) -> tuple[str, float]:
-    """The unit in which a person reads a time, us below 1 ms and s from 1,000 ms on, and how many of it a millisecond is.
-
-    A column of times takes one unit, that of its largest value.
-    """
-    return ("us", 1e3) if abs(ms) < 1 else ("ms", 1.0) if abs(ms) < 1000 else ("s", 1e-3)
-
-
-def format_time(ms: float) -> str:
-    """A time with its unit, such as "812 us", "12.3 ms" or "4.56 s"."""
-    unit, factor = time_unit(ms)
-    return f"{format_number(float(ms * factor))} {unit}"
 
 
 def format_rate(flops_per_second: float) -> str:

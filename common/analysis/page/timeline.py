@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
+from common.analysis.formulas.own_kernels import Cost
 from common.analysis.profiles import load_kernels, trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_names import kind, short_name
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports.critical_path import operator_costs
-from common.analysis.reports.triton_kernels import Cost
 from common.errors import UsageError
 from common.files import Amount
 from common.records.run_record import Run

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
+from common.analysis.formulas.own_kernels import Cost
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.analysis.reports.triton_kernels import RATES, Cost, rates
+from common.analysis.reports.triton_kernels import RATES, rates
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import Run

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
+from common.analysis.formulas.own_kernels import Cost
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import profile_summary
@@ -16,17 +16,6 @@ HOW_TO_READ = (
     "Bytes and FLOPs follow from the shapes, with every element moved once; GB/s and TFLOP/s are these over the time. Above 100 "
     "% of a copy's bandwidth, data came from a cache. `% of kernels` is the share of all time on the GPU, libraries included."
 )
-
-
-class Cost(Protocol):
-    """All launches of a kernel in one step; `bytes` is None where there is no formula, `flops` where it is memory-bound."""
-
-    @property
-    def operation(self) -> str: ...
-    @property
-    def bytes(self) -> int | None: ...
-    @property
-    def flops(self) -> int | None: ...
 
 
 def rates(moved: float | None, flops: float | None, seconds: float, ceilings: Ceilings | None) -> list[float | None]:

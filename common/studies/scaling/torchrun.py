@@ -60,5 +60,5 @@ def ending(code: int | None, said: str, options: ScalingOptions) -> job_runner.O
     killed = re.search(r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)", said)
     if killed and not reason.startswith("out of memory"):
         reason = job_runner.KILLED
-    full = killed or "out of memory" in reason or "of memory, and" in reason  # the last: refused before it began
+    full = killed or "out of memory" in reason
     return {"status": "out of memory" if full else "failed", "reason": reason}

@@ -12,7 +12,7 @@ from common import signals
 from common.analysis.output import tables
 from common.errors import RunError
 from common.records import run_record
-from common.training import run
+from common.training import ending, flop_counters, run
 from tests.conftest import PATHS, TINY, V1, run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -89,7 +89,7 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
     named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}  # TensorBoard's events
-    assert named | {Path("there") / run.MODEL_PROFILE} >= {
+    assert named | {Path("there") / flop_counters.MODEL_PROFILE} >= {
         path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()
     }
     counts = json.loads(result.flops[0].read_text())["counts"]
@@ -253,7 +253,7 @@ def test_an_interrupted_run_keeps_what_it_measured(at_step, execute, tmp_path, k
 def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path, at_step):
     monkeypatch.chdir(tmp_path)
     chosen = options("--save-model", "model", "--time-phases")
-    monkeypatch.setattr(run, "phase_times", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    monkeypatch.setattr(ending, "phase_times", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
     with pytest.raises(RunError, match="out of memory: lower"):
         tiny_llama_v1.train(chosen)
     assert len(losses(tmp_path / "metrics_v1.json")) == 4

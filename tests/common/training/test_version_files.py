@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 from common import cli
+from common.analysis.formulas import own_kernels
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.training import version_files
@@ -84,7 +85,7 @@ def test_processes_that_share_an_update_share_its_bytes():
             "training": training | several,
         }
         profile = {"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": 1}]}
-        found.append(version_files.kernel_costs(profile)["_adamw", "optimizer"].bytes)
+        found.append(own_kernels.kernel_costs(profile)["_adamw", "optimizer"].bytes)
     assert found[0] == found[1] == 4 * found[2] > 0
 
 
@@ -93,5 +94,5 @@ def test_costs_are_given_how_often_each_kernel_ran(monkeypatch):
     monkeypatch.setattr(costs, "training_step", lambda *arguments: given.append(arguments[-1]) or {})
     training = {"batch_size": 2, "sequence_length": 8}
     run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}, "training": training}
-    version_files.kernel_costs({"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": n} for n in (3, 4)]})
+    own_kernels.kernel_costs({"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": n} for n in (3, 4)]})
     assert given == [{("_adamw", "optimizer"): 7}]

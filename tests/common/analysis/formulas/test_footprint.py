@@ -12,7 +12,6 @@ from common.precision import Precision
 from tests.operators import OperatorMode, model_and_batch, saved_bytes, stored_bytes
 from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
-from version2_pytorch_fused import tiny_llama_v2 as v2
 
 import pytest
 import torch
@@ -187,19 +186,3 @@ def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str]
     values = architecture.sizes(config, 3, 17)
     for span, tensor, letters in architecture.FORWARD_PASS:
         assert (span, tuple(architecture.shape(letters, values))) in shapes.seen, tensor
-
-
-@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_no_version_needs_less_than_the_least_run(version, autocast: bool) -> None:
-    """By what a step keeps for its backward pass."""
-    batch, length = 32, 64
-    config = ModelConfig(vocab_size=97, hidden_size=64, num_layers=3, num_attention_heads=4, intermediate_size=64)
-    ids = torch.randint(config.vocab_size, (2, batch, length))
-    activations = saved_bytes(config, version.TinyLlama(config), [*ids], ["step"], "cpu" if autocast else None).total()
-    states, bound = footprint.states(config), footprint.least_run(config, batch, length, half=autocast)
-    tables_and_batch = 2 * 4 * config.max_sequence_length * config.head_dim + 8 * (2 * batch * length + batch)
-    assert bound > states["total"] + tables_and_batch, "the inputs of layers decide"
-    assert states["weights"] + states["adamw"] + activations + tables_and_batch >= bound
-    whole, half = (footprint.least_run(config, batch, length, half=each) for each in (False, True))
-    assert whole - half == 3 * batch * length * 64 * 2

@@ -3,11 +3,11 @@
 import json
 import re
 
+from common.analysis.formulas import own_kernels
 from common.analysis.page import run_page, timeline
 from common.analysis.profiles import chrome_trace
 from common.documents import sections
 from common.errors import UsageError
-from common.training import version_files
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, rank_trace, write_profile
@@ -18,7 +18,7 @@ H200 = ROOT / "results" / "h200"
 
 
 def build(*paths):
-    known = sections.RENDERERS, version_files.kernel_costs
+    known = sections.RENDERERS, own_kernels.kernel_costs
     return run_page.build(*paths, *known) if len(paths) == 1 else run_page.compare(paths, *known)
 
 

@@ -9,7 +9,7 @@ from common.analysis.output import plots
 from common.analysis.reports import profile_summary
 from common.errors import UsageError
 from common.records import step_profile
-from common.training import commands
+from common.studies import profiled_runs
 from tests.conftest import ROOT, TINY, V1
 from tests.small_traces import BATCH, CONFIG, LENGTH, gpu_trace, write_profile
 from version1_pytorch_baseline import tiny_llama_v1
@@ -138,7 +138,7 @@ def test_a_run_writes_the_report_of_its_own_profile_where_that_is(execute, known
 def test_a_run_that_was_stopped_gets_no_report_of_an_older_profile(monkeypatch, tmp_path, cpu_profile):
     monkeypatch.setattr(sys, "argv", ["x", "--profile-dir", str(tmp_path), "--generate-report"])
     monkeypatch.setattr(tiny_llama_v1, "train", lambda options: SimpleNamespace(profiles=[], exit_code=130))
-    assert commands.profile(tiny_llama_v1, "its model is not made") == 130 and not (tmp_path / "report.md").exists()
+    assert profiled_runs.profile(tiny_llama_v1, "its model is not made") == 130 and not (tmp_path / "report.md").exists()
 
 
 def test_the_script_reports_existing_profiles_where_they_are(execute, tmp_path, cpu_profile, gpu_profile):

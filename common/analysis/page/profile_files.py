@@ -1,0 +1,50 @@
+"""The files of a profiled run, made from the traces that the profiler exported."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from common.analysis.formulas import own_kernels
+from common.analysis.page import run_page
+from common.analysis.profiles import chrome_trace, graph_replays
+from common.analysis.reports import tensorboard
+from common.errors import RunError, UsageError
+from common.files import write_json
+from common.records import step_profile
+
+
+def write(path: Path, content: dict[str, Any], eager: Path | None = None) -> list[Path]:
+    """Writes a profile, TensorBoard's events and run.html from the trace that the profile names, beside it.
+
+    Args:
+        path: of the profile, profile_STAMP.json.
+        content: what the trace does not tell: `run`, `trace`, `attention_only` and, where they were counted, `operator_flops`.
+        eager: a trace of one eager step, from which captured kernels get their spans and operators.
+
+    RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is removed.
+    """
+    try:
+        return _write(path, content, eager)
+    except (OSError, UsageError) as error:
+        shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)
+        raise RunError(f"the profile could not be written into {path.parent}: {error}") from error
+
+
+def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path]:
+    folder, stamp = path.parent, path.stem.removeprefix("profile_")
+    trace = chrome_trace.load(folder / content["trace"])
+    if eager:
+        step = chrome_trace.load(eager)
+        if lost := graph_replays.lost_kernels(trace, step):
+            print(f"note: {lost} (MACHINES.md: known on ROCm)", file=sys.stderr)
+        trace = graph_replays.attribute(trace, step)
+    tables = chrome_trace.profile_tables(trace, content["attention_only"])
+    profile: Any = {"schema": "tiny-llama-profile/1", **content, **tables}
+    write_json(path, profile)
+    written = [path, folder / content["trace"], *([eager] if eager else [])]
+    written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
+    written.append(tensorboard.write(step_profile.events(path, profile["run"]), profile, trace))
+    if profile["profiled_steps"] and profile["operators"]:
+        written += run_page.of_run(path, trace, own_kernels.kernel_costs).write(folder, "run", ("html",))
+    return written

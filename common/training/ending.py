@@ -1,0 +1,88 @@
+"""The end of a run: its summary, and the files that flags ask for. Training calls reports here, and nowhere else.
+
+`common.training.run` imports it after its loop, so `run` is Any here.
+"""
+
+import json
+from typing import Any, cast
+
+from common import ranks, weights
+from common.analysis.output import run_summary
+from common.errors import RunError
+from common.records import run_record, step_profile
+from common.records.run_record import TimedRun
+from common.timing import phase_times, summarize
+from common.training import distributed
+
+
+def report(run: Any, ended: BaseException | None) -> None:
+    """Prints the summary of the record; after a loop that no error ended, writes and measures what flags ask for."""
+    print(run_summary.summary(run.record))
+    print(f"  metrics      {run.metrics}")
+    if ended:
+        return
+    if run.options.save_model:
+        _save_model(run)
+    if run.options.time_phases and run.outcome.status == "completed":
+        _time_phases(run)
+    if run.counted:
+        _write_flops(run)
+    if run.profiler and run.profiler.recorded:  # a run that was stopped may not have reached the steps that are profiled
+        _write_profile(run)
+    if run.options.validate_setup and ranks.here().main_process:
+        _check_files(run)
+
+
+def _save_model(run: Any) -> None:
+    from common.training import checkpoint
+
+    distributed.gather_weights(run.prepared.optimizer)
+    state = distributed.whole(weights.baseline_state_dict(run.prepared.model))
+    if ranks.here().main_process:
+        checkpoint.save(run.options.save_model, state, run.options.model, run.dataset)
+    print(f"  checkpoint   {run.options.save_model}")
+
+
+def _time_phases(run: Any) -> None:
+    train = run.prepared.step
+    times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock)
+    run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
+    print(run_summary.phases(run.record))
+
+
+def _write_flops(run: Any) -> None:
+    from common.analysis.reports import flop_counts
+
+    run.flops = flop_counts.write(run.options.flops_dir, run.counted, cast(TimedRun, run.record))
+    for path in run.flops:
+        print(f"  flops        {path}")
+
+
+def _write_profile(run: Any) -> None:
+    """pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled."""
+    from common.analysis.page import profile_files
+    from common.analysis.reports import flop_counts, profile_summary
+
+    options, profiler = run.options, run.profiler
+    content = {"run": run.record, "trace": profiler.trace_path.name, "attention_only": options.profile_attention_only}
+    if options.profile_with_flops:
+        content["operator_flops"] = profiler.operator_flops()
+    profiler.export()
+    if not ranks.here().main_process:
+        return
+    run.profiles = profile_files.write(profiler.profile_path, content, profiler.eager_path if options.capture_step else None)
+    if options.profile_operators:
+        print(profile_summary.operators(step_profile.read(profiler.profile_path), options.sort_by).terminal())
+    if run.flops:
+        flop_counts.add_work(run.flops[0], profiler.profile_path)
+    for path in run.profiles:
+        print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
+
+
+def _check_files(run: Any) -> None:
+    """Reads back what the run wrote, and prints a line. RunError: another run has written the metrics since."""
+    if run_record.read(run.metrics) != json.loads(json.dumps(run.record)):
+        raise RunError(f"{run.metrics} is now another run's: give each of two runs at a time a --metrics-out of its own")
+    rows = [len(step_profile.read(path)["operators"]) for path in run.profiles[:1]]
+    profiled = "".join(f", {path} holds {count:,} operators" for path, count in zip(run.profiles, rows, strict=False))
+    print(f"setup ok: {run.record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
