@@ -1,23 +1,14 @@
 """How a training step grows with one size, from the profiles of runs that differ in nothing else.
 
-`batch_scaling`: two straight lines over the batch size B, by least squares:
+`batch_scaling`: straight lines a + b B over the batch size B, by least squares, through the step times and the peaks of memory.
+Of time, a is what every step costs (issuing operations, the optimizer, Python), and throughput tends to S / b. Of memory, a is
+weights, gradients and optimizer state, and b the activations of one sample.
 
-    step time  t(B) = a + b B    a: the cost of a step that does not depend on B (issuing operations, the optimizer, Python)
-                                 b: the cost of each sample; throughput S B / t(B) tends to S / b
-    memory     m(B) = a + b B    a: weights, gradients, optimizer state, and on a CPU the process itself
-                                 b: activations of one sample
-
-`sequence_memory`: through the peaks over the sequence length S, of each version and kind of attention, goes a parabola:
-
-    peak  m(S) = a + b S + c S^2    a: what does not depend on S (on a GPU weights, AdamW's moments and the libraries' workspaces)
-                                    b: what each position keeps: activations of width D and F, logits
-                                    c: what each pair of positions keeps: the [B, H, S, S] matrices of plain attention
-
-A fused kernel writes no such matrix (Dao et al. 2022, arXiv:2205.14135). At S = b / c the quadratic term takes over.
-
-The local exponent log(m2 / m1) / log(S2 / S1) between two neighbouring lengths is that of the step's own memory, the peak without
-weights and moments, which last from step to step. The allocator's total on a GPU includes them; the count of a CPU's profile
-begins at zero and does not. Gradients, which `zero_grad` drops, are part of the step as far as they are alive at its peak.
+`sequence_memory`: a parabola a + b S + c S^2 through the peaks over the sequence length S, of each version and kind of attention.
+Each position keeps b (activations, logits) and each pair of positions c: the [B, H, S, S] matrices of plain attention, which a
+fused kernel does not write (Dao et al. 2022, arXiv:2205.14135). The exponent log(m2 / m1) / log(S2 / S1) between neighbouring
+lengths is that of the step's own memory: the peak without weights and moments, which a GPU's allocator counts and a CPU's profile
+does not.
 """
 
 import itertools
@@ -41,6 +32,9 @@ from common.records.study_files import SequenceMemory, ShownRun
 
 import numpy
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+MIB = 2**20
 
 
 class Curve(NamedTuple):
@@ -49,13 +43,8 @@ class Curve(NamedTuple):
     factors: tuple[float, ...]
     residual: float | None
 
-    def at(self, x: float) -> float:
-        return sum(factor * x**power for power, factor in enumerate(self.factors))
-
-    def equation(self, unit: str) -> str:
-        """A straight line over B, as text."""
-        fixed, slope = self.factors
-        return f"{format_number(fixed)} {unit} {'-' if slope < 0 else '+'} {format_number(abs(slope))} {unit} x B"
+    def at(self, x: ArrayLike) -> numpy.ndarray:
+        return numpy.polyval(self.factors[::-1], x)
 
 
 def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
@@ -74,35 +63,34 @@ HEADER = {  # column of the CSV: heading of the table
     "memory_kind": "memory of", "mib_per_sample": "MiB per extra sample", "tflops": "TFLOP/s", "mfu_percent": "MFU %",
     "gemm_percent": "% of measured GEMM",
 }  # fmt: skip
+ABOUT_SIZES = (
+    "Speed-up: tokens/s over those of the smallest batch. Ideal: the speed-up if a step took as long as with the smallest "
+    "batch. Efficiency: speed-up over ideal. MFU is a share of the data sheet's peak."
+)
 
 
 def batch_scaling(folders: Sequence[Path]) -> Report:
     """Compares the newest profile of each folder; the report has a table (and CSV), a figure and what the fits say."""
     runs = read_sizes(folders)
-    listed = run_facts.peak_flops(runs[0]) is not None
-    share = "a share of the data sheet's peak" if listed else "not given: this device's peak is not listed"
     report = Report("Batch scaling")
-    report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians. MFU is {share}.")
-    report.table(
-        list(HEADER.values()), size_rows(runs), csv="batch_scaling", csv_header=list(HEADER), least=("memory of", "ideal")
-    )
-    report.text(
-        "Speed-up: tokens/s over those of the smallest batch. Ideal: the speed-up if a step took as long as with the smallest "
-        "batch. Efficiency: speed-up over ideal."
-    )
+    report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians.")
+    columns = list(HEADER.values())
+    report.table(columns, size_rows(runs), csv="batch_scaling", csv_header=list(HEADER), least=("memory of", "ideal"))
+    report.text(ABOUT_SIZES)
     time, memory = lines(runs)
     report.figure(lambda: size_figure(runs), "batch_scaling", "Throughput, step time and memory over the batch size")
-    report.text(
-        f"Step time: t(B) = {time.equation('ms')}. {_time_meaning(time, runs)}",
-        f"Memory: m(B) = {memory.equation('MiB')}. {_memory_meaning(memory, runs[0])}",
-    )
+    report.text(f"Step time: t(B) = {equation(time, 'ms')}.", f"Memory: m(B) = {equation(memory, 'MiB')}.")
+    fixed, slope = time.factors
+    if fixed > 0 and slope > 0:
+        shares = " and ".join(f"{100 * fixed / time.at(size(run)):.0f} % at B = {size(run)}" for run in (runs[0], runs[-1]))
+        tokens = runs[0]["training"]["sequence_length"] * run_record.processes(runs[0])
+        report.text(f"The fixed time is {shares}. Throughput tends to S / b = {tokens / slope * 1e3:,.0f} tokens/s on this line.")
     if time.residual is None or memory.residual is None:
         report.text("A line fits any two points, so nothing shows whether it describes other batch sizes: add a third.")
     else:
+        distances = f"{format_number(time.residual)} ms, {format_number(memory.residual)} MiB"
         report.text(
-            f"Largest distance of a median from its line: {format_number(time.residual)} ms, {format_number(memory.residual)} "
-            "MiB. A large one means that the step is no straight line in B, as on a GPU that a small batch does not fill, or "
-            "that the medians are noisy."
+            f"Largest distance of a median from its line: {distances}. Where it is large, the step is no straight line in B."
         )
     report.text(*run_facts.doubts({f"B = {size(run)}": run for run in runs}))
     return report
@@ -123,6 +111,12 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
 
 def size(run: TimedRun) -> int:
     return run["training"]["batch_size"]
+
+
+def equation(line: Curve, unit: str) -> str:
+    """A straight line over B, as text."""
+    fixed, slope = line.factors
+    return f"{format_number(fixed)} {unit} {'-' if slope < 0 else '+'} {format_number(abs(slope))} {unit} x B"
 
 
 def size_rows(runs: Sequence[TimedRun]) -> list[list[object]]:
@@ -147,69 +141,41 @@ def lines(runs: Sequence[TimedRun]) -> tuple[Curve, Curve]:
     return fit(times, 1), fit(peaks, 1)
 
 
-def _time_meaning(line: Curve, runs: Sequence[TimedRun]) -> str:
-    fixed, per_sample = line.factors
-    if per_sample <= 0:
-        return "Step time does not grow with the batch here: the device has room for more samples, or noise hides the growth."
-    if fixed <= 0:
-        return "Step time grows at least as fast as the batch, so there is no fixed cost that a larger batch could hide."
-    smallest, largest = size(runs[0]), size(runs[-1])
-    length = runs[0]["training"]["sequence_length"] * run_record.processes(runs[0])  # tokens of all processes for each sample
-    enough = 9 * fixed / per_sample
-    where = "" if smallest <= enough <= largest else ", outside the measured range"
-    shares = " and ".join(f"{100 * fixed / line.at(batch):.0f} % at B = {batch}" for batch in (smallest, largest))
-    return (
-        f"The fixed {format_number(fixed)} ms are {shares} of the step, and fall to 10 % at B = 9 a / b = "
-        f"{format_number(enough)}{where}. Throughput cannot exceed S / b = {length / per_sample * 1e3:,.0f} tokens/s on "
-        "this line."
-    )
-
-
-def _memory_meaning(line: Curve, run: TimedRun) -> str:
-    fixed, per_sample = line.factors
-    if per_sample <= 0:
-        return "The peak does not grow with the batch here, so something else sets it."
-    memory, on_cpu = run["device"]["memory_mib"], run["device"]["kind"] == "cpu"
-    process = " and the process itself (interpreter, PyTorch)" * on_cpu
-    full = f" On this line the device's {memory:,.0f} MiB are full at B = {(memory - fixed) / per_sample:,.0f}."
-    return (
-        f"The fixed part is weights, gradients, optimizer state{process}. Each sample adds the activations that its backward "
-        f"pass needs.{full * (not on_cpu)}"
-    )
-
-
 def size_figure(runs: Sequence[TimedRun]) -> Figure:
-    """Throughput against the ideal, step time with its line, and memory with its line."""
+    """Throughput, step time with its line, and memory with its line."""
     result = plots.new(15, 4.8)
     result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}")
-    throughput, times, memory = result.subplots(1, 3)
-    sizes, rates, steps = list(map(size, runs)), [run["tokens_per_second"] for run in runs], [run["step_ms"] for run in runs]
-    reach, medians = [0, sizes[-1] * 1.05], [step["median"] for step in steps]
-    spread = [step["median"] - step["p20"] for step in steps], [step["p80"] - step["median"] for step in steps]
-    ideal = [rates[0] * batch / sizes[0] for batch in sizes]
-    throughput.plot(sizes, rates, "o-", color=plots.BLUE, label="measured")
-    throughput.plot(sizes, ideal, "--", color=plots.BLACK, label="ideal: step as long as with the smallest batch")
-    times.errorbar(sizes, medians, spread, fmt="o", capsize=4, color=plots.BLUE, label="median, p20 to p80")
-    peaks = [run["memory"]["peak_mib"] for run in runs]
-    memory.plot(sizes, peaks, "o", color=plots.BLUE, label=f"peak, {runs[0]['memory']['kind']}")
+    throughput, times, memory = panels = result.subplots(1, 3)
+    sizes, steps = [size(run) for run in runs], [run["step_ms"] for run in runs]
+    spread = [[step["median"] - step["p20"] for step in steps], [step["p80"] - step["median"] for step in steps]]
+    throughput.plot(sizes, [run["tokens_per_second"] for run in runs], "o-", color=plots.BLUE, label="measured")
+    times.errorbar(sizes, [step["median"] for step in steps], spread, fmt="o", capsize=4, label="median, p20 to p80")
+    memory.plot(sizes, [run["memory"]["peak_mib"] for run in runs], "o", color=plots.BLUE, label="peak")
     for axes, line, unit in zip((times, memory), lines(runs), ("ms", "MiB"), strict=True):
-        axes.plot(reach, list(map(line.at, reach)), color=plots.VERMILION, label=f"fit: {line.equation(unit)}")
-    titles = {"Throughput": "tokens/s", "Step time": "ms per step", "Peak memory": "MiB"}
-    for axes, (title, unit) in zip((throughput, times, memory), titles.items(), strict=True):
-        bottom, top = axes.get_ylim()
-        axes.set(title=title, xlabel="batch size", ylabel=unit, xlim=reach)
-        axes.set_ylim(min(0, bottom) if axes is times else 0, 1.2 * top)  # room for the legend above the points
+        ends = [0, sizes[-1]]
+        axes.plot(ends, [line.at(end) for end in ends], color=plots.VERMILION, label=f"fit: {equation(line, unit)}")
+    for axes, unit in zip(panels, ("tokens/s", "ms per step", "peak memory, MiB"), strict=True):
+        axes.set(xlabel="batch size", ylabel=unit, xlim=(0, None), ylim=(min(0, axes.get_ylim()[0]), None))
         axes.grid(True, color="0.9")
-        axes.legend(loc="upper left", fontsize=9)
+        axes.legend(fontsize=9)
     return result
 
 
 # ------------------------------------------------------------------------------------------------------ sequence length
 
 LEAST = 3  # lengths that a parabola needs
-NOTICEABLE = 0.05  # the least share of the longest peak from which the S^2 term is discussed
-MIB = 2**20
 MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")  # the rotary tables' length follows S
+ABOUT_LENGTHS = (
+    "Peak: bytes alive at once. Step: without weights and AdamW's moments. Exponent: of the step's memory, from the length "
+    "before; 1 is linear, 2 quadratic. By formula: memory that Version 1's operations keep for the backward pass, with and "
+    "without the scores."
+)
+ABOUT_FITS = (
+    "Memory is fitted as a + b S + c S^2; the S^2 term overtakes the linear one at S = b / c. Plain attention keeps L score "
+    "matrices by formula, and in the backward pass of the last layer two gradients of that size are alive too. The peak is the "
+    "largest of several moments of a step: where another one takes over as S grows, no one parabola goes through all peaks, and "
+    "the residual shows it."
+)
 
 
 class Run(NamedTuple):
@@ -230,36 +196,21 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     step times; the tables can be made from it again.
     """
     runs = read_lengths(folders)
-    report = Report("Memory over the sequence length")
-    add_lengths(report, runs, "sequence_memory")
+    report, record = Report("Memory over the sequence length"), runs[0].record
+    on_cpu = record["device"]["kind"] == "cpu"
+    counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
+    report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}.")
+    report.figure(lambda: length_figure(runs), "sequence_memory", "Peak memory over the sequence length")
+    report.table(*peak_table(runs), csv="sequence_memory")
+    report.text(ABOUT_LENGTHS)
+    report.table(*fit_table(runs))
+    report.text(ABOUT_FITS)
+    if any(len(members) == LEAST for members in grouped(runs).values()):
+        report.text("A parabola fits any three points, so nothing shows whether it fits other lengths: add a fourth.")
     records = [{name: value for name, value in run.record.items() if name not in ("loss", "step_ms")} for run in runs]
     measured = [run._asdict() | {"path": str(run.path), "record": record} for run, record in zip(runs, records, strict=True)]
     report.json("sequence_memory", {"schema": files.schema_of(SequenceMemory), "command": shlex.join(sys.argv), "runs": measured})
     return report
-
-
-def add_lengths(report: Report, runs: Sequence[Run], stem: str) -> None:
-    """Adds the peaks, the fits and what they say; `stem` is that of the figure and of a CSV file."""
-    record = runs[0].record
-    on_cpu = record["device"]["kind"] == "cpu"
-    counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
-    report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}.")
-    report.figure(lambda: length_figure(runs), stem, "Peak memory, and that of the step alone, over the sequence length")
-    report.table(*peak_table(runs), csv=stem)
-    report.text(
-        "Peak: bytes alive at once. Step: without weights and AdamW's moments. Exponent: of the step's memory, from the length "
-        "before; 1 is linear, 2 quadratic. By formula: memory that Version 1's operations keep for the backward pass, with and "
-        "without the scores."
-    )
-    report.table(*fit_table(runs))
-    groups = grouped(runs)
-    report.text(
-        *(_growth(group, members) for group, members in groups.items()), *_ratios(groups),
-        "The peak is the largest of several moments of a step (the loss, the last layer's attention, the optimizer). Where "
-        "another one takes over as S grows, no one parabola goes through all peaks, and the residual shows it.",
-    )  # fmt: skip
-    if any(len(members) == LEAST for members in groups.values()):
-        report.text("A parabola fits any three points, so nothing shows whether it fits other lengths: add a fourth.")
 
 
 def read_lengths(folders: Sequence[Path]) -> list[Run]:
@@ -269,51 +220,23 @@ def read_lengths(folders: Sequence[Path]) -> list[Run]:
     profiles = [(path, step_profile.read(path)) for path in map(step_profile.find, folders)]
     found = [(_run(path, profile), profile["run"]) for path, profile in profiles]
     for (one, ours), (other, theirs) in itertools.combinations(found, 2):
-        switches = ours["version"] == theirs["version"]
-        identities = _identity(ours, switches), _identity(theirs, switches)
-        run_record.require_equal((one.path, other.path), identities, "sequence length and attention")
-        if (one.group, one.sequence_length) == (other.group, other.sequence_length):
-            what = f"{one.group}, sequence length {one.sequence_length}"
-            raise UsageError(f"{one.path} and {other.path} are both {what}: leave one out")
+        alike = ours["version"] == theirs["version"]
+        named = [run_record.conditions(each) | (each["settings"] if alike else {}) for each in (ours, theirs)]
+        own, others = ({name: value for name, value in each.items() if name not in MAY_DIFFER} for each in named)
+        run_record.require_equal((one.path, other.path), (own, others), "sequence length and attention")
+        if one[:2] == other[:2]:
+            raise UsageError(f"{one.path} and {other.path} both are {one.group} of length {one.sequence_length}: leave one out")
     runs = sorted((run for run, _ in found), key=lambda run: (run.group, run.sequence_length))
     for group, members in grouped(runs).items():
         if len(members) < LEAST:
-            raise UsageError(
-                f"{group}: {len(members)} sequence lengths, but the fit needs at least {LEAST}: add folders with other --seq-len "
-                f"to {', '.join(str(run.path) for run in members)}"
-            )
+            raise UsageError(f"{group}: {len(members)} sequence lengths, but the fit needs at least {LEAST}: add other --seq-len")
     return runs
-
-
-def _identity(record: TimedRun, with_switches: bool) -> dict[str, object]:
-    """All that two runs must share, by name."""
-    named = run_record.conditions(record) | (record["settings"] if with_switches else {})
-    return {name: value for name, value in named.items() if name not in MAY_DIFFER}
-
-
-def load(path: Path) -> list[Run]:
-    """The runs of a sequence_memory.json."""
-    stored = files.read(path, SequenceMemory)["runs"]
-    runs = [
-        Run(run["group"], run["sequence_length"], run["peak"], run["step"], Path(run["path"]), run["record"]) for run in stored
-    ]
-    for shorter, longer in itertools.pairwise(runs):
-        if shorter.group == longer.group and shorter.sequence_length >= longer.sequence_length:
-            raise UsageError(f"{path}: runs: the sequence lengths of {longer.group} are not in order")
-    return runs
-
-
-def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each group, shortest first; `runs` as `read_lengths` orders them."""
-    return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}
 
 
 def _run(path: Path, profile: step_profile.Profile) -> Run:
     record, peak = profile["run"], profile["memory_peak_bytes"]
-    if peak is None:
+    if peak is None or "settings" not in record:
         raise UsageError(f"{path} was recorded without memory: profile again with --enable-memory-profiling")
-    if "settings" not in record:
-        raise UsageError(f"{path} does not say which attention it ran, since it is of an earlier version: profile again")
     if len(record["step_ms"]["all"]) <= profile["profiled_steps"]:
         raise UsageError(
             f"{path} has only profiled steps, the first too, which allocates the moments: take --num-steps 3 or more"
@@ -325,6 +248,16 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
     flash = record["settings"].get("flash_attention")
     attention = "" if flash is None else ", flash attention" if flash else ", plain attention"
     return Run(f"{record['version']}{attention}", record["training"]["sequence_length"], peak, peak - lasting, path, record)
+
+
+def load(path: Path) -> list[Run]:
+    """The runs of a sequence_memory.json."""
+    return [Run(**run | {"path": Path(run["path"])}) for run in files.read(path, SequenceMemory)["runs"]]
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each group, shortest first; `runs` as `read_lengths` orders them."""
+    return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}
 
 
 def parabola(members: Sequence[Run]) -> Curve:
@@ -346,23 +279,13 @@ def by_formula(run: Run) -> tuple[int, int]:
     return kept["total"] - kept["scores"], kept["scores"]
 
 
-def _plain_factor(run: Run) -> float:
-    """c by formula: bytes per S^2 of what plain attention keeps in all layers, 4 B H and the mask's byte each in float32."""
-    return by_formula(run)[1] / run.sequence_length**2
-
-
-def _quadratic_share(members: Sequence[Run]) -> float:
-    """The S^2 term at the longest of these lengths, as a share of its peak."""
-    return parabola(members).factors[2] * members[-1].sequence_length ** 2 / members[-1].peak
-
-
 def peak_table(runs: Sequence[Run]) -> Table:
     """A row per run."""
     header = ["run", "S", "peak MiB", "step MiB", "exponent", "by formula, without scores", "by formula, scores"]
     rows: list[list[object]] = []
     for members in grouped(runs).values():
         for run, exponent in zip(members, [None, *exponents(members)], strict=True):
-            formula = [size / MIB for size in by_formula(run)]
+            formula = [kept / MIB for kept in by_formula(run)]
             rows.append([run.group, run.sequence_length, run.peak / MIB, run.step / MIB, exponent, *formula])
     return header, rows
 
@@ -375,63 +298,23 @@ def fit_table(runs: Sequence[Run]) -> Table:
     rows: list[list[object]] = []
     for group, members in grouped(runs).items():
         (fixed, linear, quadratic), residual = parabola(members)
-        residual_mib = None if residual is None else round(residual) / MIB
-        share = 100 * _quadratic_share(members)
-        rows.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, residual_mib, share, _plain_factor(members[-1])])
+        longest, pairs = members[-1], members[-1].sequence_length ** 2
+        distance = None if residual is None else round(residual) / MIB
+        share, formula = 100 * quadratic * pairs / longest.peak, by_formula(longest)[1] / pairs
+        rows.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, distance, share, formula])
     return header, rows
 
 
-def _growth(group: str, members: Sequence[Run]) -> str:
-    _, linear, quadratic = parabola(members).factors
-    before, longest = members[-2:]
-    note = (
-        f"{group}: from S = {before.sequence_length} to {longest.sequence_length} the step's memory grows with the exponent "
-        f"{exponents(members)[-1]:.2f}. c is {quadratic / _plain_factor(longest):.2f} times what plain attention keeps by formula"
-    )
-    if _quadratic_share(members) < NOTICEABLE or linear <= 0:
-        return f"{note}."
-    layers = longest.record["model"]["num_layers"]
-    return (
-        f"{note}, its L matrices; in the backward pass of the last layer the gradients of the softmax's output and input are "
-        f"alive too, which makes (L + 2) / L = {(layers + 2) / layers:.2f}. The S^2 term overtakes the linear one at "
-        f"S = b / c = {linear / quadratic:,.0f}."
-    )
-
-
-def _ratios(groups: dict[str, list[Run]]) -> list[str]:
-    """The groups' peaks at the longest length that all have, against the smallest of them."""
-    lengths = set.intersection(*({run.sequence_length for run in members} for members in groups.values()))
-    if len(groups) < 2 or not lengths:
-        return []
-    longest = max(lengths)
-    peaks = sorted((run.peak, group) for group, members in groups.items() for run in members if run.sequence_length == longest)
-    least, smallest = peaks[0]
-    against = ", ".join(f"{group} {peak / least:.2f} times as much ({peak / MIB:,.0f} MiB)" for peak, group in peaks[1:])
-    return [f"At S = {longest} the peak of {smallest} is {least / MIB:,.0f} MiB; {against}."]
-
-
 def length_figure(runs: Sequence[Run]) -> Figure:
-    """Above the peaks with their parabolas, below the step's memory, both axes logarithmic, beside slopes 1 and 2."""
-    result = plots.new(6.5, 8)
-    above, below = result.subplots(2, 1)
+    """The peaks, with their parabolas."""
+    result = plots.new(6.5, 4)
+    axes = result.add_subplot()
     for i, (group, members) in enumerate(grouped(runs).items()):
         colour, lengths = plots.style(i)["color"], [run.sequence_length for run in members]
-        reach = [lengths[0] + part * (lengths[-1] - lengths[0]) / 100 for part in range(101)]
-        above.plot(reach, [parabola(members).at(length) / MIB for length in reach], color=colour, linewidth=1)
-        above.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
-        below.plot(lengths, [run.step / MIB for run in members], "o-", color=colour, label=group)
-    lengths = sorted({run.sequence_length for run in runs})
-    start = 0.8 * min(run.step for run in runs) / MIB
-    for slope, style in ((1, ":"), (2, "--")):
-        ends = [start, start * (lengths[-1] / lengths[0]) ** slope]
-        below.plot([lengths[0], lengths[-1]], ends, style, color="0.5", label=f"slope {slope}")
-    above.set_ylim(0, None)
-    below.set(xscale="log", yscale="log")
-    titles = "Peak memory and a + b S + c S^2", "Memory of the step, without weights and moments"
-    for axes, title in zip((above, below), titles, strict=True):
-        axes.set(title=title, xlabel="sequence length S", ylabel="MiB")
-        axes.grid(True, color="0.9")
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.xaxis.minorticks_off()
-        axes.legend()
+        reach = numpy.linspace(lengths[0], lengths[-1], 101)
+        axes.plot(reach, parabola(members).at(reach) / MIB, color=colour, linewidth=1)
+        axes.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
+    axes.set(xlabel="sequence length S", ylabel="peak memory, MiB (line: a + b S + c S^2)", ylim=(0, None))
+    axes.grid(True, color="0.9")
+    axes.legend()
     return result
