@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import signal
@@ -293,13 +292,6 @@ def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[s
     values = given | {flag: getattr(config.training, key) for key, flag in OVERRIDES["training"].items()}
     values |= {"model": config.model, "switches": switches(arguments, defaults or {})}
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-
-
-def require(module: str) -> None:
-    """Ends a script that cannot be imported without the module in one line, with exit code 2; before the script's imports."""
-    if not importlib.util.find_spec(module):
-        print(f"error: {module} is not installed here, and this script needs it", file=sys.stderr)
-        sys.exit(2)
 
 
 def flag_of(path: object, arguments: Sequence[str]) -> str | None:
