@@ -15,7 +15,7 @@
 #
 # Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: without FP8, which needs such a GPU,
 # and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), BENCHMARK_STEPS (50);
-# also of captured and peers: REPEATS (3), and GPUS, the processes at the same time, each on a GPU of its own (1). Of all parts
+# also of captured and peers: REPEATS (3). Of all parts
 # with PRECISION in the names of their files: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
 #
 # A benchmark or ablation that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
@@ -60,11 +60,11 @@ for run in "$@"; do
             keep benchmark.json "$out/benchmark_${preset}_$precision.json" \
                 python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
                 --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
-                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" \
+                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" \
                 --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
         fi
         at_the_preset=("${common[@]}" --batch-sizes preset --seq-lengths preset --num-steps "${run#*:}" --metrics throughput,memory
-            --repeats "${REPEATS:-3}" --gpus "${GPUS:-1}" --output-dir "$work")
+            --repeats "${REPEATS:-3}" --output-dir "$work")
         if [[ $parts = *,captured,* ]]; then
             models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
             keep benchmark.json "$out/captured_${preset}_$precision.json" \

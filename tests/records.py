@@ -136,22 +136,20 @@ def scaling(**changes) -> dict:
     own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}
     split = {"communication_ms": 8.0, "overlapped_ms": 5.0, "exposed_ms": 3.0, "waiting_ms": 2.0, "moving_ms": 6.0}
     ranks = [split | {"exposed_waiting_ms": 1.0}, split | {"exposed_ms": 5.0, "exposed_waiting_ms": 2.0}]
-    reduced = {"kind": "all_reduce", "count": 1.0, "bytes": 4000.0, "beside": "backward"}
 
     def cell(form: str | None, processes: int, batch_size: int, *ms: float, **more) -> dict:
         times = [{"median": each, "p20": 0.9 * each, "p80": 1.1 * each, "count": 9} for each in ms]
         runs = [{"step_ms": each, "peak_mib": 100.0 * batch_size, "kind": "GPU allocator"} for each in times]
         place = {"model": "v1", "parallel": form, "processes": processes, "batch_size": batch_size}
-        return place | {"status": "ok", "reason": None, "runs": runs, "parameters": 1000} | more
+        return place | {"status": "ok", "reason": None, "runs": runs} | more
 
     return own | {
         "schema": "tiny-llama-scaling/1", "status": "completed", "variables": {"NCCL_NVLS_ENABLE": "0"}, "seed": 0,
         "models": ["v1"], "forms": ["ddp", "fsdp"], "processes": [1, 2], "batch_size": 4, "global_batch_size": 4,
         "sequence_length": 128, "steps": 9, "repeats": 2, "left_out": ["v1, zero1: v1 does not support it"],
-        "link": {"gb_per_second": 1.0, "microseconds": 0.0, "source": "given", "messages": []},
         "cells": [
-            cell(None, 1, 4, 8.0, 8.0, shares={"forward": 0.25, "backward": 0.5, "optimizer": 0.25}),
-            cell("ddp", 2, 4, 9.0, 11.0, ranks=ranks, collectives=[reduced]),
+            cell(None, 1, 4, 8.0, 8.0),
+            cell("ddp", 2, 4, 9.0, 11.0, ranks=ranks),
             cell("ddp", 2, 2, 5.0, 5.0),
             cell("fsdp", 2, 4, status="out of memory", reason="CUDA"),
         ],

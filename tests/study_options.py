@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from common.config import ModelConfig
-from common.options import RunOptions
+from common.options import Options
 from common.training import version_files
 
 PEER = ModelConfig(  # no value is a default of transformers
@@ -13,25 +13,29 @@ PEER = ModelConfig(  # no value is a default of transformers
 )  # fmt: skip
 
 
-def resolved(config: Path | None, *flags: str) -> RunOptions:
+def resolved(config: Path | None, *flags: str) -> Options:
     """The options that comparisons share, on a CPU unless the flags say otherwise."""
     chosen = ["--config", str(config)] if config else []
     return version_files.resolve(version_files.parser(None).parse_args([*chosen, "--device", "cpu", *flags]))
 
 
+def arguments(config: Path | None, **changes) -> Namespace:
+    """The flags of a comparison, and those of a study as they are given."""
+    flags = ["--device", "cpu", *(["--config", str(config)] if config else [])]
+    return Namespace(**vars(version_files.parser(None).parse_args(flags)) | changes)
+
+
 def benchmark(config: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1", "v2"], metrics=["throughput", "memory"], batch_sizes=[4, 2], seq_lengths=[8], num_steps=2, repeats=2,
-        gpus=1, accuracy_steps=2, timeout=900, preset="tiny", config=config, seed=0, device="cpu", use_amp=False, amp_dtype=None,
+        accuracy_steps=2, timeout=900,
     )  # fmt: skip
-    return Namespace(**chosen | changes)
+    return arguments(config, **chosen | changes)
 
 
-def scaling(**changes) -> Namespace:
+def scaling(folder: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, global_batch_size=4, seq_len=8, num_steps=2,
-        profile_steps=2, repeats=2, timeout=900, preset="tiny", config=None, seed=0, device="cpu", use_amp=False, amp_dtype=None,
-        capture_step=None, link_gbs=1.0, link_us=1.0, keep_traces=False, fill_gpus=False, model=ModelConfig(),
-        output_dir=Path("out"),
+        profile_steps=2, repeats=2, timeout=900, output_dir=folder,
     )  # fmt: skip
-    return Namespace(**chosen | changes)
+    return arguments(None, **chosen | changes)

@@ -27,9 +27,7 @@ from common.documents import lab_dashboard, result_tables
 from common.documents.sections import section
 from common.files import read_json, write_json
 from common.records import step_profile, study_files
-from common.studies import batch_size, gemm_operations
-from common.studies.benchmark import benchmark_report
-from common.studies.scaling import scaling_report
+from common.studies import batch_size, benchmark_report, gemm_operations, scaling
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_counters, write_database
@@ -276,16 +274,15 @@ def use_benchmark(path: Path) -> None:
 
 
 def use_scaling(path: Path) -> None:
-    published(scaling_report.analyze(path), path)
+    published(scaling.analyze(path), path)
     section("weak", path)
 
 
 def use_traces_of_ranks(path: Path) -> None:
     other = path.with_name("trace_rank1_3.json")
     other.write_text(json.dumps(rank_trace(1)))
-    ranks = [communication.load(each, 2) for each in (path, other)]
+    ranks = [communication.load(each) for each in (path, other)]
     communication.split(ranks)
-    communication.counted(ranks[0])
 
 
 def write_stages(path: Path) -> None:

@@ -26,8 +26,7 @@ from common import cli
 from common.errors import UsageError
 from common.files import writable_file
 from common.records import study_files
-from common.studies import job_runner, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_report, benchmark_results
+from common.studies import benchmark, benchmark_report, known_models
 from common.training import version_files
 
 KINDS = ("csv", "html", "json", "md", "png")
@@ -55,7 +54,6 @@ def main() -> int:
     add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
-    add("--gpus", type=cli.positive, default=1, metavar="N", help="processes at a time, one on each GPU (default: 1)")
     add("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = known_models.find()
@@ -64,16 +62,13 @@ def main() -> int:
     options.seq_lengths = options.seq_lengths or [preset.seq_len]
     if options.models == [AVAILABLE]:
         options.models = known_models.available(options, known)
-    models, shapes = benchmark_cells.plan(options, known)
+    models, shapes = benchmark.plan(options, known)
     if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
         raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
-    job_runner.visible_gpus(options.gpus)
     path = writable_file(options.output_dir / "benchmark.json", "--output-dir")
-    code = benchmark_cells.measure(models, shapes, next(iter(known.values())), path)
-    for kind in {*KINDS} - {"json"}:  # of an earlier benchmark: one of accuracy alone writes fewer
-        path.with_suffix(f".{kind}").unlink(missing_ok=True)
+    code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
     print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
-    ahead = benchmark_results.ahead(study_files.read_benchmark(path), options.fastest) if options.fastest else []
+    ahead = benchmark_report.ahead(study_files.read_benchmark(path), options.fastest) if options.fastest else []
     if ahead:
         print(f"{options.fastest} is not the fastest: {'; '.join(ahead)}", file=sys.stderr)
     return code or int(bool(ahead))

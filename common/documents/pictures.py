@@ -23,7 +23,7 @@ from common.documents import architecture
 from common.documents.result_tables import IDLE, find, headline, ratio, span_shares
 from common.errors import UsageError
 from common.records import study_files
-from common.studies.scaling import scaling_results
+from common.studies import scaling
 
 import pandas
 
@@ -371,7 +371,7 @@ def scaling_efficiency(folder: Path) -> Picture:
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
         study = study_files.read_scaling(path)
         panel = panels.setdefault(f"{preset}, {precision}", {})
-        for row in scaling_results.results(study):
+        for row in scaling.results(study):
             if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
                 line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
                 line[row["processes"]] = round(100 * row["efficiency"], 1)

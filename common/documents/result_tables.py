@@ -21,8 +21,7 @@ from common.errors import UsageError
 from common.records import run_record, step_profile, study_files
 from common.records.run_record import TimedRun
 from common.records.study_files import Benchmark, BenchmarkCell
-from common.studies import known_models
-from common.studies.scaling import scaling_results
+from common.studies import known_models, scaling
 
 import pandas
 
@@ -352,7 +351,7 @@ def weak_scaling(folder: Path) -> str:
     studies = []
     for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
         studies.append(study_files.read_scaling(path))
-        for row in scaling_results.results(studies[-1]):
+        for row in scaling.results(studies[-1]):
             if row["scaling"] == "weak" and row["ms"]:
                 shared = f", {100 * row['efficiency']:.0f}%" if row["parallel"] and row["efficiency"] else ""
                 for form in [row["parallel"]] if row["parallel"] else studies[-1]["forms"]:

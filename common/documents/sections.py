@@ -19,15 +19,14 @@ from common.documents.result_tables import compute, conditions
 from common.errors import UsageError
 from common.records import lab_file
 from common.records.study_files import Ablation, Benchmark, KernelBenchmark, Scaling
-from common.studies.benchmark import benchmark_report
-from common.studies.scaling import scaling_report
+from common.studies import benchmark_report, scaling
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
     files.schema_of(Ablation): ablation_effects.analyze,
     files.schema_of(Benchmark): benchmark_report.analyze,
     files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
     lab_file.SCHEMA: lab_dashboard.analyze,
-    files.schema_of(Scaling): scaling_report.analyze,
+    files.schema_of(Scaling): scaling.analyze,
 }
 
 

@@ -126,10 +126,6 @@ class BatchSearch(Header):
     reason: str  # why it is this one
 
 
-Phase = Literal["forward", "backward", "optimizer"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
-
-
 class Split(TypedDict):
     """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
 
@@ -141,33 +137,14 @@ class Split(TypedDict):
     exposed_waiting_ms: Amount  # the part of both
 
 
-class Collectives(TypedDict):
-    """The collectives of one kind in a step: a `data_parallel.Transfer`. A trace may lack the bytes."""
-
-    kind: str
-    count: Amount
-    bytes: Amount | None
-    beside: Literal["forward", "backward", "nothing"]
-
-
 class ScalingCell(Attempted):
     model: str
     parallel: Form | None  # None on one process
     processes: PositiveInt
     batch_size: PositiveInt  # of a process
     runs: list[Timed]  # the memory is that of the process which took most
-    parameters: NotRequired[PositiveInt]
-    shares: NotRequired[dict[Phase, Amount]]  # of the step on one process
     ranks: NotRequired[list[Split]]
-    collectives: NotRequired[list[Collectives]]
     trace_problem: NotRequired[str]  # why there is nothing from the traces
-
-
-class Link(TypedDict):
-    gb_per_second: PositiveAmount
-    microseconds: Amount
-    source: str
-    messages: list[dict[str, PositiveAmount]]  # bytes and ms of all-reduces, if it was measured by them
 
 
 class Scaling(StudyHeader):
@@ -186,7 +163,6 @@ class Scaling(StudyHeader):
     steps: PositiveInt
     repeats: PositiveInt
     left_out: list[str]
-    link: Link | None
     cells: list[ScalingCell]
 
 
@@ -204,15 +180,15 @@ def _with_runs(path: Path, study: Any) -> Any:
 
 
 Layout = Literal["NN", "NT", "TN"]
-GemmPhase = Literal["forward", "input_grad", "weight_grad"]
-GEMM_PHASES: tuple[GemmPhase, ...] = get_args(GemmPhase)
+Phase = Literal["forward", "input_grad", "weight_grad"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Product(TypedDict):
     """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
 
     gemm: str
-    phase: GemmPhase
+    phase: Phase
     batch: PositiveInt
     m: PositiveInt
     n: PositiveInt

@@ -37,7 +37,8 @@ from common.errors import RunError, UsageError
 from common.options import Options
 from common.progress import progress
 from common.records.study_files import BatchSearch, Trial
-from common.studies.benchmark import benchmark_process
+from common.studies import benchmark as benchmarks
+from common.studies import job_runner
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
 from common.training import record, version_files
@@ -154,7 +155,7 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
     def trial(batch_size: int) -> Trial:
         with progress(f"batch size {batch_size}"):
             own = replace(options, batch_size=batch_size)
-            outcome = benchmark_process.run(partial(train, model, own), own.device, None)
+            outcome = job_runner.in_a_process(partial(train, model, own), own.device)
         if outcome["status"] == "failed":
             kind = UsageError if outcome["reason"].startswith("UsageError: ") else RunError
             raise kind(f"the trial of batch size {batch_size} failed: {outcome['reason']}")
@@ -199,7 +200,7 @@ def train(model: Model, options: Options) -> dict[str, Any]:
     """Trains a few steps, in the process of the trial: step times, peak memory, and what all trials have in `common`."""
     device = devices.select(options.device)
     devices.limit_memory(device, devices.describe(device)["memory_mib"])
-    prepared, precision = benchmark_process.built(model, options)
+    prepared, precision = benchmarks.built(model, options)
     batch = version_files.random_batch(options, device)
     first = benchmark(lambda: prepared.step(batch), device, warmup=WARMUP, iterations=1)[0]
     count = min(max(int(SECONDS * 1e3 / first), STEPS[0]), STEPS[1])

@@ -35,7 +35,7 @@ from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.progress import progress
 from common.records.fields import Ceilings, Summary
-from common.records.study_files import GEMM_PHASES, Gemms, Layout, Product, TimedProduct
+from common.records.study_files import PHASES, Gemms, Layout, Product, TimedProduct
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
@@ -71,7 +71,7 @@ def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
     """A forward product and those of its two gradients."""
     return [
         {"gemm": gemm, "phase": phase, "batch": batch, "m": m, "n": n, "k": k, "layout": layout, "per_step": per_step}
-        for phase, (batch, m, n, k, layout) in zip(GEMM_PHASES, shapes, strict=True)
+        for phase, (batch, m, n, k, layout) in zip(PHASES, shapes, strict=True)
     ]
 
 
@@ -220,7 +220,7 @@ def read(path: Path) -> Gemms:
     points = {(row["batch_size"], row["sequence_length"]) for timings, _ in parts.values() for row in timings}
     for part, (timings, names) in parts.items():
         found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in timings}
-        wanted = {(*point, name, phase) for point in points for name in names for phase in GEMM_PHASES}
+        wanted = {(*point, name, phase) for point in points for name in names for phase in PHASES}
         if wrong := sorted(found ^ wanted):
             problem = "is missing" if wrong[0] in wanted else "is not known"
             raise UsageError(f"{path}: {part}: {wrong[0][2]}, {wrong[0][3]}, B {wrong[0][0]}, S {wrong[0][1]} {problem}")
@@ -338,14 +338,14 @@ def fusion_table(measured: Gemms) -> tables.Table:
         rows = frame(timings)
         rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
         rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
-        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(GEMM_PHASES)]
+        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(PHASES)]
 
     apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
     together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
     times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
     unit, factor = tables.time_unit(times.max().max())
     body = (factor * times).assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
-    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *GEMM_PHASES], cells(body)
+    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
 
 
 def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":

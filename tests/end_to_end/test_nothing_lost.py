@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 
 from common import cli, files, timing
 from common import device as devices
-from common.studies import ablation, gemm_operations
-from common.studies.benchmark import benchmark_process
-from common.studies.scaling import scaling_job
+from common.studies import ablation, gemm_operations, job_runner, scaling
 from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernels
@@ -38,16 +36,16 @@ SMALL += "training: {batch_size: 2, sequence_length: 9}\n"
 HEADER = {key: records.record()[key] for key in ("device", "environment")}
 
 
-def process(work: Callable, device: str, timeout: int | None, gpu: str | None = None) -> dict[str, Any]:
+def process(work: Callable, device: str, timeout: int | None = None) -> dict[str, Any]:
     """A process of the benchmark, or a trial of the search for a batch size."""
     common = {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS", "common": common}
     return {"status": "ok", "reason": None, "found": run} | HEADER
 
 
-def job(cell: dict, model: Any, options: Any, profiled: bool, gpus: str | None) -> dict[str, Any]:
+def job(cell: dict, model: Any, options: Any, arguments: Any, profiled: bool) -> dict[str, Any]:
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
-    return {"status": "ok", "reason": None, "run": run, "parameters": 1} | HEADER
+    return {"status": "ok", "reason": None, "run": run, "traced": {}} | HEADER
 
 
 def timed(function: Callable, device: Any, warmup: int = 3, iterations: int = 20) -> list[float]:
@@ -76,16 +74,16 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
     "benchmark": Script(
         V2 / "benchmark_suite.py", ("--models", "v1,v2", "--batch-sizes", "2", "--seq-lengths", "8", "--metrics", "memory"),
         "benchmark_suite/benchmark.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
-        (benchmark_process, "run"), 3, process,
+        (job_runner, "in_a_process"), 3, process,
     ),
     "scaling": Script(
-        ROOT / "version4_ultra_fused/scaling_study.py", ("--models", "v1", "--link-gbs", "1", "--link-us", "1"),
+        ROOT / "version4_ultra_fused/scaling_study.py", ("--models", "v1"),
         "scaling_study/scaling.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
-        (scaling_job, "run"), 3, job,
+        (scaling, "run_job"), 3, job,
     ),
     "batch size": Script(
         V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",
-        lambda found: len(found["trials"]), (benchmark_process, "run"), 3, process,
+        lambda found: len(found["trials"]), (job_runner, "in_a_process"), 3, process,
     ),
     "ablation": Script(
         V2 / "fusion_ablation_study.py", ("--config", "small.yaml", "--rounds", "3"), "fusion_ablation/fusion_ablation.json",

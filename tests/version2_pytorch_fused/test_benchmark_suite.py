@@ -1,6 +1,9 @@
-"""The benchmark's script: what `available` and `preset` stand for, the page, and the guard on the ordering."""
+"""The benchmark's script: what `available` and `preset` stand for, the guard on the ordering, and what is kept of a failure."""
 
 import importlib
+import os
+import shutil
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -9,7 +12,6 @@ from common import device as devices
 from common.errors import UsageError
 from common.files import read_json, write_json
 from common.studies import external_baselines, known_models
-from common.studies.benchmark import benchmark_results
 from tests import records
 from tests.conftest import ROOT
 
@@ -19,66 +21,24 @@ SCRIPT = ROOT / "version2_pytorch_fused" / "benchmark_suite.py"
 CPU = Namespace(device="cpu", use_amp=False, amp_dtype=None)
 
 
-@pytest.fixture
-def peers(monkeypatch) -> None:
-    """Two external baselines, of which `absent` cannot run here; and torch.compile does not work."""
+def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypatch, capsys):
+    """Of two external baselines one cannot run here; and torch.compile does not work."""
 
-    def check(name):
-        def checked(self, *_):
-            if name == "absent":
-                raise UsageError("absent needs what is not installed here: pip install absent")
+    def refuse(self, *_):
+        raise UsageError("absent needs what is not installed here: pip install absent")
 
-        return checked
-
-    found = {name: type(name, (), {"check": check(name), "packages": {}})() for name in ("absent", "present")}
-    monkeypatch.setattr(external_baselines, "PEERS", found)
+    peers = {"absent": type("absent", (), {"check": refuse})(), "present": type("present", (), {"check": lambda *_: None})()}
+    monkeypatch.setattr(external_baselines, "PEERS", peers)
     monkeypatch.setattr(devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler")
-
-
-def test_available_is_all_that_can_run_but_what_is_measured_on_request(peers, capsys):
-    known = {
-        model.name: model
-        for model in (
-            known_models.Model("v1", Path("v1.py")),
-            known_models.Model("v1-compile", Path("v1.py")),
-            known_models.Model("absent"),
-            known_models.Model("present"),
-            known_models.Model("v1-captured", Path("v1.py"), captured=True),
-            known_models.Model("v1-fp8", Path("v1.py")),
-            known_models.Model("present-tuned"),
-        )
-    }
+    files = {"v1": Path("v1.py"), "v1-compile": Path("v1.py"), "absent": None, "present": None, "v1-fp8": Path("v1.py")}
+    known = {name: known_models.Model(name, path) for name, path in files.items()}
+    known |= {"present-tuned": known_models.Model("present-tuned")}
+    known |= {"v1-captured": known_models.Model("v1-captured", Path("v1.py"), captured=True)}
     assert known_models.available(CPU, known) == ["v1", "present"]
     assert capsys.readouterr().out.splitlines() == [
         "leaves out v1-compile: torch.compile does not work here: no compiler",
         "leaves out absent: absent needs what is not installed here: pip install absent",
     ]
-
-
-def measured(ms: dict[str, tuple[float | None, float | None]]) -> dict:
-    """benchmark.json of models with these medians at S 8 and S 16; None: out of memory."""
-    cells = []
-    for i, length in enumerate((8, 16)):
-        for model, times in ms.items():
-            step = {"median": times[i], "p20": 0.1, "p80": 9.0, "count": 5}
-            run = {"step_ms": step, "kind": "GPU allocator", "peak_mib": 5.0}
-            outcome = {"status": "ok", "reason": None, "runs": [run]}
-            if times[i] is None:
-                outcome = {"status": "out of memory", "reason": "CUDA", "runs": []}
-            cells.append({"model": model, "batch_size": 4, "sequence_length": length} | outcome)
-    return records.benchmark(cells, metrics=["throughput"])
-
-
-@pytest.mark.parametrize("ms, expected", [
-    ({"v1": (2.0, 4.0), "v4": (1.0, 2.0)}, []),
-    ({"v1": (1.0, 2.0), "v4": (1.0, 2.0)}, []),
-    ({"v1": (2.0, 1.5), "hf": (3.0, 1.0), "v4": (1.0, 2.0)}, ["hf, B 4, S 16 takes 1 ms, v4 2 ms"]),
-    ({"v4-fp8": (0.5, 1.0), "v4": (1.0, 2.0)}, []),
-    ({"v1": (None, None), "v4": (1.0, 2.0)}, []),
-    ({"v1": (None, 1.0), "v4": (None, None)}, ["v4, B 4, S 8: out of memory", "v4, B 4, S 16: out of memory"]),
-], ids=("fastest", "equal", "beaten once", "another format", "others out of memory", "itself out of memory"))  # fmt: skip
-def test_who_is_ahead_of_a_model(ms, expected):
-    assert benchmark_results.ahead(measured(ms), "v4") == expected
 
 
 @pytest.fixture
@@ -87,12 +47,13 @@ def suite(monkeypatch, tmp_path):
     script = importlib.import_module("version2_pytorch_fused.benchmark_suite")
 
     def run(*flags: str, ms: dict, code: int = 0) -> int:
-        def measure(models, shapes, baseline, path):
+        def measure(arguments, models, shapes, baseline, path):
             shown = {"shapes": [[shape.batch_size, shape.seq_len] for shape in shapes]}
-            write_json(path, measured(ms) | shown | {"planned": [model.name for model in models]})
+            records.peers(path, **ms)
+            write_json(path, read_json(path) | shown | {"planned": [model.name for model in models]})
             return code
 
-        monkeypatch.setattr(script.benchmark_cells, "measure", measure)
+        monkeypatch.setattr(script.benchmark, "measure", measure)
         monkeypatch.setattr(sys, "argv", ["benchmark_suite.py", "--device", "cpu", *flags])
         return script.main()
 
@@ -102,26 +63,42 @@ def suite(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("code, expected", ((0, 1), (1, 1), (130, 130)))
 def test_the_guard_names_the_faster_model_in_one_line(suite, capsys, code, expected):
-    assert suite("--fastest", "v2", ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)}, code=code) == code
+    assert suite("--fastest", "v2", ms={"v1": 2.0, "v2": 1.0}, code=code) == code
     assert not capsys.readouterr().err
-    assert suite("--fastest", "v2", ms={"v1": (0.5, 4.0), "v2": (1.0, 2.0)}, code=code) == expected
-    assert capsys.readouterr().err == "v2 is not the fastest: v1, B 4, S 8 takes 500 us, v2 1 ms\n"
+    assert suite("--fastest", "v2", ms={"v1": 0.5, "v2": 1.0}, code=code) == expected
+    assert capsys.readouterr().err == "v2 is not the fastest: v1, B 8, S 128 takes 500 us, v2 1 ms\n"
+    assert suite(ms={"v1": 0.5, "v2": 1.0}) == 0
 
 
-def test_without_the_guard_the_order_does_not_matter(suite):
-    assert suite(ms={"v1": (0.5, 4.0), "v2": (1.0, 2.0)}) == 0
+def test_a_guard_that_could_not_fail_is_refused(refused):
+    said = refused(SCRIPT, "--device", "cpu", "--fastest", "v2", "--metrics", "accuracy")
+    assert "needs it among --models, and throughput or memory among --metrics" in said
 
 
-@pytest.mark.parametrize("flags", (["--fastest", "v9"], ["--fastest", "v2", "--metrics", "accuracy"]))
-def test_a_guard_that_could_not_fail_is_refused(refused, flags):
-    assert "needs it among --models, and throughput or memory among --metrics" in refused(SCRIPT, "--device", "cpu", *flags)
-
-
-def test_the_models_and_the_shape_that_are_measured_and_the_page(suite, monkeypatch, tmp_path):
+def test_the_models_and_the_shape_that_are_measured(suite, monkeypatch, tmp_path):
     monkeypatch.setattr(known_models, "available", lambda options, known: ["v1", "v2-compile"])
     sizes = ("--preset", "medium", "--batch-sizes", "preset", "--seq-lengths", "preset")
-    suite("--models", "available", *sizes, ms={"v1": (2.0, 4.0), "v2": (1.0, 2.0)})
+    suite("--models", "available", *sizes, ms={"v1": 2.0, "v2": 1.0})
     written = read_json(tmp_path / "benchmark_suite/benchmark.json")
     assert written["shapes"] == [[16, 512]] and written["planned"] == ["v1", "v2-compile"]
-    page = (tmp_path / "benchmark_suite/benchmark.html").read_text()
-    assert "<h1>Benchmark</h1>" in page and "<svg" in page and "(2.00x)" in page
+    assert "<svg" in (tmp_path / "benchmark_suite/benchmark.html").read_text()
+
+
+@pytest.mark.parametrize(("status", "code", "precisions", "end"), [
+    (None, 0, ("bf16", "fp32"), ""), ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
+])  # fmt: skip
+def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(status, code, precisions, end, tmp_path):
+    """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
+    for folder in ("bin", "results", "version2_pytorch_fused"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "results/keep.sh", tmp_path / "results")
+    script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
+    python = tmp_path / "bin/python"
+    write = f"""echo '{{"status": "{status}"}}' >"$2/benchmark.json"; exit {code}"""
+    python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
+    python.chmod(0o755)
+    path = f"{python.parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", script, "name", "peers", "tiny:2"], env={**os.environ, "PATH": path})
+    assert done.returncode == code
+    written = [f"peers_tiny_{precision}.json{end}" for precision in precisions]
+    assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written

@@ -11,14 +11,12 @@ The same collective on two ranks is the one of the same kind with the same numbe
 collectives in one order. Only durations are compared between ranks, whose clocks differ.
 """
 
-import json
-import math
 import re
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.formulas.operators import COMMUNICATION, ELEMENT_BYTES
+from common.analysis.formulas.operators import COMMUNICATION
 from common.analysis.profiles import chrome_trace
 from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.errors import UsageError
@@ -28,10 +26,6 @@ GLOO = "gloo:"
 KINDS = {
     "all_reduce": "allreduce", "reduce_scatter": "reducescatter", "all_gather": "allgather", "broadcast": "broadcast",
     "all_to_all": "alltoall", "send_recv": "sendrecv", "reduce": "reduce",
-}  # fmt: skip
-ITEM_BYTES = {name.lower(): size for name, size in ELEMENT_BYTES.items()} | {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "half": 2, "float16": 2, "bfloat16": 2, "short": 2, "byte": 1, "char": 1,
-    "uint8": 1, "int8": 1,
 }  # fmt: skip
 
 Key = tuple[int, str, int]  # of a collective: step, kind, and number within both
@@ -44,7 +38,6 @@ class Collective(NamedTuple):
     step: int  # from 0
     start: float  # in us, by the rank's clock
     end: float
-    bytes: float | None  # of the whole tensor; None if the trace does not tell, as for kernels of a captured step
 
 
 class Traced(NamedTuple):
@@ -72,7 +65,7 @@ def kind(name: str) -> str:
     return next((found for found, pattern in KINDS.items() if pattern in letters), "collective")
 
 
-def load(path: Path, ranks: int) -> Traced:
+def load(path: Path) -> Traced:
     """Reads the trace, .json or .json.gz, of one of a job's ranks."""
     trace = chrome_trace.load(path)
     if not len(trace.steps):
@@ -86,31 +79,18 @@ def load(path: Path, ranks: int) -> Traced:
         columns = zip(ours, kernels.name, kernels.sent, steps, kernels.start_us, ends, strict=True)
         for one, name, sent, step, start, end in columns:
             if one and step >= 0:
-                name, count, dtype = sent or (name, None, "")
-                found.append(Collective(kind(name), step, start, end, _tensor_bytes(kind(name), count, dtype, ranks)))
+                found.append(Collective(kind(sent[0] if sent else name), step, start, end))
         computing = zip(kernels.start_us[~ours], ends[~ours], strict=True)
     else:
         operators = trace.operators[trace.operators.name.str.startswith("aten::")]
         computing = zip(operators.start_us, operators.start_us + operators.cpu_us, strict=True)
-        found = _gloo(trace, ranks)
+        found = _gloo(trace)
     return Traced(path, sorted(found, key=lambda each: each.start), union(computing), len(trace.steps))
 
 
-def _tensor_bytes(kind: str, sent: float | None, dtype: str, ranks: int) -> float | None:
-    """Bytes of the whole tensor of a collective to which a rank sends so many elements; None if number or type is unknown."""
-    item = ITEM_BYTES.get(dtype.lower())
-    return None if item is None or sent is None else sent * (ranks if kind == "all_gather" else 1) * item
-
-
-def _gloo(trace: chrome_trace.Trace, ranks: int) -> list[Collective]:
-    found = []
-    for event in trace.host:
-        if event.name.startswith(GLOO) and event.step >= 0:
-            name, shapes, types = kind(event.name), json.loads(event.shapes), json.loads(event.types)
-            flat = bool(shapes and types) and all(isinstance(side, int) for side in shapes[0])
-            whole = _tensor_bytes(name, math.prod(shapes[0]), types[0], ranks) if flat else None
-            found.append(Collective(name, event.step, event.start, event.end, whole))
-    return found
+def _gloo(trace: chrome_trace.Trace) -> list[Collective]:
+    events = [event for event in trace.host if event.name.startswith(GLOO) and event.step >= 0]
+    return [Collective(kind(event.name), event.step, event.start, event.end) for event in events]
 
 
 def common_length(one: list[Interval], other: list[Interval]) -> float:
@@ -155,12 +135,3 @@ def _split(traced: Traced, found: dict[Key, Collective], shortest: dict[Key, flo
         waiting_ms=per_step(length(whole) - length(moving)), moving_ms=per_step(length(moving)),
         exposed_waiting_ms=per_step(exposed - exposed_moving),
     )  # fmt: skip
-
-
-def counted(traced: Traced) -> dict[str, tuple[float, float | None]]:
-    """Collectives of a step by kind: how many, and the bytes of their whole tensors, None if the trace lacks some."""
-    counts, steps = Counter(each.kind for each in traced.collectives), traced.steps
-    sizes = {kind: [each.bytes for each in traced.collectives if each.kind == kind and each.bytes is not None] for kind in counts}
-    return {
-        kind: (count / steps, sum(sizes[kind]) / steps if len(sizes[kind]) == count else None) for kind, count in counts.items()
-    }

@@ -135,7 +135,7 @@ def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(measured, 
 @pytest.mark.parametrize("name, raised", [("ValueError", RunError), ("UsageError", UsageError)])
 def test_any_other_failure_ends_it_with_its_message(measured, monkeypatch, name, raised):
     failed = {"status": "failed", "reason": f"{name}: a mistake in the version"}
-    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: failed)
+    monkeypatch.setattr(batch_size.job_runner, "in_a_process", lambda *_: failed)
     with pytest.raises(raised, match=f"trial of batch size 1 failed: {name}: a mistake in the version"):
         measured("pass")
 
@@ -182,7 +182,7 @@ def test_not_even_one_sample_fits(execute, monkeypatch, tmp_path):
     common = {"precision": run["precision"], "memory_kind": "GPU allocator", "settings": {}}
     found = {"step_ms": {"median": 10.0, "p20": 10.0, "p80": 10.0, "count": 5}, "peak_mib": 90.1, "common": common}  # of 90
     outcome = {"status": "ok", "reason": None, "device": run["device"], "environment": run["environment"], "found": found}
-    monkeypatch.setattr(batch_size.benchmark_process, "run", lambda *_: outcome)
+    monkeypatch.setattr(batch_size.job_runner, "in_a_process", lambda *_: outcome)
     said = execute(SCRIPT, check=1).err
     assert said.startswith("error: not even batch size 1 fits (over target): lower --seq-len")
     measured = read_json(tmp_path / "batch_size_search/batch_search.json", schema_of(BatchSearch))

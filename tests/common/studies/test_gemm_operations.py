@@ -61,7 +61,7 @@ def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
         return sum(p["m"] * p["n"] * p["k"] for p in products if p["gemm"] in names and p["phase"] == phase)
 
     separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
-    for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.GEMM_PHASES):
+    for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.PHASES):
         assert work(fused, [whole], phase) == work(separate, parts, phase) > 0
 
 

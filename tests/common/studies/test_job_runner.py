@@ -1,8 +1,8 @@
-"""The runner of a study's jobs: GPUs of their own, and what a signal leaves."""
+"""The runner of a study's jobs: what a signal leaves, and how the process of a job may end."""
 
+import os
 import signal
-import threading
-import time
+from functools import partial
 
 from common.files import read_json
 from common.studies import job_runner
@@ -12,49 +12,40 @@ import pytest
 import torch
 
 
-def test_gpus_are_named_as_the_environment_has_them(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,4,2")
-    assert job_runner.visible_gpus(1) == [None] and job_runner.visible_gpus(2) == ["7", "4"]
-    assert job_runner.environment(None)["CUDA_VISIBLE_DEVICES"] == "7,4,2"
-    assert job_runner.environment("4")["CUDA_VISIBLE_DEVICES"] == "4"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert job_runner.visible_gpus(3) == ["0", "1", "2"]
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "5,3")  # which HIP reads, whatever CUDA_VISIBLE_DEVICES is
-    assert job_runner.visible_gpus(2) == ["5", "3"] and job_runner.environment("3")["HIP_VISIBLE_DEVICES"] == "3"
-
-
-def test_a_signal_keeps_the_jobs_that_were_measured(tmp_path):
-    """The second job receives it and fails; the first ends after it, and the third would begin after the others."""
+def test_a_signal_keeps_the_jobs_that_were_measured_and_starts_no_other(tmp_path):
+    """The second job receives it and fails."""
     cells = [{"number": number, "status": "not run", "reason": None} for number in range(3)]
-    received, arrived = [], threading.Event()
 
-    def run(number: int, gpu: str | None) -> dict:
-        if number == 0:
-            assert arrived.wait(300)
-            return {"status": "ok", "reason": None}
-        received.append(signal.SIGTERM)
-        arrived.set()
-        return {"status": "failed", "reason": "stopped"}
+    def run(number: int) -> dict:
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+            return {"status": "failed", "reason": "stopped"}
+        return {"status": "ok", "reason": None}
 
-    jobs = [Job(cell, "a job", lambda gpu, number=cell["number"]: run(number, gpu)) for cell in cells]
+    jobs = [Job(cell, "a job", partial(run, cell["number"]), lambda outcome: None) for cell in cells]
     measured = {"cells": cells}
-    code = job_runner.run_all([(jobs, ["0", "1"])], measured, tmp_path / "s.json", received, lambda *_: None, job_runner.reason)
-    assert code == 128 + signal.SIGTERM and received == [signal.SIGTERM]
+    code = job_runner.run_all(jobs, measured, tmp_path / "s.json", job_runner.reason)
+    assert code == 128 + signal.SIGTERM
     assert [cell["status"] for cell in cells] == ["ok", "not run", "not run"]
     assert read_json(tmp_path / "s.json") == measured and measured["status"] == "interrupted"
 
 
-def test_no_job_starts_once_the_study_has_failed():
-    """A second signal and a full disk raise in the loop over the results."""
-    started = []
+def raises(kind: type[Exception], message: str) -> None:
+    raise kind(message)
 
-    def run(job: int, place: str | None) -> None:
-        started.append(job)
-        time.sleep(0.3 * job)
 
-    with pytest.raises(OSError, match="full"), job_runner.side_by_side([0, *[1] * 9], run, ["0", "1"]) as results:
-        next(results)
-        raise OSError("full")
-    assert len(started) < 10
+@pytest.mark.parametrize("work, status, reason", [
+    (partial(raises, torch.OutOfMemoryError, "CUDA out of memory"), "out of memory", "OutOfMemoryError: CUDA out of memory"),
+    (partial(raises, ValueError, "two\n lines"), "failed", "ValueError: two lines"),
+    (partial(os._exit, 3), "failed", "exit code 3"),
+    (partial(signal.raise_signal, signal.SIGKILL), "out of memory", job_runner.KILLED),
+], ids=("memory", "error", "exit", "killed"))  # fmt: skip
+def test_the_end_of_a_process_is_a_status(work, status, reason):
+    outcome = job_runner.in_a_process(work, "cpu", 900)
+    assert (outcome["status"], outcome["reason"]) == (status, reason)
+
+
+def test_what_the_work_returns_is_found_and_work_that_takes_too_long_is_ended():
+    outcome = job_runner.in_a_process(os.getpid, "cpu", 900)
+    assert outcome["status"] == "ok" and outcome["found"] != os.getpid() and outcome["device"]["kind"] == "cpu"
+    assert job_runner.in_a_process(os.getpid, "cpu", 0.2) == {"status": "timed out", "reason": "not done after 0.2 s"}

@@ -1,16 +1,14 @@
-"""The benchmark's cells: they are planned, measured in turn, and failures are results."""
+"""The benchmark: its cells are planned and measured in turn, failures are results, and what one process does."""
 
-import os
-import shutil
-import subprocess
-import threading
+from argparse import Namespace
 
-from common import files
+from common.config import ModelConfig
 from common.errors import UsageError
-from common.files import read_json
+from common.files import read_json, schema_of
+from common.precision import Precision
 from common.records.study_files import Benchmark
-from common.studies import external_baselines, known_models
-from common.studies.benchmark import benchmark_cells, benchmark_process, benchmark_report
+from common.studies import accuracy, benchmark, benchmark_report, external_baselines, job_runner, known_models
+from common.training.step import Prepared
 from tests import study_options
 from tests.conftest import ROOT
 from tests.records import record
@@ -28,11 +26,11 @@ KNOWN = known_models.find(ROOT)
 ])  # fmt: skip
 def test_what_needs_a_gpu_is_refused_without_one(name, message, config):
     with pytest.raises(UsageError, match=message):
-        benchmark_cells.plan(study_options.benchmark(config, models=[name]), KNOWN)
+        benchmark.plan(study_options.benchmark(config, models=[name]), KNOWN)
 
 
 def test_shapes_are_resolved_smallest_first(config):
-    models, shapes = benchmark_cells.plan(study_options.benchmark(config, seq_lengths=[300, 8]), KNOWN)
+    models, shapes = benchmark.plan(study_options.benchmark(config, seq_lengths=[300, 8]), KNOWN)
     assert [model.name for model in models] == ["v1", "v2"]
     assert [(shape.batch_size, shape.seq_len) for shape in shapes] == [(2, 8), (4, 8), (2, 300), (4, 300)]
     assert shapes[0].model.hidden_size == 32 and shapes[-1].model.max_sequence_length == 300
@@ -45,17 +43,17 @@ def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, lis
     """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
     calls = []
 
-    def answer(work, device, timeout, gpu):
-        model, shape = work.args[0], work.args[-1]
-        calls.append((model.name, shape.batch_size if work.func is benchmark_process.speed else "accuracy"))
+    def answer(work, device, timeout):
+        model, shape = work.args[0], work.args[-2]
+        calls.append((model.name, shape.batch_size if work.func is benchmark.speed else "accuracy"))
         machine = {key: record()[key] for key in ("device", "environment")}
         return machine | {"status": "ok", "reason": None, "found": found} | outcome(model.name, shape.batch_size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark_process, "run", answer)
-        models, shapes = benchmark_cells.plan(study_options.benchmark(config, **changes), KNOWN)
-        code = benchmark_cells.measure(models, shapes, KNOWN["v1"], path)
-    return code, calls, read_json(path, files.schema_of(Benchmark))
+        patch.setattr(job_runner, "in_a_process", answer)
+        arguments = study_options.benchmark(config, **changes)
+        code = benchmark.measure(arguments, *benchmark.plan(arguments, KNOWN), KNOWN["v1"], path)
+    return code, calls, read_json(path, schema_of(Benchmark))
 
 
 def test_models_are_measured_in_turn(config, tmp_path):
@@ -63,25 +61,6 @@ def test_models_are_measured_in_turn(config, tmp_path):
     assert code == 0 and calls == [("v1", 2), ("v2", 2), ("v1", 2), ("v2", 2), ("v1", 4), ("v2", 4), ("v1", 4), ("v2", 4)]
     assert measured["status"] == "completed" and measured["device"] == record()["device"]
     assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured["accuracy"] == []
-
-
-def test_several_gpus_share_the_processes(config, tmp_path, monkeypatch):
-    """Each process has a GPU of its own, both GPUs are used, and a cell that failed keeps that."""
-    both, used = threading.Barrier(2, timeout=300), []
-
-    def answer(work, device, timeout, gpu):
-        used.append(gpu)
-        both.wait()  # passes only while a second process runs
-        failed = work.args[0].name == "v2"
-        return {"status": "failed", "reason": "why"} if failed else {"status": "ok", "reason": None, "found": RUN}
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(benchmark_process, "run", answer)
-    models, shapes = benchmark_cells.plan(study_options.benchmark(config, gpus=2, repeats=1), KNOWN)
-    assert benchmark_cells.measure(models, shapes, KNOWN["v1"], tmp_path / "b.json") == 1
-    cells = read_json(tmp_path / "b.json", files.schema_of(Benchmark))["cells"]
-    assert set(used) == {"3", "5"} and [(cell["status"], len(cell["runs"])) for cell in cells] == [("ok", 1), ("failed", 0)] * 2
 
 
 def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):
@@ -103,23 +82,48 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
 
 
-def test_a_package_may_have_another_name_than_its_module(monkeypatch):
-    metadata = benchmark_cells.importlib.metadata
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"triton": ["pytorch-triton-rocm"]})
-    monkeypatch.setattr(metadata, "version", {"pytorch-triton-rocm": "3.6.0"}.__getitem__)
-    assert benchmark_cells._version("triton") == "3.6.0"
+def test_the_steps_of_a_process_and_the_loss_after_them(monkeypatch):
+    losses = []
+
+    def step(batch):
+        losses.append(float(len(losses)))
+        return torch.tensor(losses[-1])
+
+    network = torch.nn.Linear(1, 1)
+    network.switches = {"rmsnorm": False, "no-kernels": "no GPU"}
+    prepared = Prepared(network, None, step)
+    monkeypatch.setattr(benchmark, "built", lambda *_: (prepared, Precision(torch.device("cpu"), None)))
+    errors = {"logits": 0.1, "gradient of a": 1.0, "gradient of b": 2.0}
+    monkeypatch.setattr(accuracy, "errors_against_float64", lambda *_: errors)
+    model = Namespace(load=lambda: None, flags=())
+    settings = Namespace(device="cpu", model=ModelConfig(), batch_size=1, seq_len=4, seed=0)
+    found = benchmark.errors(model, model, settings, 3)
+    assert found["loss"] == 3 and (found["logits_error"], found["gradient"], found["gradient_error"]) == (0.1, "b", 2.0)
+    losses.clear()
+    timed = benchmark.speed(model, settings, 5)
+    assert timed["step_ms"]["count"] == 5 and timed["no_kernels"] == "no GPU"
+    assert len(losses) == benchmark.WARMUP + 1 + 5
+
+
+@pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])
+def test_only_versions_run_with_deterministic_algorithms(name, deterministic, config):
+    if name == "hf":
+        pytest.importorskip("transformers")
+    models, shapes = benchmark.plan(study_options.benchmark(config, models=[name]), KNOWN)
+    benchmark.built(models[0], shapes[0])
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     """Its errors against float64 are computed in this process, which is quicker than a new one."""
 
-    def run(work, device, *limits):
-        if work.func is benchmark_process.speed:
-            return in_a_process(work, device, *limits)
+    def run(work, device, timeout):
+        if work.func is benchmark.speed:
+            return in_a_process(work, device, timeout)
         return {"status": "ok", "reason": None, "found": work()}
 
-    in_a_process = benchmark_process.run
-    monkeypatch.setattr(benchmark_process, "run", run)
+    in_a_process = job_runner.in_a_process
+    monkeypatch.setattr(job_runner, "in_a_process", run)
     names = ["v1", "hf" if external_baselines.importlib.util.find_spec("transformers") else "v2"]
     printed = execute(
         SCRIPT, "--models", ",".join(names), "--batch-sizes", "2", "--seq-lengths", "9", "--config", config, "--num-steps", "2",
@@ -128,10 +132,8 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
     assert "Peak resident memory of the whole process" in printed.out
     folder = tmp_path / "benchmark_suite"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"benchmark.{kind}" for kind in ("csv", "html", "json", "md", "png")
-    ]
-    measured = files.read(folder / "benchmark.json", Benchmark)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".html", ".json", ".md", ".png"]
+    measured = read_json(folder / "benchmark.json", schema_of(Benchmark))
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
     for cell in measured["cells"]:
@@ -140,25 +142,3 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert len(losses) == len(names) and max(losses) - min(losses) < 1e-4
     for entry in measured["accuracy"]:
         assert entry["floor"] < entry["loss"] < 6 and 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5
-
-
-@pytest.mark.parametrize("part", ["ablation", "benchmark", "captured", "peers"])
-@pytest.mark.parametrize(("status", "code", "precisions", "end"), [
-    (None, 0, ("bf16", "fp32"), ""), ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
-    ("interrupted", 1, ("fp32",), ".interrupted"),
-])  # fmt: skip
-def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(part, status, code, precisions, end, tmp_path):
-    """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
-    for folder in ("bin", "results", "version2_pytorch_fused"):
-        (tmp_path / folder).mkdir()
-    shutil.copy(ROOT / "results/keep.sh", tmp_path / "results")
-    script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
-    python = tmp_path / "bin/python"
-    write = f"""echo '{{"status": "{status}"}}' | tee "$2/benchmark.json" >"$2/fusion_ablation.json"; exit {code}"""
-    python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
-    python.chmod(0o755)
-    path = f"{python.parent}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", script, "name", part, "tiny:2"], env={**os.environ, "PATH": path})
-    assert done.returncode == code
-    written = [f"{part.replace('ablation', 'v2_ablation')}_tiny_{precision}.json{end}" for precision in precisions]
-    assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written

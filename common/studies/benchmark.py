@@ -1,0 +1,159 @@
+"""Benchmarks models at equal shapes: versions and external baselines, each in a new process, in turn.
+
+A cell is a model at a batch size and a sequence length. Its process builds the model with random weights, checks that every
+parameter gets a gradient, takes a few training steps that do not count (they compile), and then times steps on one batch. The
+repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
+over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole process on a CPU.
+
+Accuracy is measured at the smallest shape only: the loss after N steps from the same weights on the same batches of the synthetic
+source, and the errors of logits and gradients against the baseline in float64 (`studies.accuracy`), in the benchmark's precision.
+"""
+
+import importlib.metadata
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from common import cli, data, weights
+from common import device as devices
+from common.errors import RunError, UsageError
+from common.files import schema_of
+from common.options import Options
+from common.precision import SHORT, Precision
+from common.records.fields import Timed
+from common.records.study_files import METRICS, Benchmark
+from common.studies import accuracy, job_runner, known_models
+from common.studies.job_runner import Job
+from common.studies.known_models import Model
+from common.timing import benchmark, summarize
+from common.training import capture, record, version_files
+from common.training import step as steps
+
+import torch
+
+WARMUP = 3  # training steps before the timed ones
+
+
+def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:
+    """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a model cannot run here."""
+    for name, valid in {"models": known, "metrics": METRICS, "batch_sizes": (), "seq_lengths": ()}.items():
+        cli.check_list("--" + name.replace("_", "-"), getattr(arguments, name), valid)
+    models, device = [known[name] for name in arguments.models], devices.select(arguments.device)
+    for model in models:
+        if model.captured:
+            capture.check_supported(device)
+        if not model.path:
+            model.load().check(device, cli.amp_dtype(arguments))
+        elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
+            raise UsageError(f"{model.name}: products in FP8 need a GPU")
+    shapes = [dict(batch_size=b, seq_len=s) for s in sorted(arguments.seq_lengths) for b in sorted(arguments.batch_sizes)]
+    return models, [version_files.resolve(Namespace(**vars(arguments) | shape)) for shape in shapes]
+
+
+def measure(arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path) -> int:
+    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `run_all`'s."""
+    smallest, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
+    measured = record.header(schema_of(Benchmark), None, SHORT[cli.amp_dtype(smallest) or torch.float32]) | {
+        "status": "interrupted",  # until the end is reached
+        "packages": {module: _version(module) for module in sorted(packages)},
+        "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
+        "seed": smallest.seed, "models": [model.name for model in models], "metrics": arguments.metrics,
+        "batch_sizes": sorted(arguments.batch_sizes), "sequence_lengths": sorted(arguments.seq_lengths),
+        "steps": arguments.num_steps, "repeats": arguments.repeats, "accuracy_steps": arguments.accuracy_steps,
+        "cells": [], "accuracy": [],
+    }  # fmt: skip
+
+    def job(entry: dict[str, Any], store: Callable[[dict], object], work: Callable[[], object]) -> Job:
+        run = partial(job_runner.in_a_process, work, smallest.device, arguments.timeout)
+        return Job(entry, place(entry), run, lambda outcome: store(outcome["found"]))
+
+    jobs: list[Job] = []
+    for model in models if "accuracy" in arguments.metrics else []:
+        entry = _blank(model, smallest)
+        measured["accuracy"].append(entry)
+        jobs.append(job(entry, entry.update, partial(errors, model, baseline, smallest, arguments.accuracy_steps)))
+    for shape in shapes if arguments.metrics != ["accuracy"] else []:
+        row = []
+        for model in models:
+            cell = _blank(model, shape) | {"runs": []}
+            measured["cells"].append(cell)
+            row.append(job(cell, cell["runs"].append, partial(speed, model, shape, arguments.num_steps)))
+        jobs += row * arguments.repeats
+    return job_runner.run_all(jobs, measured, path, _line)
+
+
+def _version(module: str) -> str:
+    """That of the package that owns a module: `triton` is of pytorch-triton-rocm on an AMD GPU."""
+    return importlib.metadata.version(importlib.metadata.packages_distributions()[module][0])
+
+
+def _blank(model: Model, shape: Options) -> dict[str, Any]:
+    return {
+        "model": model.name, "batch_size": shape.batch_size, "sequence_length": shape.seq_len, "status": "not run", "reason": None
+    }  # fmt: skip
+
+
+def place(entry: Mapping[str, Any]) -> str:
+    """A cell by name, such as "v1, B 8, S 128"."""
+    return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """The outcome of a process, for the terminal."""
+    if "loss" in entry:
+        return f"{place(entry):<28} loss {entry['loss']:.5f}, largest gradient error {entry['gradient_error']:.2g}"
+    return f"{place(entry):<28} {job_runner.last_run(entry)}"
+
+
+def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
+    """A new model's training step, checked, and its precision.
+
+    Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them: PyTorch then
+    picks faster kernels, such as cuDNN's backward pass of attention.
+    """
+    version, device = model.load(), devices.select(options.device)
+    capture_step = model.captured or None  # None: as the model has it
+    settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
+    precision = Precision(device, cli.amp_dtype(options))
+    devices.prepare(device, options.seed)
+    if not model.path:
+        torch.use_deterministic_algorithms(False)
+    with device:  # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at large
+        made = version.make_model(settings)
+    return steps.prepare(version, settings, precision, version_files.random_batch(options, device), model=made), precision
+
+
+def speed(model: Model, options: Options, count: int) -> Timed:
+    """Times of `count` steps, and peak memory; the weights are random, and not the seed's."""
+    with weights.drawn_on(devices.select(options.device)):
+        prepared, precision = built(model, options)
+    batch = version_files.random_batch(options, precision.device)
+    for _ in range(WARMUP):
+        prepared.step(batch)
+    devices.synchronize(precision.device)
+    devices.reset_peak_memory(precision.device)
+    times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=count)
+    found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    if reason := getattr(prepared.model, "switches", {}).get("no-kernels"):
+        found["no_kernels"] = reason
+    return cast(Timed, found)
+
+
+def errors(model: Model, baseline: Model, options: Options, count: int) -> dict[str, Any]:
+    """The loss after `count` training steps, and the errors against float64, as in `study_files.Accuracy`."""
+    prepared, precision = built(model, options)
+    source = data.markov(options.model.vocab_size, options.seed)
+    batches = data.Batches(source, options.batch_size, options.seq_len, count + 1, options.seed, precision.device)
+    loss = [prepared.step(batches[i]) for i in range(count + 1)][-1].item()  # a step returns the loss from before its update
+    if not math.isfinite(loss):
+        raise RunError(f"the loss after {count} steps is {loss}")
+    found = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
+    worst = max((name for name in found if name.startswith("gradient of ")), key=found.__getitem__)
+    return {
+        "loss": loss, "floor": source.entropy_floor, "logits_error": found["logits"], "gradient_error": found[worst],
+        "gradient": worst.removeprefix("gradient of "),
+    }  # fmt: skip

@@ -1,0 +1,317 @@
+"""Measures how training scales over processes, each with a GPU of its own, or on a CPU with gloo.
+
+A cell is a version in a form of `--parallel` on n processes with a batch size, and each repeat of it is a torchrun job of the
+version's own script. Weak scaling keeps the batch of a process, strong scaling that of the job. One process runs without any
+form.
+
+The last steps of the first repeat of a cell of several processes are profiled. They do not count in the step time. The traces of
+all ranks show the time of communication: overlapped or exposed, and moving bytes or waiting for a slow rank
+(`analysis.profiles.communication`).
+
+In the report, efficiency is a job's throughput over n times that of one process, at the same batch of a process (weak scaling) or
+of the job (strong scaling).
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from common import cli, ranks
+from common import device as devices
+from common.analysis.output import plots, run_facts, tables
+from common.analysis.output.report import Report
+from common.analysis.output.tables import Table
+from common.analysis.profiles import communication
+from common.errors import RunError, UsageError
+from common.files import schema_of
+from common.options import Options
+from common.precision import SHORT
+from common.records import run_record, study_files
+from common.records.study_files import Scaling, ScalingCell, Split
+from common.studies import job_runner
+from common.studies.job_runner import Job, Outcome
+from common.studies.known_models import Model
+from common.training import record, version_files
+
+import torch
+
+MULTICAST = "NCCL_NVLS_ENABLE"
+SPLIT = list(Split.__annotations__)
+COLUMNS = (
+    "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
+    "efficiency", "peak_mib", *SPLIT,
+)  # fmt: skip
+NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
+Row = dict[str, Any]  # by the names in COLUMNS
+
+
+def default_processes(device: torch.device) -> list[int]:
+    """1, 2, 4, ... up to the GPUs of this host; 1 and 2 on a CPU."""
+    most = torch.cuda.device_count() if devices.is_gpu(device) else 2
+    return [2**i for i in range(most.bit_length())]
+
+
+def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[Options, list[ScalingCell], list[str]]:
+    """The options, the cells, one process first, and a line for each left out. UsageError: a value is wrong."""
+    cli.check_list("--models", arguments.models, [name for name, model in known.items() if model.path])
+    cli.check_list("--parallel", arguments.forms, ranks.FORMS)
+    cli.check_list("--processes", arguments.processes)
+    options, most = version_files.resolve(arguments), max(arguments.processes)
+    if devices.is_gpu(devices.select(options.device)) and most > torch.cuda.device_count():
+        raise UsageError(f"--processes {most}: GPUs here: {torch.cuda.device_count()}")
+    several, total = sorted({*arguments.processes} - {1}), arguments.global_batch_size or options.batch_size
+    left_out = [f"strong scaling on {n}: {n} does not divide --global-batch-size {total}" for n in several if total % n]
+    found: list[ScalingCell] = []
+    for name in arguments.models:
+        supported = getattr(known[name].load(), "PARALLEL", ranks.FORMS)
+        altered = known[name].captured or known[name].flags or options.capture_step  # fully_shard takes no such step
+        refused = [form for form in arguments.forms if form not in supported or (altered and form == "fsdp")]
+        left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
+        places: list[tuple[ranks.Form | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
+        for form in (form for form in arguments.forms if form not in refused):
+            places += [(form, n, options.batch_size) for n in several]
+            places += [(form, n, total // n) for n in several if total % n == 0]
+        found += [
+            {"model": name, "parallel": form, "processes": n, "batch_size": size, "status": "not run", "reason": None, "runs": []}
+            for form, n, size in dict.fromkeys(places)
+        ]
+    return options, sorted(found, key=lambda cell: cell["processes"]), left_out
+
+
+def measure(
+    arguments: Namespace, options: Options, cells: list[ScalingCell], left_out: list[str], known: dict[str, Model]
+) -> int:
+    """Measures what `plan` returned, and writes scaling.json after each job; the exit code is `run_all`'s."""
+    precision = SHORT[cli.amp_dtype(options) or torch.float32]
+    measured = record.header(schema_of(Scaling), None, precision, model=options.model) | {
+        "status": "interrupted",  # until the end is reached
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_"))},
+        "seed": options.seed, "models": arguments.models, "forms": arguments.forms,
+        "processes": sorted({1, *arguments.processes}), "batch_size": options.batch_size,
+        "global_batch_size": arguments.global_batch_size or options.batch_size, "sequence_length": options.seq_len,
+        "steps": arguments.num_steps, "repeats": arguments.repeats, "left_out": left_out, "cells": cells,
+    }  # fmt: skip
+    jobs = []
+    for n in measured["processes"]:
+        for repeat in range(arguments.repeats):
+            for cell in (cell for cell in cells if cell["processes"] == n):
+                run = partial(run_job, cell, known[cell["model"]], options, arguments, profiled=n > 1 and repeat == 0)
+                jobs.append(Job(cell, place(cell), run, partial(_store, cell)))
+    return job_runner.run_all(jobs, measured, arguments.output_dir / "scaling.json", _line)
+
+
+def _store(cell: ScalingCell, outcome: Outcome) -> None:
+    cell |= outcome["traced"]
+    cell["runs"].append(outcome["run"])
+
+
+def place(cell: Mapping[str, Any]) -> str:
+    """A cell by name, such as "v1, ddp, 2 x 8"."""
+    return f"{cell['model']}, {cell['parallel'] or 'one process'}, {cell['processes']} x {cell['batch_size']}"
+
+
+def _line(cell: ScalingCell) -> str:
+    return f"{place(cell):<28} {job_runner.last_run(cell)}"
+
+
+def run_job(cell: ScalingCell, model: Model, options: Options, arguments: Namespace, profiled: bool) -> Outcome:
+    """The outcome of one torchrun job of a cell: its status and reason, and if that is "ok" what the job measured."""
+    steps = arguments.num_steps + (arguments.profile_steps + 1) * profiled
+    command = [
+        str(model.path), *model.flags, "--preset", options.preset, "--batch-size", str(cell["batch_size"]),
+        "--seq-len", str(options.seq_len), "--seed", str(options.seed), "--device", options.device, "--data", "synthetic",
+        "--num-steps", str(steps), "--metrics-out", "metrics.json",
+    ]  # fmt: skip
+    command += ["--config", str(options.config.resolve())] if options.config else []
+    command += ["--use-amp"] if options.use_amp else []
+    command += ["--amp-dtype", options.amp_dtype] if options.amp_dtype else []
+    command += ["--parallel", cell["parallel"]] if cell["parallel"] else []
+    capture = True if model.captured else options.capture_step
+    command += [] if capture is None else ["--capture-step" if capture else "--no-capture-step"]
+    command += ["--profile-dir", "profiles", "--profile-steps", str(arguments.profile_steps)] if profiled else []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        code, said = torchrun(cell["processes"], command, max(arguments.processes), arguments.timeout, folder)
+        if code != 0 or not (folder / "metrics.json").exists():
+            return job_runner.timed_out(arguments.timeout) if code is None else ending(code, said)
+        run = run_record.read_timed(folder / "metrics.json")
+        traced = communicated(folder / "profiles", cell["processes"]) if profiled else {}
+    times = {key: run["step_ms"][key] for key in ("median", "p20", "p80", "count")}
+    peaks = run["ranks"]["peak_mib"] if "ranks" in run else [run["memory"]["peak_mib"]]
+    measured = {"kind": run["memory"]["kind"], "peak_mib": max(peaks), "step_ms": times}
+    machine = {"device": run["device"], "environment": run["environment"]}
+    return {"status": "ok", "reason": None, "run": measured, "traced": traced} | machine
+
+
+def torchrun(processes: int, command: list[str], most: int, timeout: float, folder: Path) -> tuple[int | None, str]:
+    """The exit code of a torchrun job, None if it took too long, and what it printed. Whatever ends this, the job ends too.
+
+    The cores are shared among `most` processes, alike in all cells.
+    """
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // most))} | job_runner.environment()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    with subprocess.Popen(
+        launcher + command, cwd=folder, env=environment, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as job:  # fmt: skip
+        try:
+            said, _ = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:
+            job.terminate()  # torchrun then ends its processes; it has ended but for a time-out or a second signal
+    return job.returncode, said
+
+
+def ending(code: int, said: str) -> Outcome:
+    """The status of a job that did not succeed, and the reason in one line."""
+    lines = said.strip().splitlines() or [f"exit code {code}"]
+    reason = next((line.partition("error: ")[2] for line in lines if line.startswith("error: ")), lines[-1])[:500]
+    killed = re.search(r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)", said)
+    if killed and not reason.startswith("out of memory"):
+        reason = job_runner.KILLED
+    full = killed or "out of memory" in reason
+    return {"status": "out of memory" if full else "failed", "reason": reason}
+
+
+def communicated(profiles: Path, processes: int) -> dict[str, Any]:
+    """The communication of each rank by the traces of a job, or the reason why they give none: keys of a cell."""
+    try:
+        paths = communication.find(profiles)
+        if len(paths) != processes:
+            raise UsageError(f"{len(paths)} processes of {processes} wrote a trace")
+        return {"ranks": communication.split([communication.load(path) for path in paths])}
+    except UsageError as error:
+        return {"trace_problem": str(error)}
+
+
+def analyze(path: Path) -> Report:
+    """The report on a scaling.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
+    measured = study_files.read_scaling(path)
+    cells, rows = measured["cells"], results(measured)
+    if all(cell["status"] != "ok" for cell in cells):
+        first = f"; the first: {place(cells[0])}, {job_runner.reason(cells[0])}" if cells else ""
+        raise RunError(f"nothing was measured{first}")
+    conditions = run_facts.describe(measured | {"training": {"sequence_length": measured["sequence_length"]}}, "batch_size")
+    report = Report("Scaling over processes")
+    report.json("scaling", measured)
+    report.text(
+        f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
+        f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
+        f"Made by `{measured['command']}` on {measured['date']}.",
+    )
+    report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
+    report.csv("scaling", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+    titles = {
+        "weak": f"batch {measured['batch_size']} of each process",
+        "strong": f"batch {measured['global_batch_size']} of the job",
+    }
+    for scaling, fixed in titles.items():
+        shown = [row for row in rows if row["scaling"] == scaling and row["ms"]]
+        report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
+        report.table(*step_table(shown))
+        report.text(*multicast(measured))
+        report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown}))
+    if any(row["communication_ms"] is not None for row in rows):
+        report.section("Communication in a step", "communication")
+        for scaling in titles:
+            report.table(*communication_table([row for row in rows if row["scaling"] == scaling]), title=f"{scaling} scaling")
+        report.text(
+            "From the traces of a few profiled steps, which the profiler slows; means over ranks and steps. Communication is "
+            "overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond the shortest "
+            "time of the same collective among the ranks."
+        )
+    missing = [(place(cell), job_runner.reason(cell)) for cell in cells if cell["status"] != "ok"]
+    missing += [(place(cell), f"no communication: {cell['trace_problem']}") for cell in cells if "trace_problem" in cell]
+    missing += [line.partition(": ")[::2] for line in measured["left_out"]]
+    job_runner.not_measured(report, measured, missing)
+    return report
+
+
+def results(measured: Scaling) -> list[Row]:
+    """COLUMNS of each cell in weak scaling, then in strong scaling (None if not measured); communication is the ranks' mean."""
+    rows = []
+    for scaling, whole in (("weak", measured["batch_size"]), ("strong", measured["global_batch_size"])):
+        one_process = {}  # model: milliseconds of its step on the batch that the scaling is against
+        for cell in measured["cells"]:  # fewest processes first
+            n = cell["processes"]
+            if cell["batch_size"] * (1 if scaling == "weak" else n) != whole:
+                continue
+            known = {name: value for name, value in cell.items() if name in COLUMNS}
+            row: Row = dict.fromkeys(COLUMNS) | known | {"scaling": scaling}
+            if cell["status"] == "ok":
+                runs = cell["runs"]
+                ms, p20, p80 = (median(run["step_ms"][name] for run in runs) for name in ("median", "p20", "p80"))
+                tokens = n * cell["batch_size"] * measured["sequence_length"]
+                row |= {"ms": ms, "p20": p20, "p80": p80, "repeats": len(runs), "tokens_per_second": tokens / ms * 1e3}
+                row["peak_mib"] = median(run["peak_mib"] for run in runs)
+                if n == 1:
+                    one_process[cell["model"]] = ms
+                if one := one_process.get(cell["model"]):
+                    row["efficiency"] = one / ms / (1 if scaling == "weak" else n)
+                row |= {name: mean(rank[name] for rank in cell["ranks"]) for name in SPLIT} if cell.get("ranks") else {}
+            rows.append(row)
+    return rows
+
+
+def _named(row: Row) -> list[object]:
+    """NAMED of a row."""
+    return [row["model"], row["parallel"] or "one process", row["processes"], row["batch_size"]]
+
+
+def step_table(rows: list[Row]) -> Table:
+    """A row for each measured cell: step time, throughput, efficiency, memory, and communication."""
+    unit, factor = tables.time_unit(max((row["ms"] for row in rows), default=1.0))
+    body = []
+    for row in rows:
+        efficiency = row["efficiency"] and f"{100 * row['efficiency']:.1f}%"
+        times = [factor * row["ms"], tables.spread(row, factor), row["tokens_per_second"], efficiency, row["peak_mib"]]
+        body.append([*_named(row), *times, row["exposed_ms"], row["overlapped_ms"]])
+    columns = [*NAMED, f"{unit}/step", "p20 to p80", "tokens/s", "efficiency", "peak MiB", "exposed communication, ms"]
+    return tables.filled([*columns, "overlapped, ms"], body)
+
+
+def communication_table(rows: list[Row]) -> Table:
+    """A row for each profiled cell: milliseconds of communication in a step, the mean of the ranks."""
+    body = [[*_named(row), *(row[name] for name in SPLIT)] for row in rows if row["communication_ms"] is not None]
+    columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
+    return [*NAMED, *(f"{name}, ms" for name in columns)], body
+
+
+def multicast(measured: Scaling) -> list[str]:
+    """Whether NVLink multicast was off, in one sentence; nothing where there is no NVLink: on a CPU, and on AMD's GPUs."""
+    if not measured["device"] or measured["device"]["kind"] != "cuda":
+        return []
+    value = measured["variables"].get(MULTICAST)
+    if value is None:
+        return [f"{MULTICAST} was not set: NCCL decides about NVLink multicast."]
+    return [f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."]
+
+
+def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
+    """Efficiency in weak and in strong scaling."""
+    result = plots.new(10, 4.6)
+    result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
+    forms = dict.fromkeys((row["model"], row["parallel"]) for row in rows if row["parallel"])
+    for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
+        for i, (model, form) in enumerate(forms):
+            own = [row for row in rows if (row["scaling"], row["model"]) == (scaling, model) and row["parallel"] in (None, form)]
+            points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}
+            axes.plot([*points], [*points.values()], label=f"{model}, {form}", **plots.style(i))
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set(title=f"{scaling} scaling", xlabel="processes", ylabel="efficiency, %")
+        axes.set_ylim(bottom=0)
+        axes.label_outer()
+        axes.grid(True, color="0.9")
+    if forms:
+        result.legend(*result.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(forms), 4))
+    return result
