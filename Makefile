@@ -39,8 +39,8 @@ test-slow: $(STAMP) ## run the tests that take minutes each
 docs: $(STAMP) ## rewrite the tables of the documents from results/ (seconds)
 	.venv/bin/python -m common.documents
 
-slides: docs ## make the slides, slides/slides.html, from slides/slides.md (seconds)
-	.venv/bin/python -m common.documents.slides.deck
+slides: ## make slides/slides.html with Marp, which needs npx and a network (1 min)
+	npx --yes @marp-team/marp-cli slides/slides.md --output slides/slides.html
 
 page: $(STAMP) ## make run.html, the page of the profile or trace RUN= (and OTHER=) (1 min)
 	.venv/bin/python page.py "$$RUN" $${OTHER:+"$$OTHER"}

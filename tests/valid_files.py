@@ -23,10 +23,9 @@ from common.analysis.reports import (
     roofline,
     triton_kernels,
 )  # fmt: skip
-from common.documents import lab_dashboard, result_tables
 from common.documents.sections import section
-from common.files import read_json, write_json
-from common.records import step_profile, study_files
+from common.files import read, read_json, write_json
+from common.records import lab_file, step_profile, study_files
 from common.studies import batch_size, benchmark_report, gemm_operations, scaling
 from tests import records
 from tests.conftest import ROOT
@@ -246,14 +245,8 @@ def shortened(name: str) -> Callable[[Path], object]:
     return lambda path: write_json(path, first_rows(RESULTS / name))
 
 
-def tabulated(table: Callable[[Path], str], path: Path) -> None:
-    assert "|" in table(path)
-
-
 def use_lab(path: Path) -> None:
-    published(lab_dashboard.analyze(path), path)
-    for table in lab_dashboard.TABLES.values():
-        table(path.parent)
+    read(path, lab_file.Lab)
 
 
 def write_kernel_benchmark(path: Path) -> None:
@@ -265,17 +258,17 @@ def write_kernel_benchmark(path: Path) -> None:
 
 def use_kernel_benchmark(path: Path) -> None:
     published(kernel_benchmark.report(study_files.read_kernels(path)), path)
-    section("rates", path)
+    section("rates", [path])
 
 
 def use_benchmark(path: Path) -> None:
     published(benchmark_report.analyze(path), path)
-    section("throughput", path)
+    section("throughput", [path])
 
 
 def use_scaling(path: Path) -> None:
     published(scaling.analyze(path), path)
-    section("weak", path)
+    section("weak", [path])
 
 
 def use_traces_of_ranks(path: Path) -> None:
@@ -339,9 +332,7 @@ VALID = [
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), use_benchmark),
     Valid("scaling.json", lambda path: write_json(path, records.scaling()), use_scaling),
     Valid("profiling_lab.json", shortened("h100/profiling_lab.json"), use_lab),
-    Valid(
-        "sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), lambda path: tabulated(result_tables.lengths, path)
-    ),
+    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), growth.load),
     Valid("metrics_kernels.json", write_kernel_benchmark, use_kernel_benchmark),
     *(
         Valid(name, write_stages, lambda path: published(compare_stages.report(compare_stages.read(path.parent)), path))

@@ -1,4 +1,4 @@
-"""Pictures in the documents: SVG files in pictures/, drawn from the files in results/ that their marker names.
+"""The measured pictures of the documents: SVG files in pictures/, drawn from the files in results/ that their marker names.
 
 Versions of matplotlib draw the same figure with different bytes. So a picture holds a digest of the numbers that it shows, and is
 out of date when these numbers have changed.
@@ -6,48 +6,34 @@ out of date when these numbers have changed.
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common.analysis.comparisons import ablation_effects
-from common.analysis.formulas import flops, footprint
-from common.analysis.output import plots, run_facts, tables
+from common import files
+from common.analysis.formulas import footprint, peaks
+from common.analysis.output import plots, run_facts
+from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace, kernel_names
-from common.analysis.reports import kernel_benchmark
+from common.analysis.reports import bandwidth, kernel_benchmark
 from common.config import ModelConfig
-from common.documents import architecture
-from common.documents.result_tables import IDLE, find, headline, ratio, span_shares
+from common.documents import versions
 from common.errors import UsageError
-from common.records import study_files
-from common.studies import scaling
+from common.records import step_profile
 
 import pandas
 
-COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)  # of versions
+COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)
 GIB = 2**30
 WIDTH = 9  # inches of a picture; with letters of 9 points, a slide of 1920 x 1080 shows none smaller than 18 points
+WINDOW_US = 3000.0  # of each timeline
 STYLE: dict[Any, Any] = {  # matplotlib's parameters
     "font.size": 9, "axes.titleweight": "normal", **dict.fromkeys(("axes.titlesize", "figure.titlesize"), 10),
     **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
-BOX = {"facecolor": "white", "linewidth": 0, "pad": 0.5}  # behind a label that a line would cross
-HELD = {  # what holds memory in a step
-    "weights": plots.BLUE, "AdamW's moments": plots.SKY, "scores [B, H, S, S]": plots.ORANGE, "other activations": plots.GREEN,
-    "gradients": plots.VERMILION,
-}  # fmt: skip
-SPANS = {
-    "attention": plots.SKY, "mlp": plots.ORANGE, "norm": plots.PURPLE, "loss": plots.GREEN, "optimizer": plots.VERMILION,
-    "other": "0.6", IDLE: "0.88",
-}  # fmt: skip
-KINDS = {
-    "matrix products": plots.BLUE, "attention": plots.GREEN, "reductions": plots.PURPLE, "elementwise": plots.ORANGE,
-    "copies": plots.VERMILION, "other": "0.6",
-}  # fmt: skip
+KINDS = ("matrix products", "attention", "reductions", "elementwise", "copies", "other")  # of kernels
 
 
 class Picture(NamedTuple):
@@ -61,7 +47,7 @@ class Picture(NamedTuple):
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.numbers).encode()).hexdigest()[:16]
 
-    def drawn(self) -> str:
+    def svg(self) -> str:
         """The content of the SVG file."""
         import matplotlib
 
@@ -73,47 +59,36 @@ class Picture(NamedTuple):
         return path.is_file() and f'data-digest="{self.digest()}"' in path.read_text(encoding="utf-8")[:2000]
 
 
-def described(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """The numbers of each part as text: "a: x 1%, y 2%; b: ..."."""
-
-    def numbers(row: Mapping[str, float]) -> str:
-        return ", ".join(f"{name} {tables.format_number(value)}{unit}" for name, value in row.items())
-
-    return "; ".join(f"{part}: {numbers(row)}" for part, row in parts.items())
-
-
 def ladder(folder: Path) -> Picture:
-    """How many times faster than the first version every version and peer is in bf16, a panel for each preset.
+    """Speed by version and size: how many times faster than the first version all models are in bf16, a panel for each preset.
 
     A dot is the quotient of the medians, and a line its range over the processes.
     """
-    found, models = headline(folder)
+    found, models = versions.headline(folder)
     panels = {
-        case.title(): {name: ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
+        case.title(): {name: versions.ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
         for case in found
     }
     device = run_facts.device(found[0].studies[0])
-    best = [(case.preset, case.fastest(), *map(tables.format_number, panels[case.title()][case.fastest()])) for case in found]
-    said = ["{}: {} {}x ({} to {})".format(*each) for each in best]
-    description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {', '.join(said)}"
+    best = [(case.preset, case.fastest(), panels[case.title()][case.fastest()][0]) for case in found]
+    said = ", ".join(f"{preset}: {name} {format_number(faster)}x" for preset, name, faster in best)
+    description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {said}"
 
     def draw() -> "plots.Figure":
         figure = plots.new(WIDTH, 0.9 + 0.25 * len(models))
         places = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
         for axes, (title, panel) in zip(places, panels.items(), strict=True):
-            most = max(high for _, _, high in panel.values())
             for row, name in enumerate(models):
-                axes.axhline(row, color="0.92", linewidth=1, zorder=0)
                 if name in panel:
                     faster, *ends = panel[name]
                     axes.plot(ends, [row, row], color=colour(name), linewidth=2)
                     axes.plot(faster, row, "o", color=colour(name))
-                    end, aside, side = (ends[1], 4, "left") if ends[1] < 0.7 * most else (ends[0], -4, "right")
-                    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": side, "bbox": BOX}
-                    axes.annotate(f"{tables.format_number(faster)}x", (end, row), (aside, 0), **how)
+                    axes.annotate(f"{format_number(faster)}x", (ends[1], row), (4, -3), textcoords="offset points")
             axes.axvline(1, color="0.5", linestyle=":", linewidth=1, zorder=0)
+            axes.grid(True, axis="y", color="0.92")
             axes.set_yticks(range(len(models)), models)
-            axes.set(xlim=(0, 1.05 * most), ylim=(len(models) - 0.5, -0.5), title=title.replace(", bf16, ", "\n"))
+            axes.set_title(title.replace(", bf16, ", "\n"))
+            axes.set(xlim=(0, 1.35 * axes.dataLim.xmax), ylim=(len(models) - 0.5, -0.5))
         figure.supxlabel(f"times as fast as {models[0]}; dot: medians, line: range over processes", fontsize=STYLE["font.size"])
         figure.suptitle(f"Speed-up of one training step over {models[0]}, bf16, one {device}")
         return figure
@@ -122,97 +97,57 @@ def ladder(folder: Path) -> Picture:
 
 
 def colour(model: str) -> str:
-    """One colour for each version, with and without torch.compile, and grey for the peers; after seven versions they repeat."""
-    version = re.fullmatch(r"v(\d+)(-.*)?", model)
+    """One colour for each version, with and without torch.compile, and grey for the peers."""
+    version = versions.VERSION.fullmatch(model)
     return COLOURS[(int(version[1]) - 1) % len(COLOURS)] if version else "0.7"
 
 
 def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, list[float]]:
-    """Bytes of each of HELD over one step of Version 1 under bf16 autocast on a GPU, by the formulas of `footprint`.
+    """Bytes that Version 1 holds under bf16 autocast on a GPU at four moments, by the formulas of `footprint`.
 
-    The moments are before the step, after the embedding, after each layer forward, after the loss, and then after each of them
-    backward, the loss first; the last is after AdamW, when the gradients are released. Temporary tensors are not counted.
+    The moments are before the step, after the forward pass, after the backward pass, and after AdamW, when the gradients are
+    released. Between them the layers, all of one size, come and go one by one. Temporary tensors are not counted.
     """
-    kept = footprint.activations(config, batch_size, sequence_length, "cuda")
-    stays, counted = footprint.states(config), flops.parameters(config)
-    ends = kept["embed"], kept["loss"] + kept["norm"] / (2 * config.num_layers + 1)  # the last norm belongs to no layer
-    layer = (kept["total"] - kept["scores"] - sum(ends)) / config.num_layers
-    scores = kept["scores"] / config.num_layers
-    forward = [(0.0, ends[0]), *[(scores, layer)] * config.num_layers, (0.0, ends[1])]
-    both = [(0.0, 0.0), *forward, *((-first, -second) for first, second in reversed(forward)), (0.0, 0.0)]
-    tied = footprint.FLOAT * counted["embedding"]  # the head is the embedding
-    written = [tied, *[(stays["gradients"] - tied) / config.num_layers] * config.num_layers, 0.0]
-    gradients = [0.0] * (len(forward) + 1) + list(accumulate(written)) + [0.0]
-    constant = {"weights": stays["weights"], "AdamW's moments": stays["adamw"]}
-    areas = {name: [float(value)] * len(both) for name, value in constant.items()}
-    for name, column in (("scores [B, H, S, S]", 0), ("other activations", 1)):
-        areas[name] = list(accumulate(step[column] for step in both))
-    return areas | {"gradients": gradients}
+    kept, stays = footprint.activations(config, batch_size, sequence_length, "cuda"), footprint.states(config)
+    return {
+        "weights": [stays["weights"]] * 4,
+        "AdamW's moments": [stays["adamw"]] * 4,
+        "gradients": [0, 0, stays["gradients"], 0],
+        "other activations": [0, kept["total"] - kept["scores"], 0, 0],
+        "scores [B, H, S, S]": [0, kept["scores"], 0, 0],
+    }
 
 
 def memory(folder: Path) -> Picture:
-    """Memory over a step of the first version by formula, and its measured peak, from peers_<preset>_bf16.json."""
-    said: list[str] = []
+    """Memory over a step of the first version by formula, and its measured peak, at medium and large in bf16."""
     panels: dict[str, dict[str, Any]] = {}
-    found, (model, *_) = headline(folder)
-    for case in (case for case in found if case.preset in ("medium", "large")):
-        config, preset = ModelConfig.model_validate(case.studies[0]["model"]), case.preset
-        peak = median(run["peak_mib"] for run in case.cells[model]["runs"]) / 2**10
-        areas, kept = held(config, *case.shape), footprint.activations(config, *case.shape, "cuda")
-        panels[preset] = {"shape": case.shape, "peak": peak, "model": model, "areas": areas}
-        stays = {name: max(areas[name]) for name in ("weights", "AdamW's moments", "gradients")} | {"activations": kept["total"]}
-        sizes = described({preset: {name: size / GIB for name, size in stays.items()}}, " GiB")
-        share, highest = tables.format_number(100 * kept["scores"] / kept["total"]), tables.format_number(peak)
-        said.append(f"{sizes} (of them scores {share}%), measured peak {highest} GiB")
-    if not panels:
-        raise UsageError(f"{folder}: no benchmark of medium or large in bf16: measure them with results/measure_versions.sh")
+    found, (model, *_) = versions.headline(folder)
+    for case in (case for case in found if case.preset in ("medium", "large") and case.times(model)):
+        peak = median(run["peak_mib"] for run in case.runs[model]) / 2**10
+        areas = held(ModelConfig.model_validate(case.studies[0]["model"]), *case.shape)
+        panels[case.title()] = {"peak": peak, "areas": {name: [size / GIB for size in sizes] for name, sizes in areas.items()}}
     device = run_facts.device(found[0].studies[0])
-    description = f"Memory over one training step of {model} in bf16, by formula. {'; '.join(said)} on one {device}"
+    said = []
+    for title, panel in panels.items():
+        sizes = [f"{name} {format_number(max(sizes))} GiB" for name, sizes in panel["areas"].items()]
+        said.append(f"{title}: {', '.join(sizes)}, measured peak {format_number(panel['peak'])} GiB")
+    description = f"Memory over one training step of {model} on one {device}, the most of each. {'; '.join(said)}"
 
     def draw() -> "plots.Figure":
         figure = plots.new(WIDTH, 3.9)
-        for axes, (preset, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-            moments = range(len(panel["areas"]["weights"]))
-            areas = [[size / GIB for size in panel["areas"][name]] for name in HELD]
-            axes.stackplot(moments, areas, labels=list(HELD), colors=list(HELD.values()), linewidth=0)
+        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+            frame = pandas.DataFrame(panel["areas"], index=[0.0, 1.0, 2.0, 2.2])
+            frame.plot.area(ax=axes, color=COLOURS[: len(frame.columns)], linewidth=0, legend=False)
             axes.axhline(panel["peak"], color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
-            turn = len(moments) / 2 - 1
-            axes.axvline(turn, color="0.3", linestyle=":", linewidth=0.8)
-            parts = ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"]
-            axes.set_xticks([turn / 2, 1.5 * turn, moments[-1]], parts)
-            axes.set(xlim=(0, moments[-1]), ylim=(0, 1.1 * panel["peak"]), ylabel="GiB")
-            axes.set_title(f"{preset}, {' x '.join(map(str, panel['shape']))} tokens")
+            axes.axvline(1, color="0.3", linestyle=":", linewidth=0.8)
+            axes.set_xticks([0.5, 1.5, 2.2], ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"])
+            axes.set(xlim=(0, 2.2), ylim=(0, 1.1 * panel["peak"]), ylabel="GiB", title=f"{title} tokens")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right center")
-        figure.suptitle(f"Memory over one step of {model} in bf16: areas by formula, the line measured on one {device}")
+        figure.suptitle(f"Memory over one step of {model}: areas by formula, the line measured on one {device}")
         return figure
 
     return Picture(f"memory-{folder.name}", panels, description, draw)
-
-
-def step_spans(*folders: Path) -> Picture:
-    """The share of each span in a profiled step of Version 1, a bar for each run that has a profile."""
-    panels = {}
-    for run, shares in span_shares(*folders).items():
-        panels[run] = {span: round(shares[span], 1) for span in SPANS if span in shares and span != "other"}
-        panels[run]["other"] = round(sum(shares.values()) - sum(panels[run].values()), 1)
-    description = f"Where a profiled step of Version 1 goes, by span, in % of its time. {described(panels, '%')}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 0.9 + 0.42 * len(panels))
-        axes = figure.add_subplot()
-        begins = [0.0] * len(panels)
-        for span, shade in SPANS.items():
-            shares = [max(0.0, panel.get(span, 0.0)) for panel in panels.values()]
-            bars = axes.barh(list(panels), shares, left=begins, color=shade, label=span)
-            axes.bar_label(bars, [f"{share:.0f}" if share >= 5 else "" for share in shares], label_type="center")
-            begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
-        axes.invert_yaxis()
-        axes.set(xlim=(0, 100), xlabel="% of a profiled step of Version 1 in fp32")
-        figure.legend(loc="outside upper center", ncols=len(SPANS))
-        return figure
-
-    return Picture("step-spans", panels, description, draw)
 
 
 def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
@@ -224,107 +159,123 @@ def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
     return trace, kernels
 
 
-def layer_kernels(*paths: Path) -> Picture:
-    """The kernels of one layer's forward pass end to end, and those of a step by kind, a row for each trace.
+def name_of(trace: Path) -> str:
+    """A trace's file as a label: v2_compile_small.json.gz gives "v2, compile, small"."""
+    return trace.name.split(".")[0].replace("_", ", ")
 
-    It is the second layer of the first profiled step. From the compiled Version 2 on, a layer's first kernel also adds the result
-    of the layer before. The first layer has nothing to add, and torch.compile puts the embedding into its first kernel.
-    """
-    panels: dict[str, dict[str, Any]] = {}
+
+def kernels_by_version(*paths: Path) -> Picture:
+    """The kernels and copies of a step and their time, by kind, a bar for each trace."""
+    counts: dict[str, dict[str, int]] = {}
+    times: dict[str, dict[str, float]] = {}
     for path in paths:
-        name, size = path.name.split(".")[0].rsplit("_", 1)
         _, kernels = gpu_trace(path)
-        step = kernels[kernels.step == kernels.step.min()].sort_values("start_us")
-        kinds = [kernel_names.kind(kernel) for kernel in step.name]
-        layer = _second_layer(kinds, architecture.preset(size)[0].num_layers)
-        panels[name.replace("_compile", ", compiled")] = {
-            "layer": [(kind, round(us, 2)) for kind, us in zip(kinds[layer], step.duration_us[layer], strict=True)],
-            "step": {kind: kinds.count(kind) for kind in KINDS if kind in kinds},
-        }
-    totals = {version: sum(panel["step"].values()) for version, panel in panels.items()}
-    said = [
-        f"{version}: {len(panel['layer'])} in a layer's forward pass, {totals[version]:,} with copies in a step"
-        for version, panel in panels.items()
-    ]
+        step = kernels[kernels.step == kernels.step.min()]
+        by_kind = step.duration_us.groupby(step.name.map(kernel_names.kind))
+        counts[name_of(path)] = by_kind.size().to_dict()
+        times[name_of(path)] = by_kind.sum().round(1).to_dict()
+    device = paths[0].parents[1].name.upper()
+    said = [f"{name} {sum(kinds.values()):,} in {format_number(sum(times[name].values()))} us" for name, kinds in counts.items()]
+    description = f"Kernels and copies of a step in bf16 on one {device}: {'; '.join(said)}"
 
     def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 1.2 + 0.5 * len(panels))
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
-        longest = 0.0
-        for version, panel in panels.items():
-            end = 0.0
-            for kind, us in panel["layer"]:
-                left.barh(version, us, 0.6, left=end, color=KINDS[kind], edgecolor="white", linewidth=0.8)
-                end += us
-            longest = max(longest, end)
-            left.text(end, version, f" {len(panel['layer'])} kernels", va="center")
-            right.text(totals[version], version, f" {totals[version]:,}", va="center")
-        ends = [0] * len(panels)
-        for kind in [kind for kind in KINDS if any(kind in panel["step"] for panel in panels.values())]:
-            number = [panel["step"].get(kind, 0) for panel in panels.values()]
-            right.barh(list(panels), number, 0.6, left=ends, color=KINDS[kind], label=kind)
-            ends = [end + more for end, more in zip(ends, number, strict=True)]
-        left.invert_yaxis()
-        left.set_xlim(0, 1.15 * longest)
-        right.set_xlim(0, 1.15 * max(ends))
-        left.set_title("One layer, forward: kernels end to end, us")
-        right.set_title("Kernels and copies in a step")
-        figure.suptitle(f"The versions at {size} in bf16")
-        figure.legend(loc="outside lower center", ncols=len(KINDS))
-        return figure
-
-    description = f"Kernels at {size} in bf16. {'; '.join(said)}"
-    return Picture(f"layer-kernels-{paths[0].parents[1].name}", panels, description, draw)
-
-
-def _second_layer(kinds: list[str], layers: int) -> slice:
-    """The place of the second layer: the shortest sequence with a matrix product that repeats once for each layer.
-
-    Kinds are compared and not names, because torch.compile gives kernels of the first layers names of their own.
-
-    UsageError: there is none.
-    """
-    for length in range(1, len(kinds) // layers + 1):
-        same = 0
-        for i, (kind, later) in enumerate(zip(kinds, kinds[length:], strict=False)):
-            same = same + 1 if kind == later else 0
-            second = i + 1 - same + length
-            if same == (layers - 1) * length and "matrix products" in kinds[second : second + length]:
-                return slice(second, second + length)
-    raise UsageError(f"no sequence of kernels repeats once for each of {layers} layers")
-
-
-def fusions(path: Path) -> Picture:
-    """Kernels and time of a step as the fusions of an ablation are switched on one after another."""
-    study = ablation_effects.read(path)
-    found = {tuple(c["fusions"].values()): c for c in study["combinations"]}
-    rows: list[tuple[str, float, float]] = []
-    for on, name in enumerate(["none", *(f"+ {fusion}" for fusion in ablation_effects.FUSIONS.values())]):
-        combination = found[tuple(i < on for i in range(len(ablation_effects.FUSIONS)))]
-        launches = combination["launches_per_step"]
-        assert launches is not None, path
-        rows.append((name, launches, combination["step_ms"]["median"]))
-    model = tables.letters(ModelConfig.model_validate(study["model"]).model_dump())
-    device, compute = run_facts.device(study), study["precision"]["compute"]
-    said = [f"{name}: {count:,.0f} kernels, {tables.format_number(ms)} ms" for name, count, ms in rows]
-    description = (
-        f"Fusions of {study['version']} switched on one after another, {compute}, {model}, one {device}. {'; '.join(said)}"
-    )
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 2.4)
-        names, *columns = zip(*rows, strict=True)
-        titles = (f"{study['counted']} in a step", "ms a step")
-        for axes, title, values in zip(figure.subplots(1, 2, sharey=True), titles, columns, strict=True):
-            bars = axes.barh(names, values, color=[plots.ORANGE, *[plots.SKY] * 3, plots.BLUE])
-            axes.bar_label(bars, [tables.format_number(value) for value in values], padding=3)
-            axes.set(xlim=(0, 1.15 * max(values)), title=title)
+        figure = plots.new(WIDTH, 1.2 + 0.5 * len(paths))
+        panels = {"kernels and copies in a step": counts, "us of all of them": times}
+        for axes, (title, panel) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+            frame = pandas.DataFrame(panel).T.reindex(columns=[*KINDS]).fillna(0)
+            frame.plot.barh(ax=axes, stacked=True, color=COLOURS, legend=False, title=title)
+            axes.bar_label(axes.containers[-1], [format_number(total) for total in frame.sum(axis=1)], padding=3)
+            axes.set_xlim(0, 1.2 * frame.sum(axis=1).max())
         axes.invert_yaxis()
-        size = path.stem.split("_")[2]
-        figure.suptitle(f"{study['version']} at {size}: fusions switched on one after another; {compute}, one {device}")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
+        figure.suptitle(f"Kernels of a step by version, bf16, one {device}")
         return figure
 
-    return Picture(f"fusions-{path.parent.name}", rows, description, draw)
+    return Picture(f"kernels-{paths[0].parents[1].name}", [counts, times], description, draw)
+
+
+def timeline(*paths: Path) -> Picture:
+    """The first milliseconds of profiled steps on the GPU, a panel for each trace: launches of the host above, kernels below."""
+    panels, device = {name_of(path): _window(path) for path in paths}, paths[0].parents[1].name.upper()
+    titles = [
+        f"{name}: a step of {panel['step_ms']} ms has {panel['kernels']:,} kernels; the GPU is busy {panel['busy']}% of it"
+        for name, panel in panels.items()
+    ]
+    description = f"Launches of the host and kernels of one {device} over {WINDOW_US / 1e3:g} ms. {'. '.join(titles)}"
+
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 0.6 + 1.4 * len(panels))
+        places = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
+        for axes, title, panel in zip(places, titles, panels.values(), strict=True):
+            axes.broken_barh(panel["gpu"], (-0.35, 0.7), color=plots.VERMILION, linewidth=0)
+            axes.vlines(panel["launches"], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
+            if not panel["launches"]:
+                axes.text(WINDOW_US / 2e3, 1, "no launch: the host launched these steps before", ha="center", va="center")
+            axes.set_yticks([0, 1], ["GPU: kernels", "host: launches"])
+            axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5), title=title)
+        axes.set_xlabel("ms")
+        figure.suptitle(f"Profiled steps on one {device}: waiting for the host, and busy")
+        return figure
+
+    return Picture(f"timeline-{paths[0].parents[1].name}", panels, description, draw)
+
+
+def _window(path: Path) -> dict[str, Any]:
+    """The content of a trace's timeline, in ms from the first kernel of the profiled steps.
+
+    It has launches (their starts), gpu ([start, length] of each kernel), and of a median step kernels (with copies and fills),
+    step_ms and busy (%).
+    """
+    trace, kernels = gpu_trace(path)
+    starts, first = kernels.start_us - kernels.start_us.min(), kernels.start_us.min()
+    launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first).round(1)))
+    return {
+        "launches": [launch / 1e3 for launch in launches if 0 <= launch <= WINDOW_US],
+        "gpu": [[start / 1e3, us / 1e3] for start, us in zip(starts, kernels.duration_us, strict=True) if start <= WINDOW_US],
+        "kernels": int(median(kernels.groupby("step").size())),
+        "step_ms": round(median(trace.step_us()) / 1e3, 2),
+        "busy": round(100 * trace.device_busy_us() / sum(trace.step_us()), 1),
+    }
+
+
+def roofline(path: Path) -> Picture:
+    """A profile's longest operators under its data sheet's roof. UsageError: the data sheet is not known."""
+    profile = step_profile.read(path)
+    run = profile["run"]
+    compute, device = run["precision"]["compute"], run_facts.device(run)
+    known = peaks.datasheet(device)
+    if not known:
+        raise UsageError(f"{path}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
+    peak, rate = known[compute] / 1e12, known["bandwidth"] / 1e12
+    longest = sorted((row for row in bandwidth.from_profile(profile)[0] if row.flops), key=lambda row: -row.seconds)[:16]
+    points = {row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12) for row in longest}
+    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
+    step = f"a step of {run['version']} at {run['training']['preset']} in {compute}"
+    description = f"Roofline of one {device} with operators of {step}: {', '.join(said[:4])}"
+
+    def draw() -> "plots.Figure":
+        figure = plots.new(WIDTH, 4.2)
+        axes = figure.subplots()
+        ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate
+        bottom, top = min(reached for _, reached in points.values()) / 10, 5 * peak
+        axes.fill_between([low, ridge], bottom, top, color=plots.SKY, alpha=0.12, linewidth=0)
+        axes.fill_between([ridge, high], bottom, top, color=plots.ORANGE, alpha=0.12, linewidth=0)
+        axes.plot([low, ridge, high], [low * rate, peak, peak], color=plots.BLACK)
+        axes.text(low * 1.2, top / 1.4, f"memory-bound\nroof: intensity x {format_number(rate)} TB/s", va="top")
+        axes.text(high / 1.2, top / 1.4, f"compute-bound\nroof: {format_number(peak)} TFLOP/s", ha="right", va="top")
+        axes.text(ridge / 1.2, bottom * 1.4, f"ridge point\n{format_number(ridge)} FLOP/byte", ha="right")
+        axes.axvline(ridge, color="0.5", linestyle=":", linewidth=1)
+        for number, (name, point) in enumerate(points.items()):
+            axes.plot(*point, color=COLOURS[number % 7], marker=plots.MARKERS[number // 7], linestyle="", label=name)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+        axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")  # an exponent would be small
+        figure.legend(loc="outside right center")
+        figure.suptitle(f"The longest operators of {step}, measured on one {device}, under the roof of its data sheet")
+        return figure
+
+    return Picture(f"roofline-{path.parent.name}", [peak, rate, points], description, draw)
 
 
 def kernel_rates(path: Path) -> Picture:
@@ -332,7 +283,7 @@ def kernel_rates(path: Path) -> Picture:
 
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
-    measured = study_files.read_kernels(path)
+    measured = files.read_json(path)
     size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
     rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
     shares: dict[str, dict[str, float]] = {}
@@ -340,67 +291,19 @@ def kernel_rates(path: Path) -> Picture:
         shares.setdefault(row["operation"], {})[row["contender"]] = round(kernel_benchmark.share(row, measured), 1)
     shape = f"{rows[0]['batch_size']} x {size[0]} tokens, D = {size[1]:,}"
     device = run_facts.device(measured)
-    description = (
-        f"Bytes that a fused kernel moves, over the time of each contender, in % of the rate of a copy; {shape}, one {device}. "
-        f"{described(shares, '%')}"
-    )
+    said = [f"{name}: {', '.join(f'{who} {share:.0f}%' for who, share in each.items())}" for name, each in shares.items()]
+    description = f"Rate of each contender in % of a copy's; {shape}, one {device}. {'; '.join(said)}"
 
     def draw() -> "plots.Figure":
         figure = plots.new(WIDTH, 3)
-        axes = figure.add_subplot()
-        contenders = list(dict.fromkeys(name for each in shares.values() for name in each))
-        width = 0.8 / len(contenders)
-        for number, contender in enumerate(contenders):
-            places = [i + width * (number - (len(contenders) - 1) / 2) for i in range(len(shares))]
-            values = [each.get(contender, 0.0) for each in shares.values()]
-            bars = axes.bar(places, values, width, label=contender, color=kernel_benchmark.COLOURS[contender])
-            axes.bar_label(bars, fmt="%.0f", padding=2, bbox=BOX)
+        frame = pandas.DataFrame(shares).T
+        axes = frame.plot.bar(ax=figure.subplots(), rot=0, width=0.8, legend=False, color=COLOURS[: len(frame.columns)])
+        for bars in axes.containers:
+            axes.bar_label(bars, fmt="%.0f", padding=2)
         axes.axhline(100, color="0.3", linestyle="--", linewidth=1, zorder=0)
-        axes.set_xticks(range(len(shares)), list(shares))
         axes.set(ylabel="% of the rate of a copy", ylim=(0, 120))
-        figure.legend(loc="outside right center")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
         figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}")
         return figure
 
     return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
-
-
-def scaling_efficiency(folder: Path) -> Picture:
-    """Efficiency in weak scaling over GPUs, a panel for each preset, from scaling_<preset>_<precision>.json."""
-    panels: dict[str, dict[str, dict[int, float]]] = {}
-    for preset, precision, path in find(folder, "scaling_{preset}_{precision}.json", "measure_scaling.sh"):
-        study = study_files.read_scaling(path)
-        panel = panels.setdefault(f"{preset}, {precision}", {})
-        for row in scaling.results(study):
-            if row["scaling"] == "weak" and row["parallel"] and row["efficiency"]:
-                line = panel.setdefault(f"{row['model']}, {row['parallel']}", {1: 100.0})
-                line[row["processes"]] = round(100 * row["efficiency"], 1)
-    panels = {title: panel for title, panel in panels.items() if panel}
-    if not panels:
-        raise UsageError(f"{folder}: no scaling_*.json has an efficiency on several GPUs")
-    device = study["device"]["name"] if study["device"] else ""
-    least = min(value for panel in panels.values() for points in panel.values() for value in points.values())
-    said = [
-        f"{title}: " + "; ".join(f"{name} {points[max(points)]:.0f}% on {max(points)}" for name, points in panel.items())
-        for title, panel in panels.items()
-    ]
-    description = f"Efficiency of training on several {device}, each with the same batch as one. {'. '.join(said)}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 3.8)
-        figure.suptitle(f"Throughput over that of as many single GPUs, {device}")
-        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-            for number, (name, points) in enumerate(panel.items()):
-                aside = 1.03 ** (number - (len(panel) - 1) / 2)  # so that no line hides another
-                line = [(count * aside, share) for count, share in sorted(points.items())]
-                axes.plot(*zip(*line, strict=True), label=name, **plots.style(number))
-            counts = sorted({count for points in panel.values() for count in points})
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, counts, minor=False)
-            axes.axhline(100, color="0.5", linestyle=":", linewidth=1)
-            axes.set_yticks(range(min(85, 5 * int(least // 5)), 106, 5))
-            axes.set(title=title, xlabel="GPUs", ylabel="efficiency, %")
-            axes.legend(loc="lower left", ncols=2)
-        return figure
-
-    return Picture(f"scaling-efficiency-{folder.name}", panels, description, draw)

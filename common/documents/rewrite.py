@@ -1,13 +1,14 @@
-"""The tables in the documents: generated between markers, from formulas or from the files in results/.
+"""Rewrites the generated parts of all documents: tables and pictures between markers.
 
-    <!-- section: FILE...#ANCHOR -->      a section of the report on a file; several files (or a pattern, `*.json`) are joined
-    <!-- table: NAME PATH... -->          a table that joins files of several kinds, or comes from formulas
-    <!-- picture: NAME PATH... -->        a picture, whose file is in pictures/
+    <!-- rows: FILE... | COLUMN | ... -->             a row for each record, or for each row of a list in it (`rows.rows`)
+    <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all columns or these
+    <!-- table: NAME PATH... -->                      a table by its name in TABLES
+    <!-- picture: NAME PATH... -->                    a picture by its name in PICTURES, whose file is in pictures/
 
-A section ends at `<!-- /section -->`, and so on. Everything between two markers is overwritten:
+A generated part ends at `<!-- /rows -->`, and so on. Everything between two markers is overwritten:
 
     python -m common.documents            # rewrites every document
-    python -m common.documents --check    # changes nothing; exit code 1 and a line for each document that is out of date
+    python -m common.documents --check    # changes nothing; exit code 1 and a line for each file that is out of date
 """
 
 import functools
@@ -17,29 +18,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import ROOT, cli
-from common.documents import appendix, architecture, concepts, lab_dashboard, reference, sections
-from common.documents import pictures as drawings
-from common.documents import result_tables as results
+from common.documents import commands, formula_tables, lab_dashboard, pictures, rows, sections, versions
 from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
-MARKED = re.compile(r"(<!-- (section|table|picture): ([\w./*# -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-# By the name in a marker: functions of the marker's paths. A table's returns Markdown.
-TABLES: dict[str, Callable[..., str]] = lab_dashboard.TABLES | {function.__name__: function for function in (
-    architecture.presets, architecture.shapes, architecture.parameters, architecture.forward_flops, architecture.states,
-    architecture.activations, architecture.quadratic, architecture.intensity, architecture.balance, architecture.limits,
-    architecture.fusion, appendix.fusion_bytes, appendix.intensities, appendix.attention_io, appendix.memory_saved,
-    appendix.launches, appendix.amdahl, appendix.optimizer, appendix.profiler_cost, results.training,
-    results.phases, results.spans, results.ceilings, results.efficiency, results.trials, results.curves, results.number_formats,
-    results.format_curves, results.versions_and_peers, results.versions_and_peers_spread, results.lengths, results.weak_scaling,
-    results.clocks, concepts.chip, reference.commands,
-    reference.all_problems, reference.answers,
-)}  # fmt: skip
-PICTURES: dict[str, Callable[..., Picture]] = {function.__name__: function for function in (
-    drawings.ladder, drawings.memory, drawings.step_spans, drawings.layer_kernels, drawings.fusions, drawings.kernel_rates,
-    drawings.scaling_efficiency, concepts.roofline, concepts.timeline, concepts.causal_tiles,
-)}  # fmt: skip
+MARKED = re.compile(r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+TABLES: dict[str, Callable[..., str]] = (
+    lab_dashboard.TABLES
+    | formula_tables.TABLES
+    | {
+        "commands": commands.commands,
+        "curves": versions.curves,
+        "versions-and-peers": versions.times_and_speedups,
+        "versions-and-peers-spread": versions.times_and_memory,
+    }
+)
+PICTURES: dict[str, Callable[..., Picture]] = {
+    "kernel-rates": pictures.kernel_rates,
+    "ladder": pictures.ladder,
+    "kernels": pictures.kernels_by_version,
+    "memory": pictures.memory,
+    "roofline": pictures.roofline,
+    "timeline": pictures.timeline,
+}
 
 
 def documents() -> list[Path]:
@@ -49,42 +51,48 @@ def documents() -> list[Path]:
 
 
 def refreshed(text: str, folder: Path = ROOT) -> str:
-    """The text of a document in `folder` with its tables made anew and links to its pictures. UsageError: a name is unknown."""
+    """The text of a document in `folder` with all generated parts made anew. UsageError: a name or a file is unknown."""
 
     def replace(match: re.Match) -> str:
-        opening, kind, named, closing = match.groups()
-        if kind == "section":
-            patterns, _, anchor = named.partition("#")
-            return f"{opening}\n{sections.section(anchor, *(ROOT / pattern for pattern in patterns.split()))}\n{closing}"
-        name, *arguments = named.split()
-        known = TABLES if kind == "table" else PICTURES
-        if name not in known:
-            raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
-        paths = tuple(ROOT / argument for argument in arguments)
-        if kind == "table":
-            content = TABLES[name](*paths)
-        else:
-            shown = picture(name, paths)
-            content = f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})\n"
-        return f"{opening}\n{content}\n{closing}"
+        opening, kind, content, closing = match.groups()
+        source, *columns = (part.strip() for part in content.split(" | "))
+        return f"{opening}\n{made(kind, source, columns, folder).strip()}\n\n{closing}"
 
     return MARKED.sub(replace, text)
+
+
+def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
+    """The Markdown of a generated part: `source` is the marker's text up to the first column."""
+    if kind == "rows":
+        files, _, part = source.partition("#")
+        return rows.rows(columns, rows.found(files.split()), part)
+    if kind == "section":
+        files, _, anchor = source.partition("#")
+        return sections.section(anchor, rows.found(files.split()), columns)
+    name, *paths = source.split()
+    known = TABLES if kind == "table" else PICTURES
+    if name not in known:
+        raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
+    if kind == "table":
+        return TABLES[name](*(ROOT / path for path in paths))
+    shown = drawn(source)
+    return f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})"
+
+
+@functools.cache
+def drawn(source: str) -> Picture:
+    """The picture of a marker, whose files are read once: both the document and the picture's own file need it."""
+    name, *paths = source.split()
+    return PICTURES[name](*(ROOT / path for path in paths))
 
 
 def file_of(picture: Picture) -> Path:
     return ROOT / "pictures" / f"{picture.name}.svg"
 
 
-@functools.cache
-def picture(name: str, paths: tuple[Path, ...]) -> Picture:
-    """A picture of these files, which are read once: both the document and the picture's own file need it."""
-    return PICTURES[name](*paths)
-
-
-def pictures(text: str) -> list[Picture]:
+def shown_in(text: str) -> list[Picture]:
     """The pictures that a document shows."""
-    shown = [named.split() for _, kind, named, _ in (match.groups() for match in MARKED.finditer(text)) if kind == "picture"]
-    return [picture(name, tuple(ROOT / path for path in paths)) for name, *paths in shown]
+    return [drawn(content) for _, kind, content, _ in MARKED.findall(text) if kind == "picture"]
 
 
 def main() -> None:
@@ -95,11 +103,10 @@ def main() -> None:
         text = path.read_text(encoding="utf-8")
         if (new := refreshed(text, path.parent)) != text:
             stale[path] = new
-        outdated = (picture for picture in pictures(text) if not picture.is_current(file_of(picture)))
-        stale |= {file_of(picture): picture.drawn() for picture in outdated}
+        outdated = (picture for picture in shown_in(text) if not picture.is_current(file_of(picture)))
+        stale |= {file_of(picture): picture.svg() for picture in outdated}
     for path, content in stale.items():
         if not check:
-            path.parent.mkdir(exist_ok=True)
             write_text(path, content)
         print(f"{'out of date' if check else 'rewritten'}: {path.relative_to(ROOT)}")
     if check and stale:

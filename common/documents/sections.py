@@ -1,21 +1,14 @@
-"""Sections of reports, as documents embed them: the tables that a script printed, made again from the file that it wrote.
+"""Sections of reports, as documents embed them: the tables that a script printed, made again from the file that it wrote."""
 
-Each schema has one renderer, the report that its script prints. The tables of several files are joined: columns in front say by
-what the files differ, such as the preset.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from common import files
+from common import ROOT, files
 from common.analysis.comparisons import ablation_effects
-from common.analysis.output import run_facts, tables
-from common.analysis.output.report import Report, Table
+from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.analysis.reports import kernel_benchmark
-from common.config import PRESETS
-from common.documents import lab_dashboard
-from common.documents.result_tables import compute, conditions
+from common.documents import lab_dashboard, rows
 from common.errors import UsageError
 from common.records import lab_file
 from common.records.study_files import Ablation, Benchmark, KernelBenchmark, Scaling
@@ -30,47 +23,24 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
 }
 
 
-def section(anchor: str, *patterns: Path) -> str:
-    """Markdown: the conditions of the files, the tables of the section with this anchor, and the paragraphs that all have.
+def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> str:
+    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these; then its text.
 
-    UsageError: there is no such file (`patterns` may be globs) or section, or a file is damaged or has no renderer.
+    UsageError: a file is damaged or has no renderer, or its report has no such section.
     """
-    paths = [path for pattern in patterns for path in pattern.parent.glob(pattern.name)]
-    if not paths:
-        raise UsageError(f"there is no {' or '.join(map(str, patterns))}")
-    items, records = {path: _items(path, anchor) for path in paths}, {path: files.read_json(path) for path in paths}
-    named = {path: _named(path, record) for path, record in records.items()}
-    paths.sort(key=lambda path: ([*PRESETS, ""].index(named[path]["preset"]), named[path]["precision"], path))
-    columns = [name for name in ("device", "preset", "precision") if len({names[name] for names in named.values()}) > 1]
-    joined: dict[tuple[str, ...], Table] = {}  # by title and header
-    paragraphs: list[list[str]] = []
+    parts: list[str] = []
     for path in paths:
-        paragraphs.append([item for item in items[path] if isinstance(item, str)])
-        for item in (item for item in items[path] if isinstance(item, Table)):
-            header, rows = [*columns, *item.header], [[*map(named[path].get, columns), *row] for row in item.rows]
-            key = (item.title, *header)
-            known = joined.get(key)
-            joined[key] = item._replace(header=header, rows=[*(known.rows if known else ()), *rows])
-    parts = [conditions(*(records[path] for path in paths))]
-    for table in joined.values():
-        parts += [f"**{table.title}**"] * bool(table.title) + [tables.markdown(table.header, table.rows, table.code).strip()]
-    parts += [text for text in paragraphs[0] if all(text in others for others in paragraphs)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _named(path: Path, record: dict[str, Any]) -> dict[str, str]:
-    """By what the tables of several files are told apart; the preset is a part of the file's name."""
-    preset = next((part for part in path.stem.split("_") if part in PRESETS), "")
-    return {"device": run_facts.device(record), "preset": preset, "precision": compute(record)}
-
-
-def _items(path: Path, anchor: str) -> list[Table | str]:
-    """The tables and paragraphs of a section of a file's report."""
-    content = files.read_json(path)
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema not in RENDERERS:
-        raise UsageError(f"{path}: no renderer of schema {schema}; there are those of {', '.join(RENDERERS)}")
-    found = {part.anchor: part.items for part in RENDERERS[schema](path).sections}
-    if anchor not in found:
-        raise UsageError(f"{path} has no section {anchor}; there are {', '.join(filter(None, found))}")
-    return [item.content for item in found[anchor] if item.kind in ("table", "text")]
+        record = files.read_json(path)
+        report = RENDERERS[record["schema"]](path)
+        items = [item for section in report.sections if section.anchor == anchor for item in section.items]
+        found = [item.content for item in items if item.kind == "table"]
+        if not found:
+            raise UsageError(f"{path} has no table in a section {anchor}")
+        if unknown := [name for name in columns if name not in found[0].header]:
+            raise UsageError(f"{path}: the section {anchor} has no column {unknown[0]}; there are {', '.join(found[0].header)}")
+        places = [list(found[0].header).index(name) for name in columns or found[0].header]
+        body = [[row[place] for place in places] for row in found[0].rows]
+        named = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        parts.append(f"`{named.as_posix()}`: {rows.conditions([record])}")
+        parts.append(tables.markdown([found[0].header[place] for place in places], body, found[0].code).strip())
+    return "\n\n".join([*parts, *(item.content for item in items if item.kind == "text")])

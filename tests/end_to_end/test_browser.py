@@ -9,7 +9,6 @@ from typing import Any
 from common.analysis.formulas import own_kernels
 from common.analysis.page import run_page
 from common.documents import sections
-from common.documents.slides import deck
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
 
@@ -213,31 +212,6 @@ def test_fifty_thousand_events(opened, tmp_path, capsys):
     )
     with capsys.disabled():
         print(f" 50,000 events: a frame takes {times[30]:.0f} ms in the median, {times[-1]:.0f} ms at most")
-
-
-KEYS = ["ArrowRight", " ", "PageDown", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft", "n", "t"]
-AT = 'sections.findIndex(section => getComputedStyle(section).display !== "none") + 1'
-MISFITS = """() => sections.flatMap((section, number) => {
-  show(number);
-  const {scrollHeight, clientHeight, scrollWidth, clientWidth} = section, least = innerHeight / 45;  // 24 of 1080 pixels
-  const lines = [...section.querySelectorAll("*")].filter(line => line.innerText?.trim());
-  const small = lines.some(line => parseFloat(getComputedStyle(line).fontSize) < least);
-  return small || scrollHeight > clientHeight + 1 || scrollWidth > clientWidth + 1 ? [number + 1] : [];
-})"""
-
-
-def test_keys_move_through_the_slides(opened):
-    """And no slide is too full, or has letters below 18 points, in a window of 1920 x 1080."""
-    page = opened(deck.page(deck.slides(deck.SOURCE)))
-    last, notes = page.locator("section").count(), []
-    for key, place in zip(KEYS, [2, 3, 4, 3, last, last, 1, 1, 1, 1], strict=True):
-        page.keyboard.press(key)
-        assert page.evaluate(AT) == place and page.locator("#number").inner_text() == f"{place} / {last}"
-        notes.append(page.locator(".notes").nth(place - 1).is_visible())
-    assert notes == [key in KEYS[-2:] for key in KEYS]
-    assert page.evaluate("document.documentElement.dataset.theme") in ("dark", "light")
-    page.keyboard.press("n")
-    assert page.evaluate(MISFITS) == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

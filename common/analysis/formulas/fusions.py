@@ -10,9 +10,6 @@ from common.analysis.formulas import footprint
 from common.analysis.formulas.footprint import FLOAT
 from common.config import ModelConfig
 
-# Elements that each operator of PyTorch's `foreach` AdamW moves for each weight; a fused kernel moves 7 in all.
-FOREACH_ADAMW = {"mul_": 2, "lerp_": 3, "mul_ (square)": 2, "addcmul_": 3, "sqrt": 2, "div_": 2, "add_": 2, "addcdiv_": 4}
-
 
 class Change(NamedTuple):
     """One fusion in one pass over one layer: the numbers of operators and of float32 bytes, before and after it."""

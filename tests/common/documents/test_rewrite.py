@@ -1,20 +1,49 @@
-"""The marked tables of the documents: where their rows come from, and what is said of a marker that cannot be filled."""
+"""Markers in a document, and the command that rewrites what stands between them."""
 
-from common.documents import rewrite
-from common.errors import UsageError
+import sys
+
+from common.documents import rewrite, rows
+from common.errors import RunError, UsageError
+from tests.records import peers
 
 import pytest
 
 
-@pytest.mark.parametrize("marker", ["table: parameters", "section: results/h200/kernels_loss.json#rates"])
-def test_what_is_stale_is_noticed(marker):
-    text = f"<!-- {marker} -->\nold\n<!-- /{marker.split(':')[0]} -->\n"
-    assert rewrite.refreshed(text) != text and rewrite.refreshed(rewrite.refreshed(text)) == rewrite.refreshed(text)
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with one page, in which a picture is shown, and its measurement."""
+    for module in (rewrite, rows):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    for name in ("gpu", "pictures", "pages"):
+        (tmp_path / name).mkdir()
+    peers(tmp_path / "gpu" / "peers_tiny_bf16.json", v1=20.0, v4=1.0)
+    page = tmp_path / "pages" / "page.md"
+    page.write_text(
+        "Before\n<!-- picture: ladder gpu -->\nold\n<!-- /picture -->\nAfter\n<!-- table: presets -->\n<!-- /table -->\n"
+    )
+    monkeypatch.setattr(rewrite, "documents", lambda: [page])
+    rewrite.drawn.cache_clear()
+    yield page
+    rewrite.drawn.cache_clear()
 
 
-@pytest.mark.parametrize("marker, message", [
-    ("table: parametres", "parametres.*parameters"), ("picture: lader results", "no picture is called lader; .*ladder"),
-])  # fmt: skip
-def test_what_is_unknown_is_refused_and_the_known_ones_are_named(marker, message):
-    with pytest.raises(UsageError, match=message):
-        rewrite.refreshed(f"<!-- {marker} -->\n<!-- /{marker.split(':')[0]} -->\n")
+def test_a_check_changes_nothing_and_fails_until_the_documents_are_rewritten(repository, monkeypatch, capsys):
+    before = repository.read_text()
+    monkeypatch.setattr(sys, "argv", ["documents", "--check"])
+    with pytest.raises(RunError, match="run python -m common.documents"):
+        rewrite.main()
+    assert capsys.readouterr().out == "out of date: pages/page.md\nout of date: pictures/ladder-gpu.svg\n"
+    assert repository.read_text() == before and not (repository.parents[1] / "pictures/ladder-gpu.svg").exists()
+
+    monkeypatch.setattr(sys, "argv", ["documents"])
+    rewrite.main()
+    monkeypatch.setattr(sys, "argv", ["documents", "--check"])
+    rewrite.main()
+    text = repository.read_text()
+    assert text.startswith("Before\n<!-- picture: ladder gpu -->\n\n![Speed-up over v1") and "After" in text
+    assert "](../pictures/ladder-gpu.svg)\n\n<!-- /picture -->" in text and "| tiny | 8 | 128 |" in text
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UsageError, match="no table is called nothing; there are activations, "):
+        rewrite.refreshed("<!-- table: nothing -->\n<!-- /table -->")

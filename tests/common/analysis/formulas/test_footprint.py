@@ -7,7 +7,6 @@ from common import config as configs
 from common import spans
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
-from common.documents import architecture
 from common.precision import Precision
 from tests.operators import OperatorMode, model_and_batch, saved_bytes, stored_bytes
 from tests.records import record
@@ -15,8 +14,6 @@ from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 @pytest.fixture
@@ -164,25 +161,3 @@ def test_one_kernel_bytes_are_those_of_its_arguments_and_results_and_fewer_than_
     assert footprint.one_kernel_bytes(config, batch, length) == expected
     for name, groups in footprint.ONE_KERNEL.items():
         assert expected[name] < sum(eager[group]["bytes"] for group in groups), name
-
-
-class Shapes(TorchDispatchMode):
-    """Notes the shape of everything that an operation returns, with its span."""
-
-    def __init__(self, span: list[str]) -> None:
-        super().__init__()
-        self.span, self.seen = span, set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        self.seen |= {(self.span[-1], tuple(t.shape)) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
-        return out
-
-
-def test_shapes_of_the_forward_pass(config: ModelConfig, current_span: list[str]) -> None:
-    model, *batch = model_and_batch(config, (3, 17))
-    with Shapes(current_span) as shapes:
-        model.loss(*batch)
-    values = architecture.sizes(config, 3, 17)
-    for span, tensor, letters in architecture.FORWARD_PASS:
-        assert (span, tuple(architecture.shape(letters, values))) in shapes.seen, tensor

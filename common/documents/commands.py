@@ -1,0 +1,92 @@
+"""The list of all commands: what each is for, and which flags it takes by its `--help`.
+
+A command is a Python script with `if __name__ == "__main__"`, a shell script that begins with `#!`, or a target of the Makefile
+with a comment `## ...`. Of the library only the modules in MODULES are commands.
+"""
+
+import contextlib
+import functools
+import io
+import re
+import runpy
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from unittest import mock
+
+from common import ROOT
+
+MODULES = ("common/documents/__main__.py", "common/preflight.py")
+PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*")
+START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
+RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
+USAGE = re.compile(r"^ +bash .*", re.MULTILINE)  # in the `--help` of a shell script
+
+
+def scripts() -> list[Path]:
+    """The commands in files, folder by folder."""
+    found = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if path.suffix in START]
+    own = [path for path in found if path.parent.name not in ("common", "handouts") and START[path.suffix] in path.read_text()]
+    return [ROOT / name for name in MODULES] + own
+
+
+@functools.cache
+def help_of(script: Path) -> str:
+    """What `--help` prints. A Python script runs in this process, which has imported PyTorch already."""
+    if script.suffix != ".py":
+        return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
+    output, path = io.StringIO(), [str(script.parent), *sys.path]
+    called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=path)
+    with called, contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    return output.getvalue()
+
+
+def flags(script: Path) -> list[str]:
+    """The flags in the usage of its `--help`, if it has one; `--enable-X` stands for `--disable-X` too."""
+    if script.suffix != ".py" and "--help" not in script.read_text(encoding="utf-8"):
+        return []
+    usage = help_of(script).partition("\n\n")[0] if script.suffix == ".py" else " ".join(USAGE.findall(help_of(script)))
+    found = dict.fromkeys(re.findall(r"--[a-z][\w-]+", usage))
+    return [flag for flag in found if flag.replace("--disable", "--enable") not in found or "--disable" not in flag]
+
+
+def purpose(script: Path) -> str:
+    """The first sentence of its docstring, or of the comment at its top."""
+    text = script.read_text(encoding="utf-8")
+    top = text.partition('"""')[2].partition('"""')[0] if script.suffix == ".py" else re.sub("^#!.*\n|^# ?", "", text, flags=re.M)
+    return re.sub(":$", ".", re.split(r"(?<=[.?!]) ", " ".join(top.partition("\n\n")[0].split()))[0])
+
+
+def line(script: Path) -> str:
+    """How a command is called from its folder; a module of the library is called from the root."""
+    relative = script.relative_to(ROOT)
+    if relative.parts[0] == "common":
+        return f"python -m {'.'.join(part for part in relative.with_suffix('').parts if part != '__main__')}"
+    return f"{RUN[script.suffix]} {script.name}"
+
+
+def commands() -> str:
+    """A list for each folder: a command, its purpose, and its flags but those of training, which stand once.
+
+    A command that a folder before has too is only named.
+    """
+    targets = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    lines = ["In the root of the repository:", "", *(f"- `make {name}`: {text}" for name, text in targets)]
+    versions = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
+    first = {*flags(versions[0])}
+    training = first.union(*map(flags, versions))
+    listed: set[str] = set()
+    for folder, group in groupby(scripts(), lambda script: script.parent):
+        found = list(group)
+        if folder != ROOT and "common" not in folder.parts:
+            lines += ["", f"In `{folder.relative_to(ROOT).as_posix()}/`:", ""]
+        for script in (script for script in found if script.name not in listed):
+            elsewhere = set() if script == versions[0] else first if script in versions else training
+            own = " ".join(flag for flag in flags(script) if flag not in elsewhere)
+            lines.append(f"- `{line(script)}`: {purpose(script)}" + (f" `{own}`" if own else ""))
+        if again := [f"`{line(script)}`" for script in found if script.name in listed]:
+            lines.append(f"- as in a version before: {', '.join(again)}")
+        listed |= {script.name for script in found}
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,149 @@
+"""Tables of the formulas of `flops`, `footprint`, `fusions` and `peaks`, at the presets."""
+
+from collections.abc import Callable, Mapping
+
+from common import config
+from common.analysis.formulas import flops, footprint, peaks
+from common.analysis.formulas.fusions import layer_changes
+from common.analysis.output.tables import markdown
+from common.config import PRESETS, ModelConfig
+
+MIB, MB = 2**20, 1e6
+DEVICES = (  # names that `peaks` knows
+    "A100-SXM4-80GB", "H100 SXM", "H200 SXM", "NVIDIA B200", "RTX 4090", "MI210", "MI250X", "MI300A", "MI300X", "MI355X",
+)  # fmt: skip
+
+
+def preset(name: str) -> tuple[ModelConfig, int, int]:
+    """Model, batch size and sequence length of a preset."""
+    resolved = config.resolve(name)
+    return resolved.model, resolved.training.batch_size, resolved.training.sequence_length
+
+
+def presets() -> str:
+    """A row per preset, a column per letter."""
+    rows = []
+    for name in PRESETS:
+        model, batch_size, sequence_length = preset(name)
+        heads = [model.num_attention_heads, model.num_key_value_heads, model.head_dim]
+        rest = [model.intermediate_size, model.vocab_size, model.num_layers]
+        rows.append([name, batch_size, sequence_length, model.hidden_size, *heads, *rest])
+    return markdown(["", "B", "S", "D", "H", "K", "Dh", "F", "V", "L"], rows)
+
+
+Values = list[Mapping[str, float]]  # by part, one for each preset
+
+
+def _by_part(formulas: Mapping[str, str], values: Values, unit: float = 1) -> list[list[object]]:
+    """A row per part: its name, its formula, and its value in `unit` at each preset."""
+    return [[part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()]
+
+
+def parameters() -> str:
+    """A row per part of the model: its number of parameters."""
+    formulas = {
+        "embedding": "V D (the head shares it)",
+        "attention": "L (2 D^2 + 2 D K Dh)",
+        "mlp": "L 3 D F",
+        "norms": "(2 L + 1) D",
+        "total": "P",
+    }
+    return markdown(["Part", "Formula", *PRESETS], _by_part(formulas, [flops.parameters(preset(name)[0]) for name in PRESETS]))
+
+
+def forward_flops() -> str:
+    """GFLOP of the parts of a forward pass, and of a step, at each preset's B and S."""
+    formulas = {
+        "projections": "2 B S L (2 D^2 + 2 D K Dh)",
+        "attention": "4 B L D S (S + 1) / 2",
+        "mlp": "6 B S L D F",
+        "head": "2 B S D V",
+    }
+    shown = [preset(name) for name in PRESETS]
+    rows = _by_part(formulas, [flops.forward(*each) for each in shown], 1e9)
+    totals: list[tuple[str, str, Callable, bool]] = [
+        ("forward, causal", "sum of the above", flops.forward, True),
+        ("forward, full", "attention: 4 B L D S^2", flops.forward, False),
+        ("step, causal", "3 x forward", flops.training_step, True),
+        ("step, full", "3 x forward", flops.training_step, False),
+    ]
+    for name, text, count, causal in totals:
+        rows.append([name, text, *(count(*each, causal=causal)["total"] / 1e9 for each in shown)])
+    return markdown(["GFLOP", "Formula", *PRESETS], rows)
+
+
+def states() -> str:
+    """MiB that live from step to step."""
+    formulas = {"weights": "4 P", "gradients": "4 P", "adamw": "8 P + 4 (9 L + 2)", "total": "16 P + 4 (9 L + 2)"}
+    models = [preset(name)[0] for name in PRESETS]
+    return markdown(["MiB", "Bytes", *PRESETS], _by_part(formulas, [footprint.states(model) for model in models], MIB))
+
+
+def activations() -> str:
+    """MiB kept from the forward to the backward pass in float32 and under autocast, and the least peak of a step."""
+    formulas = {
+        "embed": "8 B S",
+        "norm": "(2 L + 1) (8 B S D + 4 B S)",
+        "attention": "L 20 B S D",
+        "scores": "L (4 B H S^2 + S^2)",
+        "mlp": "L (4 B S D + 16 B S F)",
+        "loss": "4 B S D + 4 B S V + 8 B S + 4",
+        "total": "",
+    }
+    shown = [preset(name) for name in PRESETS]
+    rows = _by_part(formulas, [footprint.activations(*each) for each in shown], MIB)
+    mixed = [footprint.activations(*each, autocast="cuda") for each in shown]
+    rows += [[f"{part}, bf16 autocast on a GPU", "", *(value[part] / MIB for value in mixed)] for part in ("scores", "total")]
+    rows.append(["a step's peak, fp32, at least", "12 P + total", *(footprint.least_peak(*each) / MIB for each in shown)])
+    return markdown(["MiB", "Bytes", *PRESETS], rows)
+
+
+def balance() -> str:
+    """A row per device: its data-sheet peaks, and the FLOPs per byte at which they meet."""
+    rows = []
+    for name in DEVICES:
+        known = peaks.datasheet(name)
+        assert known, name
+        rates = [known.get(key) for key in ("fp32", "tf32", "bf16")]
+        ridges = [rate and rate / known["bandwidth"] for rate in rates]
+        rows.append([name.removeprefix("NVIDIA "), known["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
+    columns = ["Device", "TB/s", "TFLOP/s in fp32", "TF32 or XF32", "bf16", "FLOP/byte in fp32", "TF32 or XF32", "bf16"]
+    return markdown(columns, rows)
+
+
+def intensity() -> str:
+    """A row per group of operations of a forward pass: kernels, FLOPs, bytes and FLOP/byte at tiny and at medium."""
+    first, second = (footprint.totals(footprint.operations(*preset(name)), "group") for name in ("tiny", "medium"))
+    rows = []
+    for group in first:
+        row = [group, first[group]["kernels"]]
+        for values in (first[group], second[group]):
+            row += [values["flops"] / MB, values["bytes"] / MB, values["flops"] / values["bytes"]]
+        rows.append(row)
+    columns = [column for name in ("tiny", "medium") for column in (f"`{name}`: MFLOP", "MB", "FLOP/byte")]
+    return markdown(["Group", "Kernels (`tiny`)", *columns], rows)
+
+
+def fusion_bytes() -> str:
+    """A row per fusion and pass: operators and bytes of a layer before and after, at tiny and medium; the quotient is a bound."""
+    small, medium = (layer_changes(*preset(name)) for name in ("tiny", "medium"))
+    rows: list[list[object]] = []
+    for first, second in zip(small, medium, strict=True):
+        row: list[object] = [first.fusion, first.phase, f"{first.operators[0]} to {first.operators[1]}"]
+        for before, after in (first.bytes, second.bytes):
+            row += [before / MB, after / MB, before / after]
+        rows.append(row)
+    columns = ["Fusion", "Pass", "Operators", "`tiny`: MB", "after", "bound", "`medium`: MB", "after", "bound"]
+    return markdown(columns, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "presets": presets,
+    "parameters": parameters,
+    "forward-flops": forward_flops,
+    "states": states,
+    "activations": activations,
+    "balance": balance,
+    "intensity": intensity,
+    "fusion-bytes": fusion_bytes,
+}

@@ -1,0 +1,81 @@
+"""Versions and peers beside each other, and losses from the same seed: numbers worked out by hand."""
+
+import json
+from pathlib import Path
+
+from common import ROOT
+from common.documents import versions
+from common.errors import UsageError
+from common.files import write_json
+from tests import records
+from tests.conftest import cells
+
+import pytest
+
+
+def suite(path: Path, **models: float | str) -> None:
+    """A benchmark of one shape: by model its ms per step, which its three processes spread around, or why there are none."""
+    entries = []
+    for model, outcome in models.items():
+        times = [outcome + extra for extra in (1.0, 0.0, -0.5)] if isinstance(outcome, float) else []
+        memory = {"peak_mib": 9.0, "reserved_mib": 512.0, "kind": "GPU allocator"}
+        runs = [{"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 2}} | memory for ms in times]
+        place = {"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128}
+        entries.append(place | {"status": "ok" if times else outcome, "reason": None, "runs": runs})
+    write_json(path, records.benchmark(entries))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two presets in bf16 and one in fp32; the first version was measured in two files of tiny."""
+    suite(tmp_path / "peers_tiny_fp32.json", v2=3.0)
+    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0, v4_fp8=1.0)
+    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed", liger_compile_captured=3.5)
+    suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
+    return tmp_path
+
+
+def test_versions_show_how_many_times_faster_than_the_first_they_are(folder):
+    """Of the versions only the first is shown captured, and none in FP8. A peer is fastest at small, so nothing is bold there."""
+    assert cells(versions.times_and_speedups(folder)) == [
+        ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
+        ["v1", "8.75 ms (7.5 to 10)", "6 ms (5.5 to 7)"],
+        ["v1-captured", "4 ms, 2.19x (1.5 to 2.86)", ""],
+        ["v4", "**2 ms, 4.38x (2.5 to 6.67)**", "4 ms, 1.5x (1.1 to 2)"],
+    ]
+
+
+def test_all_models_with_their_memory(folder):
+    header, *found = cells(versions.times_and_memory(folder))
+    assert header == ["model", "tiny, fp32, 8 x 128", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"]
+    assert [row[0] for row in found] == [
+        "v1", "v1-captured", "v2", "v2-captured", "v4", "v4-fp8", "captured-bf16", "liger", "liger-compile-captured",
+    ]  # fmt: skip
+    assert found[2] == ["v2", "3 (2.5 to 4), 0.50", "", ""] and found[7] == ["liger", "", "", ""]
+
+
+def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
+    for name in ("peers_small_bf16.json", "captured_small_bf16.json"):
+        study = json.loads((ROOT / "results/h200" / name).read_text())
+        study["device"] |= {"name": "NVIDIA H100"} if name.startswith("captured") else {}
+        (tmp_path / name).write_text(json.dumps(study))
+    with pytest.raises(UsageError, match="small_bf16.json is of another device or model"):
+        versions.times_and_speedups(tmp_path)
+    with pytest.raises(UsageError, match="has no peers_PRESET_FORMAT.json"):
+        versions.times_and_speedups(tmp_path / "..")
+
+
+def test_curves_show_how_far_the_others_have_come(tmp_path):
+    expected = [5.0 - 0.01 * i for i in range(40)]
+    apart = {"v1": {}, "v2": {7: 1e-3}, "v3": {20: -0.25}}
+    paths = []
+    for version, differences in apart.items():
+        losses = [loss + differences.get(i, 0) for i, loss in enumerate(expected)]
+        paths.append(tmp_path / f"curve_{version}.json")
+        write_json(paths[-1], records.record(version=version, loss={"uniform": 6.9, "all": losses}))
+    header, *rows = cells(versions.curves(*paths))
+    assert header == ["largest difference to Version 1 up to step", "Version 2", "Version 3"]
+    assert rows == [[step, "1.0e-03", "0.0e+00" if step in ("8", "16") else "2.5e-01"] for step in ("8", "16", "24", "32", "40")]
+    write_json(paths[1], records.record(loss={"uniform": 6.9, "all": [1.0]}))
+    with pytest.raises(UsageError, match="with the same --num-steps"):
+        versions.curves(*paths)
