@@ -323,7 +323,7 @@ VALID = [
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), use_kernels),
     Valid("ncu_raw.csv", copied(FIXTURES / "ncu_raw.csv"), use_pmc),
     Valid("batch_search.json", write_batch_search, lambda path: published(batch_size.analyze(path), path)),
-    Valid("gemm_analysis.json", write_gemms, lambda path: gemm_operations.analyze(path, path.parent / "report")),
+    Valid("gemm_analysis.json", write_gemms, lambda path: published(gemm_operations.analyze(path), path)),
     Valid(
         "fusion_ablation.json",
         shortened("h100/v2_ablation_tiny_fp32.json"),

@@ -14,9 +14,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli, config
-from common import device as devices
 from common.files import writable_file
-from common.precision import AMP_DTYPES, Precision
+from common.precision import AMP_DTYPES
 from common.studies import gemm_operations
 
 
@@ -32,12 +31,9 @@ def main() -> None:
     options = parser.parse_args()
 
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
-    device = devices.select(options.device)
-    devices.prepare(device, seed=0, allow_tf32=options.allow_tf32)
-    precision = Precision(device, AMP_DTYPES.get(options.dtype))
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
-    gemm_operations.measure(model, options.batch_sizes, options.sequence_lengths, device, precision, options.allow_tf32, path)
-    print(gemm_operations.analyze(path, path.parent))
+    gemm_operations.measure(model, options, path)
+    print(gemm_operations.analyze(path).publish(path.parent, path.stem))
 
 
 if __name__ == "__main__":

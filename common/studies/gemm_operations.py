@@ -21,7 +21,9 @@ the measured bandwidth (memory), and the time to issue one operation (launch).
 
 import itertools
 import time
+from argparse import Namespace
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -31,8 +33,8 @@ from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import roofline
 from common.config import ModelConfig
-from common.errors import RunError, UsageError
-from common.precision import Precision
+from common.errors import RunError
+from common.precision import AMP_DTYPES, Precision
 from common.progress import progress
 from common.records.fields import Ceilings, Summary
 from common.records.study_files import PHASES, Gemms, Layout, Product, TimedProduct
@@ -40,7 +42,6 @@ from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
 
-import numpy
 import pandas
 import torch
 
@@ -51,20 +52,20 @@ SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this lo
 POINT = ["batch_size", "sequence_length"]  # of the grid
 SHAPE = ["batch", "m", "n", "k", "layout"]
 Shape = tuple[int, int, int, int, Layout]
-KINDS = {  # in the figure: the products of each kind, its colour and its marker
-    "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE, "o"),
-    "attention products": (("scores", "weighted_sum"), plots.ORANGE, "s"),
-    "output projection": (("o_proj",), plots.SKY, "v"),
-    "gate, up projections": (("gate_proj", "up_proj"), plots.GREEN, "^"),
-    "down projection": (("down_proj",), plots.PURPLE, "D"),
-    "LM head": (("lm_head",), plots.VERMILION, "P"),
+KINDS = {  # in the figure: the products of each kind, and its colour
+    "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE),
+    "attention products": (("scores", "weighted_sum"), plots.ORANGE),
+    "output projection": (("o_proj",), plots.SKY),
+    "gate, up projections": (("gate_proj", "up_proj"), plots.GREEN),
+    "down projection": (("down_proj",), plots.PURPLE),
+    "LM head": (("lm_head",), plots.VERMILION),
 }
-DETAILS = {  # column of the CSV: heading of the table
-    "gemm": "GEMM", "phase": "phase", "batch": "batch", "m": "M", "n": "N", "k": "K", "layout": "layout", "per_step": "per step",
-    "ms": "ms", "p20": "p20", "p80": "p80", "samples": "samples", "calls": "calls", "tflops": "TFLOP/s",
-    "intensity": "FLOP/byte", "bound_tflops": "bound TFLOP/s", "ceiling_percent": "% of GEMM ceiling", "limit": "limit",
-    "share_percent": "% of GEMM time",
-}  # fmt: skip
+
+
+def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
+    """The products of a linear layer from `inputs` to `outputs` features."""
+    forward: Shape = (1, tokens, outputs, inputs, "NT")
+    return three(gemm, per_step, forward, (1, tokens, inputs, outputs, "NN"), (1, outputs, inputs, tokens, "TN"))
 
 
 def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
@@ -73,12 +74,6 @@ def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
         {"gemm": gemm, "phase": phase, "batch": batch, "m": m, "n": n, "k": k, "layout": layout, "per_step": per_step}
         for phase, (batch, m, n, k, layout) in zip(PHASES, shapes, strict=True)
     ]
-
-
-def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
-    """The products of a linear layer from `inputs` to `outputs` features."""
-    forward: Shape = (1, tokens, outputs, inputs, "NT")
-    return three(gemm, per_step, forward, (1, tokens, inputs, outputs, "NN"), (1, outputs, inputs, tokens, "TN"))
 
 
 def attention(config: ModelConfig, batch_size: int, length: int) -> list[Product]:
@@ -158,35 +153,43 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
     return [milliseconds / calls for milliseconds in times], samples * calls
 
 
-def measure(
-    config: ModelConfig, batch_sizes: list[int], sequence_lengths: list[int], device: torch.device, precision: Precision,
-    allow_tf32: bool, path: Path,
-) -> None:  # fmt: skip
-    """Times all products over the grid, and prints a line for each round.
+def measure(config: ModelConfig, asked: Namespace, path: Path) -> None:
+    """Times all products over the grid that the script's flags ask for, and prints a line for each round.
 
     After each point of the grid in each round it writes gemm_analysis.json (`path`), with the points of which all products are
     timed. Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
     """
-    grid = list(dict.fromkeys(itertools.product(batch_sizes, sequence_lengths)))
-    step = {point: {"gemms": products(config, *point), "fused": fused_products(config, *point)} for point in grid}
+    device = devices.select(asked.device)
+    devices.prepare(device, seed=0, allow_tf32=asked.allow_tf32)
+    precision = Precision(device, AMP_DTYPES.get(asked.dtype))
+    grid = list(dict.fromkeys(itertools.product(asked.batch_sizes, asked.sequence_lengths)))
     samples: defaultdict[Shape, list[float]] = defaultdict(list)
     calls: Counter[Shape] = Counter()
     peaks: list[Ceilings] = []
-
-    def timing(point: tuple[int, int], product: Product) -> TimedProduct:
-        shape = shape_of(product)
-        ms = cast(Summary, summarize(samples[shape]))
-        return {"batch_size": point[0], "sequence_length": point[1], **product, "ms": ms, "calls": calls[shape]}
-
-    measured = record.header(files.schema_of(Gemms), device, precision.name, allow_tf32, config) | {
-        "element_bytes": precision.dtype.itemsize, "batch_sizes": batch_sizes, "sequence_lengths": sequence_lengths,
+    measured = record.header(files.schema_of(Gemms), device, precision.name, asked.allow_tf32, config) | {
+        "element_bytes": precision.dtype.itemsize, "batch_sizes": asked.batch_sizes, "sequence_lengths": asked.sequence_lengths,
     }  # fmt: skip
+
+    def timings(of: Callable[..., list[Product]], points: list[tuple[int, int]]) -> list[TimedProduct]:
+        rows: list[TimedProduct] = []
+        for batch_size, length in points:
+            for product in of(config, batch_size, length):
+                shape = shape_of(product)
+                timed = {"ms": cast(Summary, summarize(samples[shape])), "calls": calls[shape]}
+                rows.append(cast(TimedProduct, {"batch_size": batch_size, "sequence_length": length, **product, **timed}))
+        return rows
+
     for number in range(1, ROUNDS + 1):
         start, timed = time.perf_counter(), set()
         with progress(f"round {number} of {ROUNDS}"):
             peaks.append(ceilings.measure(device, precision))
+            measured["ceilings"] = {
+                "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
+                "bytes_per_second": max(peak["bytes_per_second"] for peak in peaks),
+                "operation_seconds": min(peak["operation_seconds"] for peak in peaks), "precision": precision.name,
+            }  # fmt: skip
             for i, point in enumerate(grid, 1):
-                for product in itertools.chain(*step[point].values()):
+                for product in (*products(config, *point), *fused_products(config, *point)):
                     shape = shape_of(product)
                     if shape not in timed:
                         times, count = time_product(product, device, precision.dtype)
@@ -194,72 +197,35 @@ def measure(
                         calls[shape] += count
                         timed.add(shape)
                 complete = grid[:i] if number == 1 else grid
+                measured["gemms"], measured["fused"] = timings(products, complete), timings(fused_products, complete)
                 ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
-                for part in ("gemms", "fused"):
-                    measured[part] = [timing(done, product) for done in complete for product in step[done][part]]
-                measured |= {
-                    "notes": [ended] if (number, point) != (ROUNDS, grid[-1]) else [],
-                    "ceilings": {
-                        "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
-                        "bytes_per_second": max(peak["bytes_per_second"] for peak in peaks),
-                        "operation_seconds": min(peak["operation_seconds"] for peak in peaks),
-                        "precision": precision.name,
-                    },
-                }
+                measured["notes"] = [] if (number, i) == (ROUNDS, len(grid)) else [ended]
                 files.write_measurement(path, measured, "--output-dir")
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def read(path: Path) -> Gemms:
-    """A gemm_analysis.json with every product in every phase at each of its points. UsageError: it is missing or damaged."""
+def analyze(path: Path) -> Report:
+    """The report on a gemm_analysis.json. UsageError: it is missing or damaged."""
     measured = files.read(path, Gemms)
-    parts = {
-        "gemms": (measured["gemms"], [name for gemms, *_ in KINDS.values() for name in gemms]),
-        "fused": (measured["fused"], list(FUSED)),
-    }
-    points = {(row["batch_size"], row["sequence_length"]) for timings, _ in parts.values() for row in timings}
-    for part, (timings, names) in parts.items():
-        found = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]) for row in timings}
-        wanted = {(*point, name, phase) for point in points for name in names for phase in PHASES}
-        if wrong := sorted(found ^ wanted):
-            problem = "is missing" if wrong[0] in wanted else "is not known"
-            raise UsageError(f"{path}: {part}: {wrong[0][2]}, {wrong[0][3]}, B {wrong[0][0]}, S {wrong[0][1]} {problem}")
-    return measured
-
-
-def analyze(path: Path, folder: Path) -> str:
-    """Writes gemm_analysis.csv, .md and .png into `folder`; returns the text, without all products. Errors as in `read`."""
-    measured = read(path)
     rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
-    shapes, names = rows.drop_duplicates(SHAPE), list(rows["gemm"].unique())
-    beyond = (shapes["tflops"] > shapes["bound_tflops"]).sum()
-    spans = 100 * (shapes["p80"] - shapes["p20"]) / shapes["ms"]
-    noisy = (spans.round(6) > run_facts.NOISY).sum()
+    shapes = rows.drop_duplicates(SHAPE)
+    noisy = (100 * (shapes["p80"] - shapes["p20"]) / shapes["ms"] > run_facts.NOISY).sum()
     report = Report("Matrix products of a training step")
     report.text(
         f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
         f"{tables.format_time(1e3 * measured['ceilings']['operation_seconds'])}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
         *(f"The measurement is incomplete: {note}." for note in measured.get("notes", [])),
-        "Each product was timed alone, in rounds over all of them. Times are medians, with the 20th and 80th percentile, of "
-        f"{rows['samples'].min()} to {rows['samples'].max()} samples. A sample is the time per product over calls back to back; "
-        f"a row has {rows['calls'].min():,} to {rows['calls'].max():,} calls. Products of one shape and layout share one "
-        f"measurement: {len(shapes)} were timed for {len(rows)} rows.",
-        f"Faster than their roofline bound: {beyond} of {len(shapes)} shapes. Repeated calls find operands in a cache, which the "
-        "copy's bandwidth does not know, and the GEMM ceiling is the rate of one large square product, not a limit of nature.",
-        f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes. Many such "
-        "shapes mean that something else was running: measure again on an idle machine, or on a busy CPU with OMP_NUM_THREADS=1.",
+        "Each product was timed alone, in rounds over all of them. Times are medians, with the 20th and 80th percentile. "
+        f"Products of one shape and layout share one measurement: {len(shapes)} were timed for {len(rows)} rows. Repeated calls "
+        "find operands in a cache, so a small product can be faster than its roofline bound.",
+        "gemm_analysis.csv has every product.",
+        f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
-    report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline, and share of GEMM time")
+    report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
     report.section("The step's products together")
-    report.text(
-        "Sums over all products of a step, forward and backward. Norms, softmax, activations, the optimizer and the gaps between "
-        "operations are not in them."
-    )
+    report.text("Sums over all products of a step, forward and backward.")
     report.table(*grid_table(rows, measured["ceilings"]))
-    report.section("Share of GEMM time, percent")
-    report.text("Forward and both gradients together.")
-    report.table(["B", "S", *names], cells(shares(rows)[names].reset_index()))
     report.section("Separate against fused products")
     report.text(
         "qkv_proj is one product with N = (H + 2 K) Dh in place of three, gate_up_proj one with N = 2 F in place of two. Times "
@@ -267,28 +233,15 @@ def analyze(path: Path, folder: Path) -> str:
         "Fusing also saves the additions of the separate input gradients, which are not timed here."
     )
     report.table(*fusion_table(measured))
-    shown = report.terminal()
-    report.section("Every product")
-    report.text(
-        "C [M, N] = A [M, K] @ B [K, N], `batch` times. Layout: N stored row by row, T stored transposed. Bound: the roofline at "
-        "this intensity. Limit: the longest of the times for work at the GEMM ceiling (compute), bytes at the copy's bandwidth "
-        "(memory) and issuing one operation (launch)."
-    )
-    for (batch_size, length), group in rows.groupby(POINT, sort=False):
-        unit, factor = tables.time_unit(group["ms"].max())
-        group = group.assign(**{name: factor * group[name] for name in ("ms", "p20", "p80")})[list(DETAILS)]
-        header = [unit if name == "ms" else heading for name, heading in DETAILS.items()]
-        report.table(header, cells(group), title=f"B = {batch_size}, S = {length}")
     report.csv("gemm_analysis", list(rows.columns), cells(rows))
     report.json("gemm_analysis", measured)
-    return f"{shown}\n\nwritten: {', '.join(map(str, report.write(folder, 'gemm_analysis')))}"
+    return report
 
 
 def frame(timings: list[TimedProduct]) -> pandas.DataFrame:
-    """A row for each TimedProduct; `ms`, `p20`, `p80` and `samples` are of its summary."""
+    """A row for each product; `ms`, `p20` and `p80` are of its summary."""
     rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
-    columns = [*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "samples", "calls"]
-    return rows.rename(columns={"count": "samples"})[columns]
+    return rows[[*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "calls"]]
 
 
 def cells(rows: pandas.DataFrame) -> list[list[object]]:
@@ -297,12 +250,16 @@ def cells(rows: pandas.DataFrame) -> list[list[object]]:
 
 
 def describe(measured: Gemms) -> pandas.DataFrame:
-    """A row of the CSV for each product of the step at each point of the grid."""
+    """A row of the CSV for each product of the step at each point of the grid.
+
+    `bound_tflops` is the roofline at its intensity (FLOP/byte), `limit` the longest of the times for its work at the GEMM ceiling
+    (compute), for its bytes at the copy's bandwidth (memory), and for issuing one operation (launch).
+    """
     rows, best = frame(measured["gemms"]), measured["ceilings"]
     batch, m, n, k = (rows[name].astype(float) for name in SHAPE[:4])  # products of integers could exceed 64 bits
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
-    least = pandas.DataFrame({"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]})  # seconds
-    least = least.assign(launch=best["operation_seconds"])
+    seconds = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}
+    least = pandas.DataFrame(seconds).assign(launch=best["operation_seconds"])
     step_ms = rows["ms"] * rows["per_step"]
     return rows.assign(
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
@@ -313,18 +270,13 @@ def describe(measured: Gemms) -> pandas.DataFrame:
     )  # fmt: skip
 
 
-def shares(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Percent of the step's GEMM time by point (rows) and product (columns), all phases together."""
-    return rows.pivot_table(index=POINT, columns="gemm", values="share_percent", aggfunc="sum", sort=False)
-
-
 def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
     """For each point: the time of all products of a step, their rate, and the product that takes most of the time."""
     steps = rows[["ms", "gflop"]].mul(rows["per_step"], axis=0).groupby([rows[name] for name in POINT], sort=False).sum()
-    rate, share = steps["gflop"] / steps["ms"], shares(rows)  # TFLOP/s, %
-    unit, factor = tables.time_unit(steps["ms"].max())
+    share = rows.pivot_table(index=POINT, columns="gemm", values="share_percent", aggfunc="sum", sort=False)
+    rate = steps["gflop"] / steps["ms"]  # TFLOP/s
     columns = {
-        f"GEMM {unit}/step": factor * steps["ms"], "GFLOP/step": steps["gflop"], "TFLOP/s": rate,
+        "GEMM ms/step": steps["ms"], "GFLOP/step": steps["gflop"], "TFLOP/s": rate,
         "% of GEMM ceiling": 1e14 * rate / ceilings["flops_per_second"], "largest": share.idxmax(axis=1),
         "its % of GEMM time": share.max(axis=1),
     }  # fmt: skip
@@ -343,31 +295,21 @@ def fusion_table(measured: Gemms) -> tables.Table:
     apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
     together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
     times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
-    unit, factor = tables.time_unit(times.max().max())
-    body = (factor * times).assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
-    return ["tokens B S", "fused", f"separate {unit}", f"fused {unit}", "separate / fused", *PHASES], cells(body)
+    body = times.assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
+    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused", *PHASES], cells(body)
 
 
 def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":
-    """Left the roofline with a point for each product and phase, right the share of GEMM time over the grid."""
-    result = plots.new(14, 6.5)
-    result.suptitle(f"Matrix products of a training step: {title}")
-    left, right = result.subplots(1, 2)
-    roofline.draw_roof(left, measured["ceilings"], rows["intensity"])
-    left.set_title(f"Roofline (filled: forward, hollow: gradients)\n{roofline.describe(measured['ceilings'])}", fontsize=10)
-    share = shares(rows)
-    labels, bottoms = [f"{batch_size} x {length}" for batch_size, length in share.index], numpy.zeros(len(share))
-    for name, (gemms, colour, marker) in KINDS.items():
+    """The roofline with a point for each product and phase: filled the forward products, hollow the gradients."""
+    result = plots.new(8, 6)
+    result.suptitle(f"Matrix products of a training step: {title}", wrap=True)
+    axes = result.subplots()
+    roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
+    axes.set_title(f"filled: forward, hollow: gradients\n{roofline.describe(measured['ceilings'])}", fontsize=10)
+    for name, (gemms, colour) in KINDS.items():
         own = rows[rows["gemm"].isin(gemms)]
-        style = dict(marker=marker, edgecolors=colour, linewidths=1.2, zorder=3)
         faces = [colour if phase == "forward" else "none" for phase in own["phase"]]
-        left.scatter(own["intensity"], own["tflops"], s=42, c=faces, **style)
-        left.scatter([], [], s=64, c=colour, label=name, **style)
-        heights = share[list(gemms)].sum(axis=1).to_numpy()
-        bars = right.bar(labels, heights, bottom=bottoms, color=colour, edgecolor="white")
-        right.bar_label(bars, [f"{height:.0f}" if height >= 4 else "" for height in heights], label_type="center", fontsize=9)
-        bottoms = bottoms + heights
-    right.set(title="Share of GEMM time in a step", xlabel="batch size x sequence length", ylabel="percent", ylim=(0, 100))
-    right.tick_params(axis="x", rotation=45)
-    result.legend(loc="outside lower center", ncols=len(KINDS))
+        axes.scatter(own["intensity"], own["tflops"], s=42, c=faces, edgecolors=colour, zorder=3)
+        axes.scatter([], [], s=64, c=colour, label=name)
+    result.legend(loc="outside lower center", ncols=3)
     return result

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -9,11 +10,10 @@ from common import files
 from common.config import ModelConfig, resolve
 from common.errors import RunError
 from common.files import write_json
-from common.precision import Precision
 from common.records.study_files import Gemms
 from common.studies import gemm_operations
 from tests import records, study_options
-from tests.conftest import V1, cells
+from tests.conftest import V1
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -93,33 +93,18 @@ def test_rates_shares_and_bounds_follow_from_the_times():
         assert set(gemm_operations.describe(measured | {"ceilings": ceilings})["limit"]) == {limit}
 
 
-def analyzed(measured: dict, folder: Path) -> str:
-    """What is printed on one line, and gemm_analysis.* in the folder."""
-    write_json(folder / "gemm_analysis.json", measured)
-    return " ".join(gemm_operations.analyze(folder / "gemm_analysis.json", folder).split())
-
-
-def test_doubtful_numbers_are_counted(tmp_path):
-    measured = records.gemms(CONFIGS["gqa"], grid=((2, 8),))
-    shapes = len({gemm_operations.shape_of(product) for product in gemm_operations.products(CONFIGS["gqa"], 2, 8)})
-    assert f"30 % of the median: 0 of {shapes} shapes" in analyzed(measured, tmp_path)
+def test_the_report_compares_fused_with_separate_products_and_names_doubts(tmp_path):
+    measured = records.gemms(CONFIGS["gqa"]) | {"notes": ["it ended in round 1 of 3"]}
     for row in measured["gemms"]:
-        row["ms"] = {"median": 1e-9, "p20": 1e-9, "p80": 2e-9, "count": 9}
-    said = analyzed(measured | {"notes": ["it ended in round 1 of 3"]}, tmp_path)
-    assert "The measurement is incomplete: it ended in round 1 of 3." in said
-    assert f"bound: {shapes} of {shapes} shapes" in said and f"30 % of the median: {shapes} of {shapes} shapes" in said
-    assert "something else was running" in (tmp_path / "gemm_analysis.md").read_text()
-
-
-def test_the_report_compares_fused_with_separate_products(tmp_path):
-    write_json(tmp_path / "gemm_analysis.json", records.gemms(CONFIGS["gqa"]))
-    summary = gemm_operations.analyze(tmp_path / "gemm_analysis.json", tmp_path)
-    lines = [line.split() for line in summary.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
+        row["ms"]["p80"] = 2 * row["ms"]["p20"]
+    write_json(tmp_path / "gemm_analysis.json", measured)
+    said = gemm_operations.analyze(tmp_path / "gemm_analysis.json").terminal()
+    lines = [line.split() for line in said.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
     assert [line[:2] for line in lines] == [[rows, name] for rows in ("16", "32") for name in ("gate_up_proj", "qkv_proj")]
     assert {tuple(line[4:]) for line in lines} == {("2", "2", "2", "2")}, "half the time: ratio 2, in all and by phase"
-    report = (tmp_path / "gemm_analysis.md").read_text()
-    assert "**B = 4, S = 8**" in report and "A GPU" in report and "1 TFLOP/s" in report
-    assert "B = 4, S = 8" not in summary and len(cells(report[report.index("**B = 4") :])) == 1 + 30
+    shapes = len({(row["m"], row["n"], row["k"], row["batch"], row["layout"]) for row in measured["gemms"]})
+    assert "The measurement is incomplete: it ended in round 1 of 3." in said and "A GPU" in said and "1 TFLOP/s" in said
+    assert f"30 % of the median: {shapes} of {shapes} shapes" in " ".join(said.split())
 
 
 @pytest.mark.usefixtures("known_ceilings")
@@ -141,8 +126,8 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
 
 
 def measured_on_the_cpu(path: Path, config: str, batch_sizes: list[int], lengths: list[int]) -> dict:
-    cpu = torch.device("cpu")
-    gemm_operations.measure(CONFIGS[config], batch_sizes, lengths, cpu, Precision(cpu, None), False, path)
+    asked = dict(device="cpu", dtype="float32", allow_tf32=False, batch_sizes=batch_sizes, sequence_lengths=lengths)
+    gemm_operations.measure(CONFIGS[config], Namespace(**asked), path)
     return files.read_json(path)
 
 
