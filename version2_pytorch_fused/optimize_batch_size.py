@@ -33,9 +33,8 @@ def main() -> int:
     add("--max-step-seconds", type=cli.positive, metavar="N", help=slow)
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = parser.parse_known_args()
-    options = cli.resolve(batch_size.SearchOptions, arguments)
     path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")
-    code = batch_size.measure(tiny_llama_v2, options, own_flags, path)
+    code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
     print(f"\n{batch_size.analyze(path).publish(path.parent, path.stem)}")
     return code
 

@@ -1,18 +1,12 @@
 """Searches the batch size at which a version trains fastest, answers fastest, or fills the memory that it may take.
 
-The batch size is doubled until it no longer fits, a maximum is reached, a step takes too long (by default only on a CPU, whose
-step time grows with the batch), or, for throughput and latency, doubling no longer helps. Bisection then finds, to a sixteenth,
-where the memory ends (if that ended the doubling) and where the target's condition holds, with a tolerance of e = 2 %:
+The batch size is doubled until it no longer fits, a maximum is reached, or a step takes too long (by default only on a CPU, whose
+step time grows with the batch). For the target of memory, bisection then finds to a sixteenth where the memory ends. The answer
+is, among the sizes tried and with a tolerance of 2 %:
 
-    throughput   the smallest batch whose tokens/s are within e of the best
-    latency      the largest batch whose step takes at most e longer than the fastest: samples that cost no time
+    throughput   the smallest batch whose tokens/s are within it of the best: the rest is bought with ever larger batches
+    latency      the largest batch whose step takes at most so much longer than the fastest: samples that cost no time
     memory       the largest batch that fits
-
-Why doubling may end. Let a step take t(B) = a + b B (see `comparisons.growth`): throughput B / t(B) then tends to 1 / b.
-It is flat when two doublings, B -> 4 B, gain less than e: then 4 (a + b B) / (a + 4 b B) < 1.02, so a / (b B) < 0.027, and at
-4 B the throughput is above 1 / (1 + 0.027 / 4) = 99.3 % of what the largest batch could reach. The answer is the smallest batch
-within e, not the fastest, since the last 2 % are bought with ever larger batches and their memory. The search for latency ends
-when two doublings both take more than e longer than the fastest step.
 
 Each trial runs in a process of its own, which takes seconds to start. So the search survives if the kernel kills a process
 because memory ran out, the peak of the resident set is that of this batch size alone, and all of a GPU's memory is free for the
@@ -22,8 +16,9 @@ batch_search.json is written after each trial. A signal ends the search; what wa
 """
 
 import math
+from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -48,107 +43,75 @@ RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
 MAXIMUM = 4096
 LONGEST = {"cpu": 1.0, "cuda": math.inf}  # seconds a step: past it a CPU's search would take many minutes
 WARMUP, SECONDS, STEPS = 2, 1.0, (3, 50)  # untimed steps; then steps for about a second, but at least 3 and at most 50
-TARGETS = {  # what the last two doublings have not done when they end the search
-    "throughput": "raised the throughput by 2 %",
-    "latency": "kept the step time within 2 % of the fastest",
-    "memory": "",
-}
+TARGETS = ("throughput", "latency", "memory")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions(Options):
-    optimization_target: str  # of TARGETS
-    target_memory_usage: float
-    max_batch_size: int
-    max_step_seconds: int | None  # None: of LONGEST
-
-
-def search(trial: Callable[[int], Trial], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
-    """Doubles, bisects and answers. RunError: batch size 1 does not fit.
+def search(trial: Callable[[int], Any], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
+    """Doubles, bisects and answers: `ended`, `batch_size` and `reason` of a BatchSearch. RunError: batch size 1 does not fit.
 
     `trial` is called once for each batch size that is tried, none above `maximum`. Once a step takes longer than `longest`
     seconds, the batch size is not doubled again.
     """
-    statuses: dict[int, str] = {}
-    tried: dict[int, float] = {}
-    fitting: dict[int, Any] = {}
-
-    def speed(size: int) -> float:
-        """The value that the target maximizes: tokens/s, steps per ms, or (memory) 1; 0 if the batch size does not fit."""
-        if size not in tried:
-            found = trial(size)
-            statuses[size], tried[size] = found["status"], 0.0
-            if found["status"] == "ok":
-                fitting[size] = found
-                values = {"throughput": found["tokens_per_second"], "latency": 1 / found["step_ms"]["median"], "memory": 1.0}
-                tried[size] = values[target]
-        return tried[size]
-
-    def holds(size: int) -> bool:
-        return speed(size) * (1 + TOLERANCE) >= max(tried.values())
-
-    def bisect(holds: Callable[[int], bool], end: Callable) -> int:
-        """Closes in on where `holds` begins (`end` is min) or ends (max); returns the last size tried for which it does hold."""
-        inside = end(filter(holds, tried))
-        beyond = [size for size in tried if end(size, inside) != inside]
-        outside = min(beyond, key=lambda size: abs(size - inside), default=inside)
-        while abs(outside - inside) > max(1, min(inside, outside) // RESOLUTION):
-            middle = (inside + outside) // 2
-            inside, outside = (middle, outside) if holds(middle) else (inside, middle)
-        return end(filter(holds, tried))
-
-    def double() -> str:
-        """Tries 1, 2, 4, ... and returns why it ended."""
-        gain = 1 + TOLERANCE if target == "throughput" else 1 / (1 + TOLERANCE)
-        size, speeds = 1, []
-        while speed(size):
-            speeds.append(speed(size))
-            if target != "memory" and len(speeds) > 2 and max(speeds[-2:]) < gain * max(speeds[:-2]):
-                return f"the last two doublings, up to {size}, have not {TARGETS[target]}"
-            median = fitting[size]["step_ms"]["median"]
-            if median > 1e3 * longest:
-                taken = tables.format_time(median)
-                return f"a step of batch size {size} takes {taken}, more than {longest:g} s (--max-step-seconds)"
-            if size == maximum:
-                return f"the maximum is reached: {maximum} (--max-batch-size)"
-            size = min(2 * size, maximum)
-        if size == 1:
-            advice = "lower --seq-len, take a smaller --preset, try --use-amp, or raise --target-memory-usage"
-            raise RunError(f"not even batch size 1 fits ({statuses[1]}): {advice}")
-        return f"batch size {size} does not fit: {statuses[size]}"
-
-    ended = double()
-    bisect(lambda size: speed(size) > 0, max)
-    size = bisect(holds, min if target == "throughput" else max)
-    best = fitting[max(fitting, key=speed)]
-    above = min((other for other in tried if other > size), default=None)
-    if target == "throughput":
-        highest = f"{best['tokens_per_second']:,.0f} tokens/s at batch size {best['batch_size']}"
-        reason = f"the smallest batch size tried within 2 % of the best throughput, {highest}"
-    elif target == "latency":
-        fastest = f"{tables.format_time(best['step_ms']['median'])} at batch size {best['batch_size']}"
-        reason = f"the largest batch size tried whose step takes at most 2 % longer than the fastest, {fastest}"
-    elif above:
-        reason = f"the largest batch size tried that fits; the next, {above}, does not: {statuses[above]}"
+    size, tried = 1, {1: trial(1)}
+    if tried[1]["status"] != "ok":
+        advice = "lower --seq-len, take a smaller --preset, try --use-amp, or raise --target-memory-usage"
+        raise RunError(f"not even batch size 1 fits ({tried[1]['status']}): {advice}")
+    while tried[size]["status"] == "ok" and size < maximum and tried[size]["step_ms"]["median"] <= 1e3 * longest:
+        size = min(2 * size, maximum)
+        tried[size] = trial(size)
+    if tried[size]["status"] != "ok":
+        ended = f"batch size {size} does not fit: {tried[size]['status']}"
+    elif tried[size]["step_ms"]["median"] > 1e3 * longest:
+        taken = tables.format_time(tried[size]["step_ms"]["median"])
+        ended = f"a step of batch size {size} takes {taken}, more than {longest:g} s (--max-step-seconds)"
     else:
-        reason = "the largest batch size tried, and it fits: the memory's limit lies above"
-    return {"ended": ended, "batch_size": size, "reason": reason}
+        ended = f"the maximum is reached: {maximum} (--max-batch-size)"
+    largest = max(each for each, found in tried.items() if found["status"] == "ok")
+    while target == "memory" and size - largest > max(1, largest // RESOLUTION):
+        middle = (largest + size) // 2
+        tried[middle] = trial(middle)
+        largest, size = (middle, size) if tried[middle]["status"] == "ok" else (largest, middle)
+    return {"ended": ended} | answer(tried, target, largest)
 
 
-def measure(version: ModuleType, options: SearchOptions, flags: list[str], path: Path) -> int:
+def answer(tried: dict[int, Any], target: str, largest: int) -> dict[str, Any]:
+    """The batch size for the target, and why it is this one; `largest` is the largest that fits."""
+    fitting = [found for found in tried.values() if found["status"] == "ok"]
+    if target == "throughput":
+        best = max(fitting, key=lambda found: found["tokens_per_second"])
+        near = [found for found in fitting if found["tokens_per_second"] * (1 + TOLERANCE) >= best["tokens_per_second"]]
+        shown = f"{best['tokens_per_second']:,.0f} tokens/s at batch size {best['batch_size']}"
+        reason = f"the smallest batch size tried within 2 % of the best throughput, {shown}"
+        return {"batch_size": min(found["batch_size"] for found in near), "reason": reason}
+    if target == "latency":
+        best = min(fitting, key=lambda found: found["step_ms"]["median"])
+        near = [found for found in fitting if found["step_ms"]["median"] <= (1 + TOLERANCE) * best["step_ms"]["median"]]
+        shown = f"{tables.format_time(best['step_ms']['median'])} at batch size {best['batch_size']}"
+        reason = f"the largest batch size tried whose step takes at most 2 % longer than the fastest, {shown}"
+        return {"batch_size": max(found["batch_size"] for found in near), "reason": reason}
+    above = min((size for size in tried if size > largest), default=None)
+    reason = "the largest batch size tried, and it fits: the memory's limit lies above"
+    if above:
+        reason = f"the largest batch size tried that fits; the next, {above}, does not: {tried[above]['status']}"
+    return {"batch_size": largest, "reason": reason}
+
+
+def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path) -> int:
     """Searches with a process for each trial; after each, prints a line and writes batch_search.json (`path`).
 
-    Returns the exit code: 0, or 128 + n if stopped by signal n after a trial. UsageError: the version has no such flag, or the
-    device or the number format is not there. RunError: batch size 1 does not fit, or a trial failed otherwise than by memory.
+    `asked` are the script's flags, and `flags` those that go to the version. Returns the exit code: 0, or 128 + n if stopped by
+    signal n after a trial. UsageError: a flag is wrong. RunError: batch size 1 does not fit, or a trial failed otherwise than by
+    memory.
     """
-    if not 0 < options.target_memory_usage <= 1:
-        raise UsageError(f"--target-memory-usage: {options.target_memory_usage} is not a share, above 0 and at most 1")
+    if not 0 < asked.target_memory_usage <= 1:
+        raise UsageError(f"--target-memory-usage: {asked.target_memory_usage} is not a share, above 0 and at most 1")
+    options = version_files.resolve(asked)
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
-    longest = options.max_step_seconds or LONGEST[devices.select(options.device).type]
+    longest = asked.max_step_seconds or LONGEST[devices.select(options.device).type]
     model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
     measured = record.header(files.schema_of(BatchSearch), None, model=options.model) | {
         "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
-        "target": options.optimization_target, "target_memory_usage": options.target_memory_usage,
+        "target": asked.optimization_target, "target_memory_usage": asked.target_memory_usage,
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",
     }  # fmt: skip
 
@@ -165,7 +128,7 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
         if found := outcome.get("found"):
             measured.update({key: outcome[key] for key in ("device", "environment")} | found["common"])
             peak, step_ms = found["peak_mib"], found["step_ms"]
-            allowed = options.target_memory_usage * measured["device"]["memory_mib"]
+            allowed = asked.target_memory_usage * measured["device"]["memory_mib"]
             result = {
                 "batch_size": batch_size, "status": "ok" if peak <= allowed else "over target", "step_ms": step_ms,
                 "tokens_per_second": batch_size * options.seq_len / step_ms["median"] * 1e3, "peak_mib": peak,
@@ -177,7 +140,7 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
         return result
 
     try:
-        measured |= search(trial, options.optimization_target, options.max_batch_size, longest)
+        measured |= search(trial, asked.optimization_target, asked.max_batch_size, longest)
         code = 0
     except KeyboardInterrupt as stop:
         if not measured["device"]:
@@ -187,7 +150,7 @@ def measure(version: ModuleType, options: SearchOptions, flags: list[str], path:
     return code
 
 
-def line(trial: Trial) -> str:
+def line(trial: Any) -> str:
     """A trial for the terminal."""
     start = f"batch size {trial['batch_size']:5d}  "
     if trial["status"] == "out of memory":
@@ -216,10 +179,6 @@ def analyze(path: Path) -> Report:
     measured = files.read(path, BatchSearch)
     if all(trial["status"] == "out of memory" for trial in measured["trials"]):
         raise UsageError(f"{path}: trials: memory ran out in all of them")
-    unit, factor = tables.time_unit(max(row[1] or 0 for row in curve(measured)))
-    header = ["B", f"{unit}/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
-    rows = [[*row[:-1], row[-1] + ", chosen" * (row[0] == measured["batch_size"])] for row in curve(measured, factor)]
-    names = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
     share = f"% of the {measured['device']['memory_mib']:,.0f} MiB that there are"
     report = Report("Batch size search")
     report.text(
@@ -227,8 +186,9 @@ def analyze(path: Path) -> Report:
         f"Made by {run_facts.origin(measured)}.",
     )
     report.figure(lambda: figure(measured), "batch_search", "Throughput, step time and memory over the batch size")
-    report.table(header, rows)
-    report.csv("batch_search", names, curve(measured))
+    names = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
+    header = ["B", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
+    report.table(header, curve(measured), csv="batch_search", csv_header=names)
     report.json("batch_search", measured)
     usage = f"The target is at most {100 * measured['target_memory_usage']:g} % of the memory."
     report.text(f"Doubling ended: {measured['ended']}. {usage}")
@@ -241,12 +201,12 @@ def conditions(measured: BatchSearch) -> str:
     return f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}"
 
 
-def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:
-    """A row per trial, smallest batch first: B, median, p20 and p80 (ms x factor), tokens/s, peak MiB, % of memory, status."""
+def curve(measured: BatchSearch) -> list[list[Any]]:
+    """A row per trial, smallest batch first: B, median, p20 and p80 in ms, tokens/s, peak MiB, % of memory, status."""
     rows = []
     for trial in sorted(measured["trials"], key=lambda trial: trial["batch_size"]):
         step, peak = trial["step_ms"], trial["peak_mib"]
-        times = [factor * step["median"], factor * step["p20"], factor * step["p80"]] if step else [None] * 3
+        times = [step["median"], step["p20"], step["p80"]] if step else [None] * 3
         percent = peak and 100 * peak / measured["device"]["memory_mib"]
         rows.append([trial["batch_size"], *times, trial["tokens_per_second"], peak, percent, trial["status"]])
     return rows
@@ -254,26 +214,19 @@ def curve(measured: BatchSearch, factor: float = 1.0) -> list[list[Any]]:
 
 def figure(measured: BatchSearch) -> "plots.Figure":
     """Throughput, step time and share of the memory over the batch size; the answer is marked."""
-    result, answer, memory = plots.new(15, 4.8), measured["batch_size"], measured["device"]["memory_mib"]
-    result.suptitle(f"Batch size for {measured['target']}: {answer or 'not found'} ({conditions(measured)})")
-    trained = [row for row in curve(measured) if row[-1] != "out of memory"]
-    sizes, medians, p20, p80, rates, _, percents, _ = zip(*trained, strict=True)
-    spread = [[abs(end - median) for end, median in zip(ends, medians, strict=True)] for ends in (p20, p80)]
-    powers = [size for size in sizes if size & (size - 1) == 0]
-    panels = [
-        ("Throughput", "tokens/s", rates, None),
-        ("Step time: median, p20 to p80", "ms per step", medians, spread),
-        (f"Peak memory ({measured['memory_kind']})", f"% of {memory:,.0f} MiB", percents, None),
-    ]
-    for axes, (title, unit, values, errors) in zip(result.subplots(1, 3), panels, strict=True):
-        axes.errorbar(sizes, values, errors, fmt="o-", capsize=4, color=plots.BLUE)
+    result, found = plots.new(15, 4.8), measured["batch_size"]
+    result.suptitle(f"Batch size for {measured['target']}: {found or 'not found'} ({conditions(measured)})")
+    sizes, medians, _, _, rates, _, percents, _ = zip(*(row for row in curve(measured) if row[1]), strict=True)
+    panels = {"tokens/s": rates, "ms per step": medians, f"{measured['memory_kind']}, % of the memory": percents}
+    for axes, (unit, values) in zip(result.subplots(1, 3), panels.items(), strict=True):
+        axes.plot(sizes, values, "o-", color=plots.BLUE)
         axes.set_xscale("log", base=2)
-        axes.set(title=title, xlabel="batch size", ylabel=unit, ylim=(0, None), xticks=powers[:: 1 + len(powers) // 8])
+        axes.set(xlabel="batch size", ylabel=unit, ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:,.10g}")
         axes.grid(True, color="0.9")
-        if answer:
-            axes.axvline(answer, color=plots.ORANGE, label="chosen")
+        if found:
+            axes.axvline(found, color=plots.ORANGE, label="chosen")
     axes.axhline(100 * measured["target_memory_usage"], color=plots.VERMILION, linestyle="--", label="target")
     result.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2)
     return result

@@ -4,7 +4,6 @@ import csv
 import math
 from collections.abc import Callable
 
-from common import cli
 from common.errors import RunError, UsageError
 from common.files import read_json, schema_of, write_json
 from common.records.study_files import BatchSearch
@@ -39,7 +38,7 @@ class Machine:
         return trial(size, OUT) if size > self.room else trial(size, OVER if size > self.allowed else FITS, self.time(size))
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 7, 64, 100, 127, 1000])
+@pytest.mark.parametrize("limit", [1, 3, 64, 100, 1000])
 @pytest.mark.parametrize("kind", ["room", "allowed"])
 def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     machine = Machine(**{kind: limit})
@@ -50,56 +49,27 @@ def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     assert f"does not fit: {status}" in found["ended"] and found["reason"].endswith(f"does not: {status}")
 
 
-@pytest.mark.parametrize("maximum, sizes", [(1, [1]), (100, [1, 2, 4, 8, 16, 32, 64, 100])])
-def test_memory_without_a_limit_ends_at_the_maximum(maximum, sizes):
+def test_memory_without_a_limit_ends_at_the_maximum():
     machine = Machine()
-    found = batch_size.search(machine, "memory", maximum)
-    assert machine.sizes == sizes and found["batch_size"] == maximum
-    assert found["ended"] == f"the maximum is reached: {maximum} (--max-batch-size)" and "limit lies above" in found["reason"]
+    found = batch_size.search(machine, "memory", 100)
+    assert machine.sizes == [1, 2, 4, 8, 16, 32, 64, 100] and found["batch_size"] == 100
+    assert found["ended"] == "the maximum is reached: 100 (--max-batch-size)" and "limit lies above" in found["reason"]
 
 
-@pytest.mark.parametrize("target", batch_size.TARGETS)
-def test_a_step_that_takes_long_ends_the_doubling(target):
+def test_a_step_that_takes_long_ends_the_doubling():
     machine = Machine(least=10.0, fixed=-90.0, per_sample=50.0)  # 10 ms, then 110 ms at 4 and 310 ms at 8
-    found = batch_size.search(machine, target, 4096, longest=0.3)
-    assert max(machine.sizes) == 8
-    if target == "memory":
-        assert found["ended"] == "a step of batch size 8 takes 310 ms, more than 0.3 s (--max-step-seconds)"
-        assert found["batch_size"] == 8
+    found = batch_size.search(machine, "memory", 4096, longest=0.3)
+    assert found["ended"] == "a step of batch size 8 takes 310 ms, more than 0.3 s (--max-step-seconds)"
+    assert found["batch_size"] == 8 == max(machine.sizes)
 
 
-@pytest.mark.parametrize("fixed", [0.5, 3.0, 20.0])
-def test_throughput_ends_at_the_plateau_with_the_share_that_is_derived(fixed):
-    machine = Machine(fixed)
-    found = batch_size.search(machine, "throughput", 2**20)
-    assert "have not raised the throughput by 2 %" in found["ended"]
-    rates = {size: size / machine.time(size) for size in machine.sizes}  # the ceiling is 1
-    last = max(machine.sizes)
-    assert rates[last // 4] * 1.02 > rates[last] > 0.993 and rates[last // 8] * 1.02 <= rates[last // 2]
-    assert rates[found["batch_size"]] * 1.02 >= max(rates.values())
-    smaller = [size for size in rates if size < found["batch_size"]]
-    assert all(rates[size] * 1.02 < max(rates.values()) for size in smaller)
-    assert found["batch_size"] - max(smaller, default=0) <= max(1, found["batch_size"] // 16)
-
-
-def test_throughput_is_looked_for_up_to_the_end_of_the_memory_and_past_a_slow_size():
-    machine = Machine(fixed=1e6, room=100)
+def test_throughput_is_the_smallest_and_latency_the_largest_within_two_percent():
+    machine = Machine(fixed=10.0, room=2000)
     found = batch_size.search(machine, "throughput", 4096)
-    assert found["ended"] == f"batch size 128 does not fit: {OUT}"
-    assert 88 <= found["batch_size"] <= 100 and 96 in machine.sizes
-
-    machine = Machine(fixed=10.0)
-    smooth = machine.time
-    machine.time = lambda size: smooth(size) * (3 if size == 8 else 1)
-    assert batch_size.search(machine, "throughput", 64)["batch_size"] > 8
-
-
-@pytest.mark.parametrize("free", [1, 5, 32, 100])
-def test_latency_finds_the_samples_that_cost_nothing(free):
-    machine = Machine(least=free)  # a step takes `free` ms up to as many samples
-    found = batch_size.search(machine, "latency", 4096)
-    assert 0.9 * free <= found["batch_size"] <= 1.02 * free
-    assert "have not kept the step time within 2 % of the fastest" in found["ended"] and max(machine.sizes) <= 8 * free
+    rates = {size: size / machine.time(size) for size in machine.sizes if size <= 2000}
+    assert found["ended"] == f"batch size 2048 does not fit: {OUT}"
+    assert found["batch_size"] == min(size for size in rates if rates[size] * 1.02 >= max(rates.values())) == 512
+    assert batch_size.search(Machine(least=33, room=100), "latency", 4096)["batch_size"] == 32
 
 
 # ------------------------------------------------------------------------------------------------------------- trials
@@ -112,10 +82,10 @@ def measured(config, tmp_path) -> Callable[[str], dict]:
     parsed = parser.parse_args(["--config", str(config), "--device", "cpu"])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
     parsed.max_step_seconds = 1000  # a busy machine must not end the search
-    options, path = cli.resolve(batch_size.SearchOptions, parsed), tmp_path / "batch_search.json"
+    path = tmp_path / "batch_search.json"
 
     def measure(statement: str) -> dict:
-        assert batch_size.measure(version_files.load(altered_version(tmp_path, statement)), options, [], path) == 0
+        assert batch_size.measure(version_files.load(altered_version(tmp_path, statement)), parsed, [], path) == 0
         return read_json(path, schema_of(BatchSearch))
 
     return measure
@@ -169,7 +139,7 @@ def test_a_report_with_trials_out_of_memory(tmp_path):
     write_json(tmp_path / "batch_search.json", measured)
     text = batch_size.analyze(tmp_path / "batch_search.json").publish(tmp_path, "batch_search")
     lines = [line.split() for line in text.splitlines()]
-    assert ["10", "10", "10", "10", "1", "110", "55", "ok,", "chosen"] in lines
+    assert ["10", "10", "10", "10", "1", "110", "55", "ok"] in lines
     assert ["64", "out", "of", "memory"] in lines and ["16", "16", "16", "16", "1", "116", "58", "over", "target"] in lines
     assert "The target is at most 55 % of the memory." in text and "v1, A GPU" in text
     rows = list(csv.DictReader((tmp_path / "batch_search.csv").open()))
