@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from common import files
-from common.analysis.profiles import chrome_trace, kernel_table, load_kernels
+from common.analysis.profiles import chrome_trace, load_kernels
 from common.errors import RunError, UsageError
 from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
 from tests.conftest import room_for
@@ -90,7 +90,7 @@ def test_a_temporary_file_has_a_name_that_no_one_can_foresee(tmp_path, monkeypat
 # ------------------------------------------------------------------------------------------------------------- pipes
 
 
-@pytest.mark.parametrize("read", [read_json, kernel_table.read_text, load_kernels.load])
+@pytest.mark.parametrize("read", [read_json, load_kernels.load])
 def test_a_pipe_that_no_process_writes_to_is_refused(tmp_path, read):
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(UsageError, match="pipe.json is a pipe that no process writes to: give a file"):
@@ -125,7 +125,7 @@ def test_a_file_without_an_end_is_refused():
         read_json(Path("/proc/kmsg"))
 
 
-@pytest.mark.parametrize("read", [read_json, kernel_table.read_text, chrome_trace.load], ids=lambda read: read.__module__)
+@pytest.mark.parametrize("read", [read_json, chrome_trace.load], ids=lambda read: read.__module__)
 def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatch, read):
     monkeypatch.setattr(files, "UNPACKED", 2**16, raising=False)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}, " * 10**6 + b"{}]}"))

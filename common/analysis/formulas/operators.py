@@ -246,11 +246,6 @@ def linear_products(calls: float, tokens: int, inputs: int, outputs: int, elemen
     return [Work(calls, 2 * m * k * n, element * (m * k + k * n + m * n)) for m, k, n in sizes]
 
 
-def communication_or(name: str, other: str) -> str:
-    """ "communication" if an operator or a kernel of this name is a collective, else `other`."""
-    return "communication" if COMMUNICATION.search(name) else other
-
-
 class OperatorCalls(NamedTuple):
     """The calls of an operator with one set of shapes in one span and phase; calls and us (self time) are per step."""
 

@@ -21,7 +21,6 @@ from common.analysis.output.report import Report, Section, Table
 from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
 from common.analysis.profiles.chrome_trace import Trace
-from common.analysis.profiles.json_elements import elements
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports import bandwidth, bottlenecks, critical_path, launches, memory_timeline, profile_summary, roofline
 from common.errors import UsageError
@@ -101,11 +100,12 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
 
 def of_events(path: Path) -> Report:
     """The page of any other Chrome trace."""
-    result, (events, sums) = Report(path.name), timeline.of_events(path)
+    result, (events, sums, damaged) = Report(path.name), timeline.of_events(path)
     unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
     rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
     result.section("Trace")
-    result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.")
+    left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or a possible duration." * (damaged > 0)
+    result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
     result.section(EVENTS_BY_NAME)
     rows.sort(key=lambda row: -row[2])
@@ -157,10 +157,8 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
         return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)
     if schema.startswith("tiny-llama"):
         raise UsageError(f"{path} has the schema {schema}, of which there is no page")
-    if source == "list of events" or (source == "pytorch-trace" and not _has_operators(path)):
-        return of_events(path)
     if source == "pytorch-trace":
-        return of_trace(path, graph_replays.load(path))
+        return of_trace(path, graph_replays.load(path)) if trace_events.is_of_pytorch(path) else of_events(path)
     return of_kernels(path, load_kernels.load(path))
 
 
@@ -234,12 +232,6 @@ def _differing_numbers(one: Table, other: Table) -> tables.Table:
         if ours != theirs and not str(key[-1]).startswith(("%", "share")):
             rows.append([*(key[:-1] if one_column else key), ours, theirs, ratio])
     return tables.filled([*header[:count], *["quantity"] * (not one_column), "1", "2", "1 / 2"], rows)
-
-
-def _has_operators(path: Path) -> bool:
-    """Whether a trace holds operators of PyTorch."""
-    events = elements(path, "traceEvents", trace_events.NO_TRACE)
-    return any(isinstance(event, dict) and event.get("cat") == "cpu_op" for event in events)
 
 
 def _schema(path: Path) -> str:

@@ -17,18 +17,14 @@ from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
 from common.analysis.formulas.own_kernels import Cost
-from common.analysis.profiles import load_kernels, trace_events
+from common.analysis.profiles import trace_events
 from common.analysis.profiles.chrome_trace import Trace
-from common.analysis.profiles.json_elements import elements
-from common.analysis.profiles.kernel_names import kind, short_name
+from common.analysis.profiles.kernel_names import communication_or, kind, short_name
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports.critical_path import operator_costs
 from common.errors import UsageError
-from common.files import Amount
 from common.records.run_record import Run
 from common.spans import FORWARD_SPANS, SPANS
-
-from typing_extensions import NotRequired
 
 Costs = Mapping[tuple[str, str], Cost]
 EVENTS = 50_000
@@ -47,11 +43,6 @@ class Event(NamedTuple):
     detail: tuple[Hashable, ...] = ()
     beside: float = -1e-3  # a kernel's delay, or an operator's self time
     on_device: bool = False
-
-
-class ChromeEvent(trace_events.Event):
-    dur: NotRequired[Amount]
-    args: NotRequired[dict[str, Any]]
 
 
 def spanned(trace: Trace) -> bool:
@@ -80,7 +71,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
             costs |= dict.fromkeys(rows, (share * (cost.flops or 0), share * cost.bytes))
 
     def group(name: str, span: str) -> str:
-        return operators.communication_or(name, span if with_spans else kind(name))
+        return communication_or(name, span if with_spans else kind(name))
 
     def detail(row: int, name: str, span: str, phase: str, operator: str, shapes: str) -> tuple:
         pairs: list[tuple] = [("span", span), ("phase", phase), ("operator", operator), ("shapes", shapes)]
@@ -133,63 +124,50 @@ def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
     ])  # fmt: skip
 
 
-def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]]]:
-    """All timed events of any Chrome trace, by category; and calls and us by name, of those beyond EVENTS too.
-
-    An event that has no end lasts as long as the trace.
+def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]], int]:
+    """All timed events of any Chrome trace, by category; calls and us by name, of those beyond EVENTS too; and the number of
+    damaged events, which are left out. An event that has no end lasts as long as the trace.
     """
     labels: dict[str | tuple[str, str], str] = {}  # of a process, and of one of its threads
-    found: list[tuple[tuple[str, str], Any]] = []
-    begun: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    key = "" if load_kernels.recognize(path) == "list of events" else "traceEvents"
-    for number, event in enumerate(elements(path, key, trace_events.NO_TRACE)):
-        if not isinstance(event, dict) or event.get("ph") not in ("X", "B", "E", "M"):
-            continue
-        process, thread = track = str(event.get("pid")), str(event.get("tid"))
-        if event["ph"] == "M":
-            if event.get("name") in ("process_name", "thread_name"):
-                arguments = event.get("args")
-                name = arguments.get("name") if isinstance(arguments, dict) else None
-                labels[process if event["name"] == "process_name" else track] = str(name)
-            continue
-        open_ = begun[track]
-        if event["ph"] == "E" and not open_:
-            continue
-        event = _with_numbers(open_[-1] | event if event["ph"] == "E" else event)
-        trace_events.check(path, ChromeEvent, event, number)
-        if event["ph"] == "B":
-            open_.append(event)
-            continue
-        if event["ph"] == "E":
-            event = (first := open_.pop()) | {"ph": "X", "dur": max(0.0, event["ts"] - first["ts"])}
-        found.append((track, event))
-    found += [(track, event) for track, open_ in begun.items() for event in open_]
+    found: list[tuple[tuple[str, str], Event]] = []
+    begun: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    damaged = 0
+    for event in trace_events.events(path):
+        phase = event.get("ph") if isinstance(event, dict) else None
+        process, thread = track = (str(event.get("pid")), str(event.get("tid"))) if phase else ("", "")
+        try:
+            if phase == "M" and event["name"] in ("process_name", "thread_name"):
+                labels[process if event["name"] == "process_name" else track] = str(event["args"]["name"])
+            elif phase == "B":
+                begun[track].append(event)
+            elif phase == "X":
+                found.append((track, _timed(event, event["dur"])))
+            elif phase == "E" and begun[track]:
+                first = begun[track].pop()
+                found.append((track, _timed(first | event | {"ts": first["ts"]}, float(event["ts"]) - float(first["ts"]))))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            damaged += 1
+    end = max((event.start + event.duration for _, event in found), default=0.0)
+    unended = [(track, event) for track, open_ in begun.items() for event in open_]
+    found += [(track, _timed(event, max(0.0, end - float(event["ts"])))) for track, event in unended]
     if not found:
         raise UsageError(f"{path} holds no timed event")
-    end = max(event["ts"] + event.get("dur", 0.0) for _, event in found)
     names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
     shared = Counter(names.values())
-    made = [
-        Event(
-            names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1), event["ts"],
-            end - event["ts"] if event["ph"] == "B" else event.get("dur", 0.0), event["name"],
-            str(event.get("cat", "event")), tuple((key, str(value)) for key, value in event.get("args", {}).items()),
-        )
-        for track, event in found
-    ]  # fmt: skip
+    made = [event._replace(track=names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1)) for track, event in found]
     sums: dict[str, tuple[int, float]] = {}
     for event in made:
         calls, us = sums.get(event.name, (0, 0.0))
         sums[event.name] = calls + 1, us + event.duration
-    return _timeline(made), sums
+    return _timeline(made), sums, damaged
 
 
-def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
-    """The event with times that are numbers: AMD's rpd2tracing writes them as text."""
-    try:
-        return event | {name: float(event[name]) for name in ("ts", "dur") if isinstance(event.get(name), str)}
-    except ValueError:  # the check of the event names the field
-        return event
+def _timed(event: dict[str, Any], duration: float | str) -> Event:
+    """An event on no track yet; AMD's rpd2tracing writes times as text. Errors as of `trace_events` where it is damaged."""
+    if (us := float(duration)) < 0:
+        raise ValueError
+    detail = tuple((key, str(value)) for key, value in (event.get("args") or {}).items())
+    return Event("", float(event["ts"]), us, str(event["name"]), str(event.get("cat", "event")), detail)
 
 
 def _timeline(

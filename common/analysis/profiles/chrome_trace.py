@@ -17,17 +17,21 @@ a number (they accumulate gradients at parameters) have the span `other`.
 
 A kernel is joined to the runtime call with the same `correlation`, never by name: ROCm's runtime calls are named
 hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The kernel belongs to the operator that made the call.
+A kernel whose call is not in the trace belongs to the step in whose time it starts, or else to that of the kernel before it. If
+it has a correlation and starts before all kernels of steps, its call was made before the trace began, and it belongs to none.
 """
 
 import json
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.analysis.output.tables import counted
 from common.analysis.profiles import trace_events
-from common.analysis.profiles.trace_events import DeviceEvent, HostEvent
+from common.analysis.profiles.trace_events import Event
 from common.errors import UsageError
 from common.progress import progress
 from common.records.step_profile import Sums
@@ -35,6 +39,7 @@ from common.spans import FORWARD_SPANS, INNER_SPANS
 
 import pandas
 
+STEP = "ProfilerStep#"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # the name of the rows that hold the engine's own time around its nodes
 REDISPATCH = "redispatch"  # the name of a call that calls the same operator again: autocast, or a number made a tensor
@@ -47,8 +52,8 @@ OPERATOR_COLUMNS = (
     "input_shapes", "input_types", "allocated_bytes", "detail",
 )  # fmt: skip
 KERNEL_COLUMNS = (
-    "name", "category", "start_us", "duration_us", "stream", "sent", "span", "phase", "step", "launch_delay_us", "operators",
-    "graph", "detail",
+    "name", "category", "start_us", "duration_us", "stream", "collective", "span", "phase", "step", "launch_delay_us",
+    "operators", "graph", "detail",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
@@ -68,8 +73,8 @@ class Trace:
             operator again, or one of PASSED_ON, is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
-            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone); `sent` is
-            that of the `DeviceEvent`.
+            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone);
+            `collective` is its name, where PyTorch says it.
     """
 
     operators: pandas.DataFrame
@@ -77,7 +82,8 @@ class Trace:
     memory: pandas.DataFrame  # per allocation (bytes > 0) or release on `cpu` or `gpu`; total_bytes: the allocator then has
     steps: pandas.DataFrame  # a row per ProfilerStep with operators in it, with its times on the host
     gpus: int = 1
-    host: list[HostEvent] = field(default_factory=list)  # in order of start: from these the frames were made
+    host: list[Event] = field(default_factory=list)  # in order of start: from these the frames were made
+    notes: tuple[str, ...] = ()  # on events that were left out
 
     def device_busy_us(self) -> float:
         """Time in which at least one kernel of the profiled steps runs."""
@@ -88,7 +94,7 @@ class Trace:
         """Wall time of each step."""
         return [end - start for start, end in self.step_times()]
 
-    def step_times(self) -> list[tuple[float, float]]:
+    def step_times(self) -> list[Interval]:
         """Start and end of each step: from when host and device had finished the one before until both have finished it.
 
         The host runs ahead of a GPU, so a ProfilerStep can end before the first kernel of the step has started, and a trace may
@@ -123,35 +129,38 @@ def length(intervals: list[Interval]) -> float:
 def load(path: Path) -> Trace:
     """Reads a .json or .json.gz file."""
     with progress(f"reading {path}") as note:
-        host, device = trace_events.read(path, note)
-        note("attributing events")
-        host.sort(key=lambda event: (event.start, -event.duration))
-        if not any(event.kind == "operator" for event in host):
-            raise UsageError(f"{path} is not a trace of torch.profiler (it has no PyTorch operators): give a trace_*.json")
-        if len({event.thread[0] for event in host if event.name.startswith("ProfilerStep#")}) > 1:
-            raise UsageError(f"{path} holds the steps of several processes: give the trace of one of them, trace_rank*.json")
-        _attribute(host)
-        steps = _mark_steps(host)
-        kernels = _join_kernels(device, host)
-        return Trace(
-            operators=pandas.DataFrame(_operator_rows(host), columns=OPERATOR_COLUMNS),
-            kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
-            memory=pandas.DataFrame(_memory_rows(host), columns=MEMORY_COLUMNS),
-            steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
-            gpus=len({event.gpu for event in device}), host=host,
-        )  # fmt: skip
+        host, device, notes = trace_events.read(path, note)
+    operators = [event for event in host if event.kind == "operator"]
+    if not device and not operators:
+        raise UsageError(f"{path} is not a trace of torch.profiler (no operators, no kernels): `page.py` draws it")
+    if device and not any(event.duration for event in device):
+        raise UsageError(f"{path} has no durations: each of its {counted(len(device), 'kernel')} takes 0 us")
+    if len({event.thread[0] for event in host if event.name.startswith(STEP)}) > 1:
+        raise UsageError(f"{path} holds the steps of several processes: give the trace of one of them, trace_rank*.json")
+    for row, event in enumerate(operators):
+        event.row = row
+    _attribute(host)
+    steps = _mark_steps(host, operators or [event for event in host if event.kind == "launch"])
+    kernels = _join_kernels(device, host, steps)
+    return Trace(
+        operators=pandas.DataFrame(map(_operator_row, operators), columns=OPERATOR_COLUMNS),
+        kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
+        memory=pandas.DataFrame([_memory_row(event) for event in host if event.memory], columns=MEMORY_COLUMNS),
+        steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
+        gpus=len({event.thread[0] for event in device}), host=host, notes=notes,
+    )  # fmt: skip
 
 
-def _encloses(outer: HostEvent, inner: HostEvent) -> bool:
+def _encloses(outer: Event, inner: Event) -> bool:
     """Whether `inner`, which does not start earlier, lies in `outer`; of a runtime call, whose end another clock measures, only
     the start counts.
     """
     return inner.start < outer.end and (inner.kind == "launch" or inner.end <= outer.end + CLOCK_ERROR_US)
 
 
-def _attribute(host: list[HostEvent]) -> None:
+def _attribute(host: list[Event]) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward precedes its backward."""
-    open_events: dict[tuple, list[HostEvent]] = defaultdict(list)  # by thread, outermost first
+    open_events: dict[tuple, list[Event]] = defaultdict(list)  # by thread, outermost first
     span_of_node: dict[int | None, tuple[str | None, str]] = {}  # span and detail by sequence number
     for event in host:
         stack = open_events[event.thread]
@@ -185,22 +194,25 @@ def _attribute(host: list[HostEvent]) -> None:
                 outer.repeated = outer.repeated or same or (outer.name, event.name) in PASSED_ON
             stack.append(event)
         elif event.memory and event.operator:
-            event.operator.allocated_bytes += event.memory.bytes
+            event.operator.allocated_bytes += event.memory[0]
 
 
-def _is_residual(event: HostEvent) -> bool:
+def _is_residual(event: Event) -> bool:
     if event.name != "aten::add" or event.operator is not None:
         return False
     shapes = json.loads(event.shapes)
     return len(shapes) > 1 and bool(shapes[0]) and shapes[0] == shapes[1]
 
 
-def _mark_steps(host: list[HostEvent]) -> list[tuple[float, float]]:
-    """Gives each event its step and, where it has none yet, its phase and span. Returns the steps' starts and durations."""
-    operators = [event for event in host if event.kind == "operator"]
-    threads, last_operator = {event.thread for event in operators}, max(event.start for event in operators)
-    steps = [event for event in host if event.kind == "annotation" and event.name.startswith("ProfilerStep#")]
-    steps = [step for step in steps if step.thread in threads and step.start < last_operator]
+def _mark_steps(host: list[Event], working: list[Event]) -> list[Interval]:
+    """Gives each event its step and, where it has none yet, its phase and span. Returns the steps' starts and durations.
+
+    A step in which no event of `working` starts is left out: it was cut off. Both lists are in order of start.
+    """
+    marked = [event for event in host if event.kind == "annotation" and event.name.startswith(STEP)]
+    threads, starts = {event.thread for event in working}, [event.start for event in working]
+    inside = [bisect_left(starts, step.start) < bisect_left(starts, step.end) for step in marked]
+    steps = [step for step, works in zip(marked, inside, strict=True) if works and step.thread in threads]
     index, in_backward = -1, False
     for event in host:
         while index + 1 < len(steps) and event.start >= steps[index + 1].start:
@@ -210,19 +222,22 @@ def _mark_steps(host: list[HostEvent]) -> list[tuple[float, float]]:
         in_backward = in_backward or event.phase == "backward"
         event.phase = event.phase or ("other" if in_backward or event.step < 0 else "forward")
         event.span = event.span or "other"
-    for row, event in enumerate(operators):
-        event.row = row
     return [(step.start, step.duration) for step in steps]
 
 
-def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tuple]:
+def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval]) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to those around it."""
-    launches = {event.correlation: event for event in host if event.kind == "launch"}
+    launches = {event.correlation: event for event in host if event.kind == "launch" and event.correlation is not None}
     rows: list[tuple] = []
-    for kernel in sorted(device, key=lambda kernel: kernel.start):
+    before = -1  # the step of the kernel before
+    for kernel in device:
+        own = kernel.name, kernel.kind, kernel.start, kernel.duration, kernel.stream, kernel.collective
         launch = launches.get(kernel.correlation)
-        if launch is None or kernel.correlation is None:
-            rows.append((*kernel[:6], "other", "other", -1, float("nan"), [], float("nan"), ""))
+        if launch is None:
+            if before >= 0 or kernel.correlation is None:
+                inside = (number for number, (start, us) in enumerate(steps) if start <= kernel.start < start + us)
+                before = next(inside, before)
+            rows.append((*own, "other", "other", before, float("nan"), [], float("nan"), ""))
             continue
         operator, chain = launch.operator, []
         if operator:
@@ -232,37 +247,23 @@ def _join_kernels(device: list[DeviceEvent], host: list[HostEvent]) -> list[tupl
             chain.append(operator.row)
             operator = operator.operator
         graph, phase = (launch.start, "other") if launch.name in GRAPH_LAUNCHES else (float("nan"), launch.phase)
-        place = launch.span, phase, launch.step, kernel.start - launch.start
-        rows.append((*kernel[:6], *place, chain, graph, launch.detail))
+        rows.append((*own, launch.span, phase, launch.step, kernel.start - launch.start, chain, graph, launch.detail))
+        before = max(before, launch.step)
     return rows
 
 
-def _operator_rows(host: list[HostEvent]) -> list[tuple]:
-    rows: list[tuple] = []
-    for event in host:
-        if event.kind == "operator":
-            name, cpu_us, self_cpu_us, device_us = event.name, event.duration, event.duration - event.children_us, event.device_us
-            if name.startswith(AUTOGRAD_NODE) or event.repeated:  # the row holds only the time around what it calls
-                name = AUTOGRAD_ENGINE if name.startswith(AUTOGRAD_NODE) else REDISPATCH
-                cpu_us, device_us = self_cpu_us, event.self_device_us
-            times = event.start, cpu_us, self_cpu_us, device_us, event.self_device_us
-            inputs = event.shapes, event.types, event.allocated_bytes, event.detail
-            rows.append((name, event.span, event.phase, event.step, *times, *inputs))
-    return rows
+def _operator_row(event: Event) -> tuple:
+    name, cpu_us, self_cpu_us, device_us = event.name, event.duration, event.duration - event.children_us, event.device_us
+    if name.startswith(AUTOGRAD_NODE) or event.repeated:  # the row holds only the time around what it calls
+        name = AUTOGRAD_ENGINE if name.startswith(AUTOGRAD_NODE) else REDISPATCH
+        cpu_us, device_us = self_cpu_us, event.self_device_us
+    times = event.start, cpu_us, self_cpu_us, device_us, event.self_device_us
+    return name, event.span, event.phase, event.step, *times, event.shapes, event.types, event.allocated_bytes, event.detail
 
 
-def _memory_rows(host: list[HostEvent]) -> list[tuple]:
-    return [
-        (event.start, event.memory.bytes, event.memory.address, "gpu" if event.memory.device else "cpu", event.memory.total,
-         event.span, event.phase)
-        for event in host
-        if event.memory
-    ]  # fmt: skip
-
-
-def _sorted(table: pandas.DataFrame, column: str) -> Any:
-    """The rows, the largest first."""
-    return table.sort_values(column, ascending=False, kind="stable").to_dict("records")
+def _memory_row(event: Event) -> tuple:
+    size, address, total, device = event.memory or (0, 0, 0, 0)
+    return event.start, size, address, "gpu" if device else "cpu", total, event.span, event.phase
 
 
 def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
@@ -292,3 +293,8 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
         "launch": {"count": len(launched), "mean_delay_us": float(launched.mean()) if len(launched) else 0.0},
         "memory_peak_bytes": int(memory.total_bytes.max()) if len(memory) else None,
     }
+
+
+def _sorted(table: pandas.DataFrame, column: str) -> Any:
+    """The rows, the largest first."""
+    return table.sort_values(column, ascending=False, kind="stable").to_dict("records")

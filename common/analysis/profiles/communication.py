@@ -16,8 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from common.analysis.formulas.operators import COMMUNICATION
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.profiles.chrome_trace import Interval, length, union
 from common.errors import UsageError
 from common.records.study_files import Split
@@ -73,13 +72,11 @@ def load(path: Path) -> Traced:
     found: list[Collective] = []
     if len(trace.kernels):
         kernels = trace.kernels[trace.kernels.category == "kernel"].sort_values("start_us")
-        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.str.contains(COMMUNICATION)
-        # Where the launch of a kernel is not in the trace, its step is that of the kernel before it.
-        steps = kernels.step.where(~kernels.launch_delay_us.isna()).ffill().fillna(-1).astype(int)
-        columns = zip(ours, kernels.name, kernels.sent, steps, kernels.start_us, ends, strict=True)
-        for one, name, sent, step, start, end in columns:
+        ends, ours = kernels.start_us + kernels.duration_us, kernels.name.map(kernel_names.kind) == "communication"
+        columns = zip(ours, kernels.name, kernels.collective, kernels.step, kernels.start_us, ends, strict=True)
+        for one, name, named, step, start, end in columns:
             if one and step >= 0:
-                found.append(Collective(kind(sent[0] if sent else name), step, start, end))
+                found.append(Collective(kind(named or name), step, start, end))
         computing = zip(kernels.start_us[~ours], ends[~ours], strict=True)
     else:
         operators = trace.operators[trace.operators.name.str.startswith("aten::")]

@@ -16,7 +16,6 @@ import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns", "span", "phase")
 COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
-LONGEST_NUMBER = 40  # characters
 SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
 
 
@@ -71,25 +70,12 @@ def category(name: str) -> str:
     return "memcpy" if COPY.match(name) else "memset" if FILL.match(name) else "kernel"
 
 
-def read_bytes(path: Path, size: int) -> bytes:
-    """The first `size` bytes of a file."""
-    with files.reading(path), files.opened(path) as file:
-        return file.read(size)
-
-
-def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text; every line ends in a newline character, whatever it ended in."""
-    return files.read_text(path).replace("\r\n", "\n").replace("\r", "\n")
-
-
 def rows(path: Path, text: str) -> list[list[str]]:
     """Header and rows of a CSV table, all of one length, without blank lines and ncu's messages, which begin with `==`."""
     try:
-        found = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith("==")]
+        found = [row for row in csv.reader(io.StringIO(text, newline=None)) if row and not row[0].startswith("==")]
     except csv.Error as error:
         raise UsageError(f"{path} is cut off or damaged: {error}") from error
-    if not found:
-        raise UsageError(f"{path} is empty")
     for number, row in enumerate(found, 1):
         if len(row) != len(found[0]):
             raise UsageError(f"{path} is cut off or damaged: row {number} has {len(row)} fields, the header {len(found[0])}")
@@ -98,25 +84,21 @@ def rows(path: Path, text: str) -> list[list[str]]:
 
 def read_frame(path: Path) -> pandas.DataFrame:
     """A CSV file; every cell is text."""
-    header, *body = rows(path, read_text(path))
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise UsageError(f"{path} is damaged: it has two columns {shortened(twice[0], 60)!r}")
+    header, *body = rows(path, files.read_text(path)) or [[]]
     return pandas.DataFrame(body, columns=header)
 
 
 def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False) -> pandas.Series:
-    """A column of `read_frame(path)` as numbers below 2^63: times, counts and rates, none of which is negative; with `gaps` a
-    cell may be empty or no number, and becomes NaN.
+    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative; with `gaps` a cell may be
+    empty or no number, and becomes NaN.
     """
     if column not in frame:
         raise UsageError(f"{path} is damaged: it has no column {column}")
-    cells = list(frame[column])
-    found = pandas.to_numeric(pandas.Series([cell if len(cell) <= LONGEST_NUMBER else "inf" for cell in cells]), errors="coerce")
+    found = pandas.to_numeric(frame[column], errors="coerce")
     values = found.to_numpy()  # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
-    fits = ((values >= 0) & (values < files.LARGEST)) | (gaps & numpy.isnan(values))
+    fits = ((values >= 0) & (values < float("inf"))) | (gaps & numpy.isnan(values))
     if not fits.all():
-        wrong = int(fits.argmin())
-        problem = "is negative" if -files.LARGEST < found.iloc[wrong] < 0 else "is not a number below 2^63"
-        problem = problem if abs(found.iloc[wrong]) < float("inf") else "is not a number"
-        raise UsageError(f"{path} is damaged: {column} in row {wrong + 2} {problem}: {shortened(cells[wrong], 60)!r}")
+        row = int(fits.argmin())
+        problem = "is negative" if found.iloc[row] < 0 else "is not a number"
+        raise UsageError(f"{path} is damaged: {column} in row {row + 2} {problem}: {shortened(frame[column].iloc[row], 60)!r}")
     return found

@@ -18,15 +18,14 @@ by `rocprof-compute analyze`, from the tables of the passes.
 import codecs
 import csv
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from common import files
 from common.analysis.profiles import ncu, pytorch, rocm
-from common.analysis.profiles.kernel_table import Kernels, read_bytes, read_frame, read_text
+from common.analysis.profiles.kernel_table import Kernels, read_frame
 from common.errors import UsageError
-from common.files import inputs_kept
 from common.records import step_profile
 
 READERS: dict[str, Callable[[Path], Kernels]] = {
@@ -49,9 +48,9 @@ REFUSALS = {
     "empty": "is empty",
     "other": f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
     "binary": f"is binary, and none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
-    "list of events": "is a Chrome trace, but not one of torch.profiler, which has traceEvents: `page.py` draws it",
+    "zstd": "is packed by zstd: unpack it with `zstd -d`",
+    "UTF-16": "is text in UTF-16: save it as UTF-8",
     "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
-    "gzip": "is a damaged gzip file (cut off?)",
     "rocpd without kernels": f"(rocpd) {NO_ROWS}",
     "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
@@ -60,11 +59,16 @@ REFUSALS = {
     "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
     "ceilings": "holds measured ceilings, not kernels: give the pmc_perf.csv beside it",
     "rocprof v1": "is of rocprof, before rocprofv3: profile with `rocprofv3 --kernel-trace --output-format csv --`",
+    "nsys": "is a table of nsys: profile with torch.profiler or ncu",
     "ncu report": "is a report of ncu: export it with `ncu --import FILE --page raw --csv > kernels.csv`",
     "ncu summary": "is a summary of ncu, without launches: leave --print-summary out",
     "ncu log": "is output of ncu without a table: profile with --csv, and look for ==ERROR== in it",
 }
-# Columns that tell the CSV files of AMD's tools apart; the first row whose columns are all in a file decides.
+BEGINNINGS = {
+    b"(\xb5/\xfd": "zstd", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", b"NVR\0": "ncu report",
+}  # fmt: skip
+JSON_MARKS = {"rocprofiler-sdk-tool": "rocprofv3 JSON", step_profile.SCHEMA: "profile", "traceEvents": "pytorch-trace"}
+# Columns that tell the CSV files of AMD's and NVIDIA's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
 CSV_KINDS: tuple[tuple[set[str], str], ...] = (
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
@@ -74,14 +78,15 @@ CSV_KINDS: tuple[tuple[set[str], str], ...] = (
     ({"Name", "Calls", "TotalDurationNs"}, "rocprofv3-kernel-stats"),
     ({"KernelName", "BeginNs", "EndNs"}, "rocprof v1"),
     ({"HBMBw"}, "ceilings"),
+    ({"Time (%)", "Total Time (ns)"}, "nsys"),
+    ({"Start (ns)", "Duration (ns)"}, "nsys"),
     (set(), "other"),
 )
 
 
 def load(path: Path) -> Kernels:
-    """Reads a file; in a folder, the newest file of the first source that is in it.
-
-    If a file does not exist, the one that `rocprofv3 -o FILE` writes instead is read (FILE_kernel_trace.csv and so on).
+    """Loads the kernels of a file, of the newest file of the best source in a folder, or of the files that rocprofv3 writes for
+    `-o path`. In all but the first case a note says what was not read. UsageError names the file and the reason.
     """
     notes = []
     if not path.exists():
@@ -91,9 +96,9 @@ def load(path: Path) -> Kernels:
         folder, found = path, find(path)
         if not found:
             raise UsageError(f"{folder} holds no kernels: looked in it and below for {SUPPORTED_FILES_HINT}")
-        source, files = next(iter(found.items()))
-        path = files[0]
-        others = [f"{len(files) - 1} other of {source} (each process has its own)"] if files[1:] else []
+        source, candidates = next(iter(found.items()))
+        path = candidates[0]
+        others = [f"{len(candidates) - 1} other of {source} (each process has its own)"] if candidates[1:] else []
         others += [f"{len(more)} of {name}" for name, more in list(found.items())[1:]]
         notes += [f"not read in {folder}: {', '.join(others)}"] if others else []
     else:
@@ -118,52 +123,45 @@ def find(folder: Path) -> dict[str, list[Path]]:
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         eager = path.name.startswith("eager_") and path.with_name(path.name.removeprefix("eager_")).exists()  # gave the spans
-        with inputs_kept(False):
-            wanted = path.name.endswith(SUFFIXES) and path.is_file() and not (hidden or eager)
-            try:
-                source = recognize(path) if wanted else ""
-            except UsageError as error:
-                source, reason = DAMAGED, error
+        if hidden or eager or not path.name.endswith(SUFFIXES) or not path.is_file():
+            continue
+        try:
+            source = recognize(path)
+        except UsageError as error:
+            source, reason = DAMAGED, error
         if source in found and (source != "rocprof-compute" or path in rocm.passes(path)[:1]):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     if reason and not any(found[source] for source in READERS):
         raise reason
-    return {source: [path for _, path in sorted(files, reverse=True)] for source, files in found.items() if files}
+    return {source: [path for _, path in sorted(each, reverse=True)] for source, each in found.items() if each}
 
 
 def _written_for(path: Path) -> Path:
     """The file that rocprofv3 wrote for `-o path`, beside it or in the folder of a host."""
-    folders = [path.parent, *sorted(folder for folder in path.parent.glob("*") if folder.is_dir())]
-    for end in ("kernel_trace.csv", "kernel_stats.csv", "results.db"):
-        for folder in folders:
-            for name in (path.name, path.stem):
-                if (folder / f"{name}_{end}").is_file():
-                    return folder / f"{name}_{end}"
+    names = [f"{name}_{end}" for end in ("kernel_trace.csv", "kernel_stats.csv", "results.db") for name in (path.name, path.stem)]
+    for name in names:
+        for found in (path.with_name(name), *sorted(path.parent.glob(f"*/{name}"))):
+            if found.is_file():
+                return found
     raise UsageError(f"{path} does not exist: give {SUPPORTED_FILES_HINT}, or a folder that holds some")
 
 
 def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
-    head = read_bytes(path, HEAD_BYTES)
+    with files.reading(path), files.opened(path) as raw:
+        head = files.unpacked(path, raw).read(HEAD_BYTES)
     if head.startswith(rocm.SQLITE):
         return rocm.source_of_database(path)
-    if head.startswith(b"NVR\0"):
-        return "ncu report"
-    if head.startswith(b"\x1f\x8b"):
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
-        except zlib.error:
-            return "gzip"
-    if b"\0" in head:
-        return "binary"
-    head = head.removeprefix(codecs.BOM_UTF8)
-    if not head.strip():
-        return "empty"
-    if head.lstrip()[:1] in (b"{", b"["):
-        marks = {"rocprofv3 JSON": "rocprofiler-sdk-tool", "profile": step_profile.SCHEMA, "pytorch-trace": "traceEvents"}
-        marks |= {"list of events": "ph"} if head.lstrip()[:1] == b"[" else {}
-        return next((source for source, mark in marks.items() if f'"{mark}"'.encode() in head), "JSON")
-    text = read_text(path)
+    for beginning, source in BEGINNINGS.items():
+        if head.startswith(beginning):
+            return source
+    head = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if b"\0" in head or not head:
+        return "binary" if head else "empty"
+    if head[:1] in (b"{", b"["):
+        marks = JSON_MARKS | ({"ph": "pytorch-trace"} if head[:1] == b"[" else {})
+        return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "JSON")
+    text = files.read_text(path)
     if match := ncu.HEADER.search(text):
         return "ncu summary" if "Invocations" in match[0] else "ncu"
     if "==PROF==" in text or "==ERROR==" in text:

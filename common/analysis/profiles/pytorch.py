@@ -5,44 +5,45 @@ of which would be one launch on a GPU. If a trace marks steps, only events withi
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 from common.analysis.formulas import operators
 from common.analysis.output.tables import counted
 from common.analysis.profiles import chrome_trace
+from common.analysis.profiles.chrome_trace import STEP, Trace
 from common.analysis.profiles.kernel_table import Kernels, build, category, several_gpus
 from common.errors import UsageError
 from common.records import step_profile
 
 import pandas
 
-CATEGORIES = {"gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 OPERATORS_NOTE = "a CPU launches no kernels: these are operator calls that do work, with their self time"
 COMPILED_NOTE = (
     "a CPU trace has no events for the loops that torch.compile fuses: their time is in the CompiledFunction around them"
 )
 
 
-def read_trace(path: Path, trace: chrome_trace.Trace | None = None) -> Kernels:
+def read_trace(path: Path, trace: Trace | None = None) -> Kernels:
     """The kernels of a trace, which may have been loaded before."""
     trace = trace or chrome_trace.load(path)
-    on_gpu, steps = len(trace.kernels) > 0, len(trace.steps) or None
-    frame = trace.kernels if on_gpu else trace.operators
-    notes = _left_out(path, frame) if on_gpu and steps else ()
-    frame = frame[frame.step >= 0] if steps else frame
+    on_gpu, steps, notes = len(trace.kernels) > 0, len(trace.steps) or None, trace.notes
+    frame = trace.kernels if on_gpu else trace.operators.assign(category="operator", duration_us=trace.operators.self_cpu_us)
+    if steps is None and any(event.name.startswith(STEP) for event in trace.host):
+        raise UsageError(f"{path}: no operator falls into a profiled step: profile again, and let a step end")
+    if steps:
+        notes += _outside(path, frame) if on_gpu else ()
+        frame = frame[frame.step >= 0]
     if on_gpu:
-        categories = [CATEGORIES.get(kind) or category(name) for kind, name in zip(frame.category, frame.name, strict=True)]
+        named = [category(name) if kind == "kernel" else kind for kind, name in zip(frame.category, frame.name, strict=True)]
+        frame, notes = frame.assign(category=named), notes + several_gpus(trace.gpus)
     else:
         calls = list(zip(frame.name, frame.input_shapes, frame.input_types, strict=True))
         working = {call for call in set(calls) if _works(*call)}
-        frame = frame[[call in working for call in calls]]
-        categories = ["operator"] * len(frame)
-    own = frame.duration_us if on_gpu else frame.self_cpu_us
-    times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (own * 1e3).round()}
-    spans = {"span": frame.span, "phase": frame.phase}
-    notes += several_gpus(trace.gpus) if on_gpu else _cpu_notes(frame.name)
-    return build("pytorch-trace", path, {"name": frame.name, "category": categories, **times, **spans}, steps=steps, notes=notes)
+        frame = frame.loc[[call in working for call in calls]]
+        notes += _cpu_notes(frame.name)
+    times = {"start_ns": (frame.start_us * 1e3).round(), "duration_ns": (frame.duration_us * 1e3).round()}
+    columns = {name: frame[name] for name in ("name", "category", "span", "phase")}
+    return build("pytorch-trace", path, columns | times, steps=steps, notes=notes)
 
 
 def read_profile(path: Path) -> Kernels:
@@ -56,21 +57,25 @@ def read_profile(path: Path) -> Kernels:
     labels = ["name", "span", "phase"]
     table = pandas.DataFrame(rows, columns=[*labels, "calls", "us"]).groupby(labels, sort=False, as_index=False).sum()
     categories = [category(name) if on_gpu else "operator" for name in table.name]
-    sums: dict[str, Iterable] = {"calls": table.calls, "duration_ns": (table.us * 1e3).round()}
+    sums = {"calls": table.calls, "duration_ns": (table.us * 1e3).round()}
     unknown = [float("nan")] * len(table)
     columns = {"category": categories, "min_ns": unknown, "max_ns": unknown, **{name: table[name] for name in labels}, **sums}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
     return build("profile", path, columns, steps=steps, notes=notes)
 
 
-def _left_out(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:
-    """The note on kernels that no profiled step launched, but for those of a warm-up before them. UsageError: none did."""
+def _outside(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:
+    """The notes on kernels that belong to no profiled step. UsageError: all of them do."""
     stepped = kernels.step >= 0
     if not stepped.any():
         raise UsageError(f"{path}: no profiled step launched any of its {counted(len(kernels), 'kernel')}")
-    outside = kernels[~stepped & (kernels.start_us > kernels.start_us[stepped].min())]
-    ms = outside.duration_us.sum() / 1e3
-    return (f"left out: {counted(len(outside), 'kernel')} of {ms:.3g} ms that no profiled step launched",) * (len(outside) > 0)
+    early = kernels.start_us < kernels.start_us[stepped].min()
+    reasons = {"launched before the first profiled step": ~stepped & early, "that no profiled step launched": ~stepped & ~early}
+    return tuple(
+        f"not counted: {counted(int(which.sum()), 'kernel')} of {kernels.duration_us[which].sum() / 1e3:.3g} ms {why}"
+        for why, which in reasons.items()
+        if which.any()
+    )
 
 
 def _works(name: str, shapes: str, types: str) -> bool:
@@ -80,5 +85,5 @@ def _works(name: str, shapes: str, types: str) -> bool:
     return operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
 
 
-def _cpu_notes(names: Iterable[str]) -> tuple[str, ...]:
+def _cpu_notes(names: pandas.Series) -> tuple[str, ...]:
     return (OPERATORS_NOTE, COMPILED_NOTE) if any(name.startswith("CompiledFunction") for name in names) else (OPERATORS_NOTE,)

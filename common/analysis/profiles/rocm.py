@@ -7,18 +7,9 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from common.analysis.profiles.kernel_table import (
-    SERIALIZED_NOTE,
-    Kernels,
-    build,
-    numbers,
-    read_bytes,
-    read_frame,
-    read_text,
-    several_gpus,
-)
+from common import files
+from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, build, numbers, read_frame, several_gpus
 from common.errors import UsageError
-from common.files import opened
 
 import pandas
 from typing_extensions import TypedDict
@@ -63,7 +54,7 @@ def read_pmc_perf(path: Path) -> Kernels:
 
     The files of the other passes in its folder (`passes`) are joined to it.
     """
-    if read_bytes(path, len(SQLITE)) == SQLITE:
+    if path.suffix == ".db":
         sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
         by_pass = itertools.groupby(passes(path), lambda each: each.stem.split("_")[2:3])  # of pmc_perf_PASS_PID
         numbered = ((process, each) for _, databases in by_pass for process, each in enumerate(databases))
@@ -107,7 +98,7 @@ def passes(path: Path) -> list[Path]:
         return []
     for pattern in ("pmc_perf_*.db", "results_*.csv", "results_*.csv.gz"):
         found = sorted(path.parent.glob(pattern), key=lambda each: [int(digits) for digits in re.findall(r"\d+", each.name)])
-        if path in found and (database or "Counter_Name" in read_text(path).partition("\n")[0]):
+        if path in found and (database or "Counter_Name" in files.read_text(path).partition("\n")[0]):
             return found
     return [path] if database else []
 
@@ -145,7 +136,7 @@ def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:
 def _query(path: Path, sql: str) -> list[tuple]:
     """Rows of a SQLite database, which is opened read-only."""
     try:
-        with opened(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        with files.opened(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return database.execute(sql).fetchall()
     except sqlite3.Error as error:
         raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
@@ -165,7 +156,7 @@ class MeasuredCeilings(TypedDict):
 
 def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
     """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file)."""
-    if "HBMBw" not in read_text(path).partition("\n")[0]:
+    if "HBMBw" not in files.read_text(path).partition("\n")[0]:
         raise UsageError(f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
     frame = read_frame(path)
     if not len(frame):

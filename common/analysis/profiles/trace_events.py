@@ -1,87 +1,58 @@
-"""Reads the events of a Chrome trace of torch.profiler, each checked and reduced to what an analysis needs as soon as it is read.
+"""Reads the events of a Chrome trace; of one of PyTorch's profiler only what an analysis needs of each.
 
-Times are microseconds as the profiler wrote them, with their fractions.
+Times are microseconds as the profiler wrote them, with their fractions. Events whose times cannot be are left out and counted.
 """
 
+import functools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common import files
-from common.analysis.output.tables import shortened
-from common.analysis.profiles.json_elements import elements
-from common.files import Amount, Integer, Number
-from common.records.step_profile import Shapes
+from common.analysis.output.tables import counted, shortened
+from common.errors import UsageError
 
-from typing_extensions import NotRequired, TypedDict
+import ijson
+import numpy
+import pandas
 
-HOST_KINDS = {"cpu_op": "operator", "user_annotation": "annotation", "cuda_runtime": "launch", "cuda_driver": "launch"}
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-NO_TRACE = "is not a trace of torch.profiler (it has no traceEvents): give a trace_*.json"
-
-Arguments = TypedDict(
-    "Arguments",
-    {
-        "Sequence number": NotRequired[int], "Input Dims": NotRequired[Shapes], "Input type": NotRequired[list[str]],
-        "correlation": NotRequired[int | str], "stream": NotRequired[int | str],
-        "Collective name": NotRequired[str], "In msg nelems": NotRequired[Amount], "dtype": NotRequired[str],
-    },
-)  # fmt: skip
-MemoryArguments = TypedDict(
-    "MemoryArguments", {"Bytes": Integer, "Addr": int | str, "Total Allocated": Integer, "Device Type": int}
-)
-
-
-class Event(TypedDict):
-    name: str
-    pid: int | str
-    tid: int | str
-    ts: Number
-
-
-class TimedEvent(Event):
-    """An operator, an annotation, a call of the GPU's runtime, or the work of a GPU."""
-
-    dur: Amount
-    args: NotRequired[Arguments]
-
-
-class MemoryEvent(Event):
-    """An allocation or a release."""
-
-    args: MemoryArguments
-
-
-class Memory(NamedTuple):
-    """An allocation (bytes > 0) or a release; `total` is what the allocator holds afterwards, `device` is 0 on the CPU."""
-
-    bytes: int
-    address: int | str
-    total: int
-    device: int
+KINDS = {  # of events, by their category in lower case; PyTorch's first profilers wrote Operator, Runtime, Kernel and Memcpy
+    "operator": re.compile(r"cpu_op|operator"),
+    "annotation": re.compile(r"user_annotation"),
+    "launch": re.compile(r"(\w+_)?(runtime|driver)"),  # also xpu_runtime and privateuse1_runtime
+    "kernel": re.compile(r"(\w+_)?kernel|mtia_ccp_events"),
+    "memcpy": re.compile(r"(gpu_)?memcpy"),
+    "memset": re.compile(r"(gpu_)?memset"),
+}
+DEVICE = ("kernel", "memcpy", "memset")
+FAR, FEW = 1000, 0.01  # see `_far`; FEW is a share of all events
+ENCLOSED = 2  # no kernel ends after that many later ones of its stream; one that was launched early overlaps the one before it
+MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 
 
 @dataclass(eq=False, slots=True)
-class HostEvent:
-    """An event of the host: an operator, an annotation, a call of the GPU's runtime (kind `launch`), or an allocation.
+class Event:
+    """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation (`memory`), or work of a GPU.
 
-    The first fields are read: times in us, an operator's sequence number, its or an annotation's inputs as JSON, the correlation
-    of a call. The others follow from the events around this one (see `chrome_trace`).
+    The first fields are read, the others follow from the events around this one (see `chrome_trace`).
     """
 
     kind: str
     name: str
-    thread: tuple[int | str, int | str]
+    thread: tuple[Any, Any]  # process and thread; of a GPU's work, its first is the GPU
     start: float
     duration: float
-    number: int | None = None
-    shapes: str = "[]"
+    correlation: int | str | None = None  # of a launch and its work
+    stream: int | str | None = None
+    collective: str | None = None  # its name, where PyTorch says it
+    number: int | None = None  # an operator's sequence number
+    shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
     types: str = "[]"
-    correlation: int | str | None = None
-    memory: Memory | None = None
-    operator: "HostEvent | None" = None  # innermost enclosing operator
+    memory: tuple[int, int | str, int, int] | None = None  # bytes (a release: below 0), address, total, 0 on the CPU
+    operator: "Event | None" = None  # innermost enclosing operator
     span: str | None = None
     detail: str = ""
     phase: str | None = None
@@ -98,67 +69,112 @@ class HostEvent:
         return self.start + self.duration
 
 
-class DeviceEvent(NamedTuple):
-    """Work of a GPU: a kernel, a copy or a fill."""
+def events(path: Path) -> Iterator[Any]:
+    """The events of a .json or .json.gz file, one at a time, so that any file takes the memory of a few of them.
 
-    name: str
-    category: str
-    start: float
-    duration: float
-    stream: int | str | None
-    sent: tuple[str, float, str] | None  # of a collective, where PyTorch says it: its name, and number and type of elements
-    correlation: int | str | None
-    gpu: int | str
+    They are the list under the key `traceEvents`, or the file is the list, whose end may be missing. UsageError: it is no JSON.
+    """
+    is_list = False
+    try:
+        with files.reading(path), files.opened(path) as raw:
+            file = files.unpacked(path, raw)
+            is_list = file.read(1000).lstrip()[:1] == b"["
+            file.seek(0)
+            yield from ijson.items(file, "item" if is_list else "traceEvents.item", use_float=True)
+    except ijson.JSONError as error:
+        if is_list and isinstance(error, ijson.IncompleteJSONError):
+            return
+        files.read_json(path)  # says where
+        raise UsageError(f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}") from error
 
 
-def read(path: Path, note: Callable[[str], None]) -> tuple[list[HostEvent], list[DeviceEvent]]:
-    """The events of the host and of the device, in the order of the file; `note` is told from time to time how many were read."""
-    host: list[HostEvent] = []
-    device: list[DeviceEvent] = []
+@functools.cache
+def kind(category: str) -> str:
+    """A key of KINDS, or an empty string."""
+    return next((found for found, pattern in KINDS.items() if pattern.fullmatch(category.lower())), "")
+
+
+def is_of_pytorch(path: Path) -> bool:
+    """Whether there are operators of PyTorch, or work of a GPU."""
+    return any(isinstance(event, dict) and kind(str(event.get("cat"))) in ("operator", *DEVICE) for event in events(path))
+
+
+def read(path: Path, note: Callable[[str], None]) -> tuple[list[Event], list[Event], tuple[str, ...]]:
+    """The events of the host and of the device in order of start, the outermost first, and notes on those that were left out.
+
+    `note` is told from time to time how many were read.
+    """
+    found: list[Event] = []
+    damaged: list[str] = []
     shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
-    for number, event in enumerate(elements(path, "traceEvents", NO_TRACE)):
+    for number, event in enumerate(events(path)):
         if number % 10_000 == 0:
             note(f"{number:,} events")
-        if not isinstance(event, dict):
-            continue
-        category = str(event.get("cat")) if event.get("ph") == "X" else ""
-        if event.get("name") == "[memory]":
-            check(path, MemoryEvent, event, number)
-            host.append(_host_event("memory", event, shared))
-        elif category in HOST_KINDS:
-            check(path, TimedEvent, event, number)
-            host.append(_host_event(HOST_KINDS[category], event, shared))
-        elif category in DEVICE_CATEGORIES:
-            check(path, TimedEvent, event, number)
-            device.append(_device_event(event, shared))
-    if len({event.gpu for event in device}) > 1:  # each numbers its streams by itself
-        device = [event._replace(stream=f"{event.stream} of GPU {event.gpu}") for event in device]
-    return host, device
+        try:
+            if made := _event(event, shared):
+                found.append(made)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            damaged.append(str(event.get("name")))
+    found.sort(key=lambda event: (event.start, -event.duration))
+    device = [event for event in found if event.kind in DEVICE]
+    if len({event.thread[0] for event in device}) > 1:  # each numbers its streams by itself
+        for event in device:
+            event.stream = f"{event.stream} of GPU {event.thread[0]}"
+    far, long = _far(found), _longer_than_the_next(device)
+    left_out = {
+        "without a name, a time or a possible duration": damaged,
+        "far outside the time of the others": [event.name for event in far],
+        f"that would run longer than the next {ENCLOSED} of their stream": [event.name for event in long - far],
+    }
+    notes = [
+        f"left out: {counted(len(names), 'event')} {why}, such as {shortened(names[0], 60)}"
+        for why, names in left_out.items()
+        if names
+    ]
+    kept = [event for event in found if event not in far | long] if far | long else found
+    return [event for event in kept if event.kind not in DEVICE], [event for event in kept if event.kind in DEVICE], tuple(notes)
 
 
-def check(path: Path, model: type, event: dict[str, Any], number: int) -> None:
-    """Names the event by its position among all events if it does not fit its model."""
-    name = shortened(str(event.get("name", "without a name")), 60)
-    files.check(path, event, model, f"event {number} of traceEvents ({name}): ")
-
-
-def _host_event(kind: str, event: dict[str, Any], shared: dict[Any, Any]) -> HostEvent:
-    name, thread = (shared.setdefault(each, each) for each in (event["name"], (event["pid"], event["tid"])))
-    result, arguments = HostEvent(kind, name, thread, event["ts"], event.get("dur", 0.0)), event.get("args", {})
-    if kind == "memory":
-        result.memory = Memory(*(arguments[key] for key in MemoryArguments.__annotations__))
-    elif kind == "launch":
-        result.correlation = arguments.get("correlation")
-    else:
+def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
+    """What is needed of an event; None where that is nothing. KeyError, TypeError, ValueError, AttributeError: it is damaged."""
+    if not isinstance(event, dict):
+        return None
+    is_memory = event.get("name") == "[memory]"
+    found = "memory" if is_memory else kind(str(event.get("cat"))) if event.get("ph") == "X" else ""
+    if not found:
+        return None
+    name, thread = (shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"])))
+    result = Event(found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"]))
+    arguments = event.get("args") or {}
+    if result.duration < 0:
+        raise ValueError
+    if is_memory:
+        size, address, total, device = (arguments[key] for key in MEMORY)
+        result.memory = int(size), address, int(total), int(device)
+    elif found in ("operator", "annotation"):
         result.number = arguments.get("Sequence number")
-        inputs = (json.dumps(arguments.get(key, [])) for key in ("Input Dims", "Input type"))
+        inputs = (json.dumps(list(arguments.get(key) or [])) for key in ("Input Dims", "Input type"))
         result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
+    else:
+        result.correlation, result.stream = arguments.get("correlation"), arguments.get("stream")
+        result.collective = arguments.get("Collective name")
+    hash((result.correlation, result.stream, result.number))  # TypeError: these are lists or objects
     return result
 
 
-def _device_event(event: dict[str, Any], shared: dict[Any, Any]) -> DeviceEvent:
-    name, category = (shared.setdefault(event[key], event[key]) for key in ("name", "cat"))
-    arguments = event.get("args", {})
-    count, place = arguments.get("In msg nelems"), (event["ts"], event["dur"], arguments.get("stream"))
-    sent = None if count is None else (arguments.get("Collective name", name), count, arguments.get("dtype", ""))
-    return DeviceEvent(name, category, *place, sent, arguments.get("correlation"), event["pid"])
+def _far(found: list[Event]) -> set[Event]:
+    """The events that are FAR times as far from the others as the middle half of these lasts, if they are FEW."""
+    if not found:
+        return set()
+    starts = numpy.array([event.start for event in found])
+    first, last = numpy.percentile(starts, 25, method="higher"), numpy.percentile(starts, 75, method="lower")
+    distance = abs(starts - numpy.median(starts)) / max(last - first, 1000.0)
+    far = {event for event, times in zip(found, distance, strict=True) if times > FAR}
+    return far if len(far) <= max(1, FEW * len(found)) else set()
+
+
+def _longer_than_the_next(device: list[Event]) -> set[Event]:
+    """Events that end after the next ENCLOSED of their own stream."""
+    frame = pandas.DataFrame([(event.stream, event.end) for event in device], columns=["stream", "end"])
+    long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
+    return {device[row] for row in frame.index[long]}

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.analysis.formulas.operators import communication_or
 from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
 from common.analysis.formulas.own_kernels import Cost
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
+from common.analysis.profiles.kernel_names import communication_or
 from common.analysis.reports import bandwidth, profile_summary, roofline
 from common.errors import UsageError
 from common.files import writable_file, write_text

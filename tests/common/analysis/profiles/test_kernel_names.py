@@ -37,6 +37,15 @@ NAMES = {
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_64x128_8x5_nt_align1>(cutlass_80_simt_sgemm_64x128_8x5_nt_align1::Params)",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::cublasSplitKParams<float>)",
         "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN", "triton_tem_fused_mm_3",
+        "std::enable_if<!T7, void>::type internal::gemvx::kernel<int, int, float, false>(cublasGemvParamsEx<int>)",
+        "bmm_E4m3_E4m3E4m3_Fp32_t128x128x128u2_s3_et64x64_m64x64x32_sm100f",
+    ),
+    "convolutions": (
+        "ampere_scudnn_128x64_relu_interior_nn_v1", "miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_stride2",
+        "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32", "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc",
+        "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, false, false, true>(int, int, int, float const*)",
+        "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_28GridwiseGemm_xdl",
+        "void cutlass::Kernel2<cutlass_tensorop_s1688fprop_optimized_tf32_128x128_16x4_nhwc_align4>(Params)",
     ),
     "attention": (
         "_flash_attention_forward", "_short_attention_backward",
@@ -47,6 +56,8 @@ NAMES = {
         "void ck_tile::kentry<ck_tile::FmhaFwdKernel<float>>(ck_tile::FmhaFwdKernel<float>::Kargs)",
         "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)",
         "void cudnn::fusion::convert_dq_to_16bits<true>(void const*)",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2>>>>(Params)",
+        "void sage_fwd_kernel<64, 128>(__nv_bfloat16*)", "mla_decode_stage1_asm", "void kernel_mha<__nv_bfloat16, 128>(Params)",
     ),
     "reductions": (
         "_rms_norm_backward", "_cross_entropy", "_embedding_backward", "_linear_cross_entropy_loss_and_gradient",
@@ -64,7 +75,9 @@ NAMES = {
         "aten::add_", "aten::_foreach_addcmul_", "aten::silu_backward", "aten::_fused_adamw_",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >()",
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, std::plus<float> >(float)",
-        "triton_poi_fused__scaled_dot_product_flash_attention_cat_mul_5",
+        "triton_poi_fused__scaled_dot_product_flash_attention_cat_mul_5", "SubTensorOpWithScalar1d",
+        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "void vllm::act_and_mul_kernel<float>(float*)",
+        "void at::native::vectorized_elementwise_kernel<4, fbgemm_gpu::clip<float>, std::array<char*, 2ul> >(int)",
     ),
     "copies": (
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>(float*)",
@@ -74,12 +87,19 @@ NAMES = {
         "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>(int)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 4, 64, 64>(OpaqueType<4u>*)",
+        "void fbgemm_gpu::permute_2D_sparse_data_kernel<true, long, float>(int, int)",
+        "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float, float>(float const*)",
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16>(__nv_bfloat16 const*)",
     ),
     "communication": (
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "rccl_main_kernel(ncclDevComm*)",
-        "record_param_comms", "c10d::allreduce_", "gloo:all_reduce",
+        "record_param_comms", "c10d::allreduce_", "gloo:all_reduce", "reduce_scatter_kernel", "all_gather_kernel",
+        "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+        "void one_shot_all_reduce_kernel<float>(float*)", "void two_shot_all_reduce_kernel_inplace<float>(float*)",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", "nvshmemi_transfer_rma_block",
+        "void trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<bf16>(Params)",
     ),
-    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "add"),
+    "other": ("CompiledFunction", "aten::embedding_dense_backward", "aten::normal_", "add", "void my<cutlass::half>(ncclComm*)"),
 }  # fmt: skip
 
 

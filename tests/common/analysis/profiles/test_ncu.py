@@ -27,5 +27,12 @@ def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
         "Memory Throughput (byte/s)": 936.2e9,
     })  # fmt: skip
     assert details["Elapsed Cycles (cycle)"][1] == 1_234_567
-    times = [ncu._in_base_unit("1,500.5", unit) for unit in ("nsecond", "usecond", "msecond", "second")]
-    assert times == [(1500.5 * 1000**i, "ns") for i in range(4)]
+
+
+@pytest.mark.parametrize(("written", "unit", "ns"), [
+    ("1.234,56", "us", 1_234_560), ("1.234.567", "ns", 1_234_567), ("2,24", "us", 2240), ("1,234.56", "us", 1_234_560),
+])  # fmt: skip
+def test_numbers_of_every_locale(tmp_path, written, unit, ns):
+    header = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    (tmp_path / "ncu.csv").write_text(f'{header}\n"0","9","gemm<a, b>(x)","gpu__time_duration.sum","{unit}","{written}"\n')
+    assert list(load_kernels.load(tmp_path / "ncu.csv").table.duration_ns) == [ns]

@@ -39,17 +39,23 @@ def test_a_trace_of_two_gpus_says_so(tmp_path):
         next(each for each in content["traceEvents"] if each["name"] == "add")["pid"] += number
         (tmp_path / name).write_text(json.dumps(content))
     notes = [load_kernels.load(tmp_path / name).notes for name in ("one.json", "two.json")]
-    assert notes[0] == () and "launches of 2 GPUs" in notes[1][0]
+    assert len(notes[0]) == 1 and "launches of 2 GPUs" in notes[1][1]
     drawn = [timeline.of_trace(chrome_trace.load(tmp_path / name))["tracks"] for name in ("one.json", "two.json")]
     tracks = [{track["name"] for track in each} for each in drawn]
     assert "GPU, stream 7" in tracks[0] and {"GPU, stream 7 of GPU 7", "GPU, stream 7 of GPU 8"} < tracks[1]
 
 
-def test_launches_of_no_profiled_step_are_named_and_a_trace_with_no_other_is_refused(tmp_path):
+def test_launches_of_no_profiled_step_are_counted_and_a_trace_with_no_other_is_refused(tmp_path):
     content = gpu_trace()
-    content["traceEvents"].append(event("kernel", "lost", 60, 72, 0, stream=9, correlation=98))
+    content["traceEvents"] += [
+        event("cuda_runtime", "cudaLaunchKernel", 170, 171, correlation=98),
+        event("kernel", "outside", 191, 203, 0, correlation=98),
+    ]
     (tmp_path / "trace.json").write_text(json.dumps(content))
-    assert load_kernels.load(tmp_path / "trace.json").notes == ("left out: 1 kernel of 0.012 ms that no profiled step launched",)
+    assert load_kernels.load(tmp_path / "trace.json").notes == (
+        "not counted: 1 kernel of 0.035 ms launched before the first profiled step",
+        "not counted: 1 kernel of 0.012 ms that no profiled step launched",
+    )
     content["traceEvents"] = [each for each in content["traceEvents"] if "launch" not in each["name"].lower()]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="no profiled step launched any of its 8 kernels$"):
