@@ -125,7 +125,7 @@ def casts(size: int, dtype: torch.dtype) -> None:
 
 def embedding(size: int, dtype: torch.dtype) -> None:
     ids = torch.zeros(64, dtype=torch.long)
-    V4["add_embedding_gradient"](ids, ids, torch.zeros(64, size), torch.zeros(1000, size))
+    V4["add_embedding_gradient"](torch.zeros(64, size), ids, ids, torch.zeros(1000, size))
 
 
 def update(size: int, dtype: torch.dtype) -> None:

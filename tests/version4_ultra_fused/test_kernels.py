@@ -278,7 +278,7 @@ def test_other_targets_are_refused_on_a_cpu_and_make_the_loss_nan_on_a_gpu(targe
 def test_the_gradient_of_the_embedding(ids):
     ids, order = torch.tensor(ids, device=DEVICE).sort(stable=True)
     dx, dweight = tensors(torch.float32, (len(ids), 300), (9, 300))
-    check("add_embedding_gradient", ids, order, dx, dweight)
+    check("add_embedding_gradient", dx, ids, order, dweight)
 
 
 @runs_kernels
@@ -331,7 +331,7 @@ def test_what_kernels_read_may_have_any_strides():
         "swiglu_backward": (x[::2, :32], gates),
         "product_norm_backward": (x[::2], big[:64], None, branch[::2], x[1::2], weight, rstd, torch.float32),
         "cross_entropy": (logits, targets[::2], True),
-        "add_embedding_gradient": (ids[::2], order[::2], x, torch.zeros(5, 64, device=DEVICE)),
+        "add_embedding_gradient": (x, ids[::2], order[::2], torch.zeros(5, 64, device=DEVICE)),
     }
     fp8 = {name for name in kernels.KERNELS if "quantize" in name}  # the tests of FP8 have strides of their own
     assert calls.keys() == kernels.KERNELS.keys() - fp8 - {"adamw", "rotate"}  # which write into contiguous buffers
@@ -351,5 +351,5 @@ def test_float64_is_left_to_pytorch():
     ids, order = torch.tensor([0, 1] * 50, device=DEVICE).sort(stable=True)
     (dx,) = tensors(torch.float64, (100, 8))
     dx, dweight = dx / 3, torch.zeros(2, 8, device=DEVICE, dtype=torch.float64)
-    kernels.add_embedding_gradient(ids, order, dx, dweight)
+    kernels.add_embedding_gradient(dx, ids, order, dweight)
     torch.testing.assert_close(dweight, torch.stack((dx[0::2].sum(0), dx[1::2].sum(0))), rtol=1e-12, atol=1e-12)

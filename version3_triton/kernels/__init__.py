@@ -25,6 +25,7 @@ SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-swiglu": ("swiglu",),
     "triton-loss": ("linear_cross_entropy",),
 }
+KERNELS: dict[str, Callable] = {}
 _instead: Mapping[str, Callable] = {}  # what runs in place of operations, by name, inside `replaced`
 
 if HAS_TRITON:
@@ -88,22 +89,28 @@ def switchable(method: Callable) -> Callable:
     return switched
 
 
-def _operation(name: str) -> Callable:
-    """The kernel where it can run and nothing replaces it, otherwise PyTorch's operation."""
-    eager = getattr(reference, name)
+def operation(plain: Callable, kernels: Mapping[str, Callable]) -> Callable:
+    """An operation of Version 3 or 4, whose first argument is a tensor: the kernel of its name, or PyTorch's form `plain`.
 
-    @functools.wraps(eager)
-    def operation(x: torch.Tensor, *args):
+    PyTorch's form runs where no kernel can, and in float64. Inside `replaced` another function may run instead.
+    """
+    name = plain.__name__
+
+    @functools.wraps(plain)
+    def run(x: torch.Tensor, *args):
         if name in _instead:
             return _instead[name](x, *args)
-        if missing(x.device):
-            return eager(x, *args)
+        if missing(x.device) or x.dtype == torch.float64:
+            return plain(x, *args)
         refuse_other(x.device)
-        return KERNELS[name](x, *args)
+        return kernels[name](x, *args)
 
-    return operation
+    return run
 
 
-rms_norm, add_rms_norm, apply_rope, attention, swiglu, linear_cross_entropy = map(
-    _operation, ("rms_norm", "add_rms_norm", "apply_rope", "attention", "swiglu", "linear_cross_entropy")
-)
+rms_norm = operation(reference.rms_norm, KERNELS)
+add_rms_norm = operation(reference.add_rms_norm, KERNELS)
+apply_rope = operation(reference.apply_rope, KERNELS)
+attention = operation(reference.attention, KERNELS)
+swiglu = operation(reference.swiglu, KERNELS)
+linear_cross_entropy = operation(reference.linear_cross_entropy, KERNELS)

@@ -4,15 +4,13 @@ A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operati
 `reference.py` holds PyTorch's form of each, for float64 and where no kernel can run.
 """
 
-import functools
 from collections.abc import Callable
 
 from common.spans import span
-from version3_triton.kernels import HAS_TRITON, missing
+from version3_triton.kernels import HAS_TRITON, operation
 from version4_ultra_fused.kernels import reference
 
-import torch
-
+KERNELS: dict[str, Callable] = {}
 if HAS_TRITON:
     from version4_ultra_fused.kernels import adamw as _adamw
     from version4_ultra_fused.kernels import cross_entropy as _loss
@@ -29,23 +27,18 @@ if HAS_TRITON:
     }  # fmt: skip
 
 
-def _operation(name: str) -> Callable:
-    """The kernel where it can run, otherwise PyTorch's operation."""
-    plain = getattr(reference, name)
-
-    @functools.wraps(plain)
-    def operation(x: torch.Tensor, *arguments):
-        double = any(isinstance(each, torch.Tensor) and each.dtype == torch.float64 for each in (x, *arguments))
-        return plain(x, *arguments) if missing(x.device) or double else KERNELS[name](x, *arguments)
-
-    return operation
-
-
-add_norm, add_norm_backward, sum_parts, cross_entropy, add_embedding_gradient, adamw = map(
-    _operation, ("add_norm", "add_norm_backward", "sum_parts", "cross_entropy", "add_embedding_gradient", "adamw")
-)
-qkv_rope, gate_up_swiglu = span("qkv_projection")(_operation("qkv_rope")), span("gate_up")(_operation("gate_up_swiglu"))
-rotate_back, swiglu_backward, product_norm_backward = map(_operation, ("rotate_back", "swiglu_backward", "product_norm_backward"))
-rotate, quantize, swiglu_quantized, swiglu_backward_quantized = map(
-    _operation, ("rotate", "quantize", "swiglu_quantized", "swiglu_backward_quantized")
-)
+add_norm = operation(reference.add_norm, KERNELS)
+add_norm_backward = operation(reference.add_norm_backward, KERNELS)
+product_norm_backward = operation(reference.product_norm_backward, KERNELS)
+sum_parts = operation(reference.sum_parts, KERNELS)
+qkv_rope = span("qkv_projection")(operation(reference.qkv_rope, KERNELS))
+rotate_back = operation(reference.rotate_back, KERNELS)
+gate_up_swiglu = span("gate_up")(operation(reference.gate_up_swiglu, KERNELS))
+swiglu_backward = operation(reference.swiglu_backward, KERNELS)
+cross_entropy = operation(reference.cross_entropy, KERNELS)
+add_embedding_gradient = operation(reference.add_embedding_gradient, KERNELS)
+adamw = operation(reference.adamw, KERNELS)
+rotate = operation(reference.rotate, KERNELS)  # this and the following for products in FP8
+quantize = operation(reference.quantize, KERNELS)
+swiglu_quantized = operation(reference.swiglu_quantized, KERNELS)
+swiglu_backward_quantized = operation(reference.swiglu_backward_quantized, KERNELS)

@@ -40,12 +40,12 @@ def _embedding_backward(
 
 
 @interpretable
-def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:
+def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tensor) -> None:
     """dweight[ids[i]] += dx[order[i]] for all tokens i.
 
     Args:
-        ids, order: [N], from a stable sort of the ids.
         dx: [N, D].
+        ids, order: [N], from a stable sort of the ids.
         dweight: [V, D], float32, contiguous.
     """
     assert dweight.is_contiguous()

@@ -85,7 +85,7 @@ class AutogradPlan:
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D]; for autograd."""
         gradient = torch.zeros_like(parameter, requires_grad=False)
-        kernels.add_embedding_gradient(ids, order, dx, gradient)
+        kernels.add_embedding_gradient(dx, ids, order, gradient)
         return gradient
 
     def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
@@ -187,7 +187,7 @@ class MemoryPlan(AutogradPlan):
         """
         if parameter in self.written:
             torch.cuda.current_stream().wait_event(self.written[parameter])
-        kernels.add_embedding_gradient(ids, order, dx, self.gradient[parameter])
+        kernels.add_embedding_gradient(dx, ids, order, self.gradient[parameter])
 
     def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
         self.waiting.append((work, tensors))

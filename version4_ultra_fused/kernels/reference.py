@@ -108,7 +108,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     return loss
 
 
-def add_embedding_gradient(ids: Tensor, order: Tensor, dx: Tensor, dweight: Tensor) -> None:
+def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tensor) -> None:
     dweight.index_add_(0, ids, dx[order].to(dweight.dtype))
 
 

@@ -55,7 +55,7 @@ def test_another_gpu_than_the_current_one_is_refused(monkeypatch):
     monkeypatch.setattr(kernels, "missing", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(UsageError, match=r"not on cuda:1: call torch.cuda.set_device\(1\)"):
-        kernels.swiglu(SimpleNamespace(device=torch.device("cuda:1")), None)
+        kernels.swiglu(SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32), None)
     checks.refuse_other(torch.device("cuda:0"))
 
 
