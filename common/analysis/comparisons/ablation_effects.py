@@ -2,19 +2,17 @@
 
 Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with is taken, of the median step
 time, the peak memory and the launches, so above 1 the fusion helps. The effect of a fusion is the geometric mean over its pairs:
-with all 16 combinations there are 8, one for each setting of the other three. Two ranges stand beside it:
-
-    over the pairs      the least and the largest ratio: how much the effect depends on the other fusions
-    over the rounds     the least and the largest effect from the medians of one round alone: how well it is known. If the range
-                        holds 1, this measurement cannot tell whether the fusion has an effect.
+with all 16 combinations there are 8. The range over the pairs shows how much the effect depends on the other fusions. The range
+over the rounds, of the effect from the medians of one round alone, shows how well it is known: if it holds 1, this measurement
+cannot tell whether the fusion has an effect.
 """
 
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common import files
 from common.analysis.output import plots, run_facts, tables
@@ -23,10 +21,10 @@ from common.analysis.output.tables import Table
 from common.errors import UsageError
 from common.records.study_files import Ablation, Combination
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
+COLOURS = {"time": plots.BLUE, "memory": plots.ORANGE, "launches": plots.GREEN}
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 
 
@@ -87,47 +85,39 @@ def read(path: Path) -> Ablation:
 def analyze(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file and a figure."""
     measured = read(path)
+    found, combinations = effects(measured["combinations"]), measured["combinations"]
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")
-    add_tables(report, measured, "fusion_ablation", report.section)
+    medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
+    report.text(f"{measured['version']}, {run_facts.describe(measured)}. {medians}")
+    report.figure(lambda: figure(measured, found), "fusion_ablation", "The effect of each fusion")
+    report.section("Combinations")
+    report.text("Speed-up: against none.")
+    report.table(*combination_table(measured))
+    report.section("Effect of each fusion", "effects")
+    report.text(
+        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
+        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
+    )
+    report.table(*effect_table(measured, found))
+    if losses := [c["loss"] for c in combinations if c["loss"] is not None]:
+        report.text(
+            f"The losses after the same {combinations[0]['steps']} steps from the same weights on the same batch lie "
+            f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
+        )
+    if combinations[0]["peak_mib"] is None:
+        report.text("Peak memory is not given: on a CPU it can only be measured for the whole process.")
+    if measured["left_out"]:
+        report.text(f"Left out: {measured['left_out']}.")
+    report.text(*(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]))
     header, rows = [*FUSIONS, "ms", "p20", "p80", "steps", "peak_mib", f"{measured['counted']}_per_step", "loss"], []
-    for c in measured["combinations"]:
+    for c in combinations:
         switches, step = [int(name in _on(c)) for name in FUSIONS], c["step_ms"]
         times = step["median"], step["p20"], step["p80"], step["count"]
         rows.append([*switches, *times, c["peak_mib"], c["launches_per_step"], c["loss"]])
     report.csv("fusion_ablation", header, rows)
     report.json("fusion_ablation", measured)
     return report
-
-
-def add_tables(report: Report, measured: Ablation, stem: str, heading: Callable[[str, str], None]) -> None:
-    """Adds the combinations and the effects, with a figure of this stem, and what to know about the numbers; `heading` is called
-    before each of the two tables with a title and an anchor.
-    """
-    found = effects(measured["combinations"])
-    medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
-    report.text(f"{measured['version']}, {run_facts.describe(measured)}. {medians}")
-    report.figure(lambda: figure(measured, found), stem, "Step time of each combination, and the effect of each fusion")
-    heading("Combinations", "combinations")
-    report.text("Speed-up: against none.")
-    report.table(*combination_table(measured))
-    heading("Effect of each fusion", "effects")
-    report.text(
-        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
-    )
-    report.table(*effect_table(measured, found))
-    first, losses = measured["combinations"][0], [c["loss"] for c in measured["combinations"] if c["loss"] is not None]
-    if losses:
-        report.text(
-            f"The losses after the same {first['steps']} steps from the same weights on the same batch lie "
-            f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
-        )
-    if first["peak_mib"] is None:
-        report.text("Peak memory is not given: on a CPU it can only be measured for the whole process.")
-    if measured["left_out"]:
-        report.text(f"Left out: {measured['left_out']}.")
-    report.text(*(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]))
 
 
 def _on(combination: Combination) -> list[str]:
@@ -170,32 +160,21 @@ def _range(low: float, high: float) -> str:
 
 
 def figure(measured: Ablation, found: Sequence[Effect]) -> Figure:
-    """Above the step time of every combination, below the effect of each fusion on time, memory and launches."""
-    combinations = measured["combinations"]
-    heights = [0.9 + 0.24 * len(combinations), 0.9 + 0.6 * len(found)]
-    result = plots.new(5.8, 1 + sum(heights))
-    above, below = result.subplots(2, 1, height_ratios=heights)
-    title = f"Fusion ablation: {measured['version']}, {run_facts.describe(measured)}"
-    result.suptitle(textwrap.fill(title, 72), fontsize=9)
-
-    def bars(axes: Axes, places: Sequence, values: Sequence[Sequence[float]], left: float, **style: Any) -> None:
-        """Draws horizontal bars from `left` to the first of each three values, with the other two as their range."""
-        ranges = [[abs(value[end] - value[0]) for value in values] for end in (1, 2)]
-        axes.barh(places, [value[0] - left for value in values], left=left, xerr=ranges, capsize=3, **style)
-        axes.axvline(left or values[0][0], color=plots.BLACK, linestyle="-" if left else "--", linewidth=1)
-
-    times = [[c["step_ms"]["median"], c["step_ms"]["p20"], c["step_ms"]["p80"]] for c in combinations]
-    bars(above, list(map(label, combinations)), times, 0, color=plots.SKY)
-    above.set(title="Step time", xlabel="ms per step: median, p20 to p80\n(dashed: none)", xlim=(0, None))
-    above.invert_yaxis()
+    """The effect of each fusion on time, memory and launches, as bars from 1, with the range over the pairs."""
+    result = plots.new(5.8, 1.5 + 0.6 * len(found))
+    axes = result.subplots()
+    axes.set_title(textwrap.fill(f"{measured['version']}, {run_facts.describe(measured)}", 72), fontsize=9)
     names = {"time": "time", "memory": "peak memory", "launches": COUNTED[measured["counted"]]}
     shown = [name for name in names if getattr(found[0], name)]
     for i, name in enumerate(shown):
-        places = [place + (i - (len(shown) - 1) / 2) * 0.8 / len(shown) for place in range(len(found))]
-        style = dict(height=0.72 / len(shown), color=(plots.BLUE, plots.ORANGE, plots.GREEN)[list(names).index(name)])
-        bars(below, places, [getattr(effect, name) for effect in found], 1, label=names[name], **style)
-    below.set_yticks(range(len(found)), [FUSIONS[effect.fusion] for effect in found])
-    below.set(title="Effect, range over the pairs", xlabel="without / with\n(above 1 the fusion helps)")
-    below.invert_yaxis()
-    result.legend(*below.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=9)
+        ratios: list[Ratio] = [getattr(effect, name) for effect in found]
+        places = [place + (i + 0.5) * 0.8 / len(shown) for place in range(len(found))]
+        ranges = [[abs(ratio.mean - ratio[end]) for ratio in ratios] for end in (1, 2)]
+        widths = [ratio.mean - 1 for ratio in ratios]
+        axes.barh(places, widths, 0.72 / len(shown), left=1, xerr=ranges, capsize=3, color=COLOURS[name], label=names[name])
+    axes.axvline(1, color=plots.BLACK, linewidth=1)
+    axes.set_yticks([place + 0.4 for place in range(len(found))], [FUSIONS[effect.fusion] for effect in found])
+    axes.set_xlabel("without / with (above 1 the fusion helps), range over the pairs")
+    axes.invert_yaxis()
+    result.legend(loc="outside lower center", ncols=3, fontsize=9)
     return result

@@ -245,7 +245,10 @@ def fusion_report(
     report.section("Conditions")
     add_runs(report, runs)
     report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
-    add_step_time(report, steps)
+    report.section("Step time")
+    before, after = (step.profile for step in steps.values())
+    report.text("A mean step under the profiler. Backward work counts for the span whose forward work it differentiates.")
+    report.figure(lambda: span_figure(before, after), "step-time", "Time of each span, before and after")
     report.section("Kernel counts", "kernels")
     launch_changes.add_section(report, reduction, "kernels", TOP)
     if sequences:
@@ -276,24 +279,6 @@ def _newest(places: Sequence[Path]) -> Path:
 def _not_measured(report: Report, title: str, remedy: str) -> None:
     report.section(title)
     report.text(f"Not measured: {remedy}.")
-
-
-def add_step_time(report: Report, steps: Mapping[str, Step]) -> None:
-    """Adds the time of a profiled step, and a figure of it by span and phase."""
-    before, after = (step.profile for step in steps.values())
-    on_gpu = steps["baseline"].on_gpu
-    names = ("a kernel runs", "GPU idle") if on_gpu else ("in operators", "outside operators")
-    parts = [(step.us - step.outside_us, step.outside_us, step.us) for step in steps.values()]
-    rows = [
-        [name, was / 1e3, now / 1e3, (now - was) / 1e3] for name, was, now in zip((*names, "whole step"), *parts, strict=True)
-    ]
-    report.section("Step time")
-    report.text(
-        "A mean step under the profiler. In the figure the upper bar of a span is the baseline's. Backward work counts for the "
-        "span whose forward work it differentiates."
-    )
-    report.figure(lambda: span_figure(before, after), "step-time", "Time of each span before and after, by phase")
-    report.table(["part", *(f"{name} ms" for name in steps), "difference"], rows)
 
 
 def add_roofline(report: Report, steps: Mapping[str, Step]) -> None:

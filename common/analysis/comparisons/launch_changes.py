@@ -169,7 +169,7 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
         report.table(header, body, f"{reduction.what}, {title}", code=("operator", "kernel"))
 
     report.text(headline(reduction))
-    report.figure(lambda: figure(reduction), stem, "Calls and time before and after, by kind of work and by span")
+    report.figure(lambda: figure(reduction), stem, "Calls and time before and after, by kind of work")
     add("by kind of work", {"kind": "name"}, kinds + total)
     if spans:
         add("by span and phase", {"span": "name", "phase": "detail"}, spans + total)
@@ -205,20 +205,16 @@ def headline(reduction: Reduction) -> str:
 
 
 def figure(reduction: Reduction) -> Figure:
-    """Calls (left) and time (right) before and after: by kind of work above, by span below where spans are known."""
-    unit, factor = _time_unit(reduction)
-    groups = [reduction.by("kind"), *([reduction.by("span")] if reduction.spans else [])]
-    heights = [0.6 + 0.32 * len(rows) for rows in groups]
-    result = plots.new(6.4, 0.6 + sum(heights))
-    panels = result.subplots(len(groups), 2, squeeze=False, sharey="row", height_ratios=heights)
-    for rows, (calls, times) in zip(groups, panels, strict=True):
-        numbers = [row.numbers(factor) for row in rows]
-        for axes, first, label in ((calls, 0, reduction.what), (times, 3, f"{unit} {reduction.per}")):
-            for i, (name, colour) in enumerate((("before", plots.BLUE), ("after", plots.ORANGE))):
-                places = [place - 0.2 + 0.4 * i for place in range(len(rows))]
-                axes.barh(places, [row[first + i] for row in numbers], 0.4, color=colour, label=name)
-            axes.set_yticks(range(len(rows)), [row.name for row in rows])
-            axes.set_xlabel(label)
-        calls.invert_yaxis()
-    result.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    """Calls (left) and time (right) before and after, by kind of work."""
+    (unit, factor), rows = _time_unit(reduction), reduction.by("kind")
+    result = plots.new(6.4, 1.2 + 0.32 * len(rows))
+    panels = result.subplots(1, 2, sharey=True)
+    for axes, first, label in ((panels[0], 0, reduction.what), (panels[1], 3, f"{unit} {reduction.per}")):
+        for i, (name, colour) in enumerate((("before", plots.BLUE), ("after", plots.ORANGE))):
+            places = [place - 0.2 + 0.4 * i for place in range(len(rows))]
+            axes.barh(places, [row.numbers(factor)[first + i] for row in rows], 0.4, color=colour, label=name)
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.set_xlabel(label)
+    panels[0].invert_yaxis()
+    result.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return result

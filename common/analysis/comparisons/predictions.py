@@ -59,10 +59,8 @@ def check(before: Path, after: Path, change: str | None, path: Path) -> Report:
     guesses = {row["change"]: row for row in files.read(path, Predictions)["predictions"] if row["profiled"] == ours["date"]}
     wanted = change or (next(iter(guesses)) if len(guesses) == 1 else "")
     if wanted not in guesses:
-        held = (
-            f"guesses for {', '.join(guesses)}: choose one with --change" if guesses else "no guess: make it first, with --expect"
-        )
-        raise UsageError(f"{path} holds, for the profile {paths[0]}, {held}")
+        held = f"guesses for {', '.join(guesses)}" if guesses else "no guess"
+        raise UsageError(f"{path} holds, for the profile {paths[0]}, {held}: make one with --expect, or choose it with --change")
     guess, old, new = guesses[wanted], ours["step_ms"], theirs["step_ms"]
     low, high = old["p20"] / new["p80"], old["p80"] / new["p20"]
     report = Report(f"The prediction for {wanted}")

@@ -75,8 +75,8 @@ def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refus
         SCRIPT, "--check", cpu_profile, after, "--change", "qkv-fusion"
     )
     assert "holds, for the profile" in (said := refused(SCRIPT, "--check", cpu_profile, after))
-    assert "guesses for use-amp, qkv-fusion: choose one with --change" in said
-    assert "no guess: make it first" in refused(SCRIPT, "--check", after, cpu_profile)
+    assert "guesses for use-amp, qkv-fusion: make one with --expect" in said
+    assert "no guess: make one with --expect" in refused(SCRIPT, "--check", after, cpu_profile)
 
 
 @pytest.mark.parametrize(("flags", "message"), [
