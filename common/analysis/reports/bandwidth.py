@@ -1,14 +1,9 @@
 """Memory traffic by kernel: bytes, bandwidth, its share of the measured bandwidth, and the time above the bound.
 
-Bytes come from the best source in a folder that run_all_profilers.sh wrote, or from one file:
-
-    ncu, rocprof-compute   measured by counters (`work_counters`)
-    profile                a minimum: the shapes of the operators in profile_*.json, every tensor moved once (`operators.cost`)
-
-The bandwidth is that of a large copy in the profiled run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The
-bound of a row with B bytes and, where they are known, F FLOPs is max(B / bandwidth, F / peak). The peak is that of the run's
-matrix product or, in roofline.csv, of the number format with the most FLOPs. The rest of a row's time is time above the bound;
-where it is largest, most can be gained.
+Bytes come from counters of ncu or rocprof-compute (`work_counters`) where a folder has them. Else they are a minimum: the shapes
+of the operators in a profile, every tensor moved once (`operators.cost`). The bandwidth is that of a large copy in the profiled
+run, or HBM in rocprof-compute's roofline.csv, never a data sheet's. The bound of a row with B bytes and, where they are known, F
+FLOPs is max(B / bandwidth, F / peak). Where the rest of a row's time is largest, most can be gained.
 """
 
 import math
@@ -20,8 +15,9 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import operators
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.output.tables import format_number
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, work_counters
+from common.analysis.output.tables import format_number, format_time
+from common.analysis.profiles import kernel_table, load_kernels, rocm, work_counters
+from common.analysis.profiles.kernel_names import short_name
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
 from common.records import step_profile
@@ -29,7 +25,7 @@ from common.records.fields import Ceilings, Rates
 from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
 
-TOP, NEAR = 20, 80  # rows in the tables; percent of the bound from which on a row counts as near it
+TOP = 20  # rows in the table
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
 NO_FLOPS_NOTE = (
     "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
@@ -56,10 +52,6 @@ class KernelTraffic(NamedTuple):
     bytes: float
     flops: float | None = None
     l2_bytes: float | None = None
-
-    def bound(self, ceilings: Ceilings) -> float:
-        """A lower bound on the seconds for these bytes and, where they are known, FLOPs."""
-        return operators.least_seconds(self.flops or 0, self.bytes, ceilings)
 
 
 class Traffic(NamedTuple):
@@ -164,11 +156,9 @@ def read(path: Path) -> Traffic:
     for file in [*files.get("ncu", ()), *files.get("rocprof-compute", ())]:
         found = load_kernels.load(file)
         rows = from_counters(found)
-        if isinstance(rows, str):
-            notes.append(f"{file} does not say how many bytes were moved: it lacks {rows}")
-            continue
-        if not rows:
-            notes.append(f"{file} has no launch with both a duration and bytes")
+        if isinstance(rows, str) or not rows:
+            lacking = rows or "a launch with both a duration and bytes"
+            notes.append(f"{file} does not say how many bytes were moved: it lacks {lacking}")
             continue
         notes += [*found.notes, *([NO_FLOPS_NOTE] if rows[0].flops is None else [])]
         if left_out := len(found.table) - sum(row.calls for row in rows):
@@ -204,69 +194,49 @@ def table(traffic: Traffic) -> list[list[Any]]:
     """A row per kernel or operator, with the columns of HEADER; None where ceilings, FLOPs or L2 bytes are not known."""
     rows: list[list[Any]] = []
     for row in traffic.rows:
-        rate = row.bytes / row.seconds
-        under_ceilings: list[Any] = [None] * 3
+        rate, under_ceilings = row.bytes / row.seconds, [None] * 3
         if traffic.ceilings:
-            bandwidth, bound = traffic.ceilings["bytes_per_second"], row.bound(traffic.ceilings)
-            side = "compute" if bound > row.bytes / bandwidth else "memory"
+            bandwidth = traffic.ceilings["bytes_per_second"]
+            bound = operators.least_seconds(row.flops or 0, row.bytes, traffic.ceilings)
             known = row.flops is not None and math.isfinite(traffic.ceilings["flops_per_second"])
-            under_ceilings = [100 * rate / bandwidth, side if known else None, 1e6 * (row.seconds - bound)]
+            side = ("compute" if bound > row.bytes / bandwidth else "memory") if known else None
+            under_ceilings = [100 * rate / bandwidth, side, 1e6 * (row.seconds - bound)]
         l2 = row.l2_bytes and row.l2_bytes / 1e6
         rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
     return rows
 
 
 def facts(traffic: Traffic) -> list[tuple[str, str]]:
-    """Origin and amount of the bytes, the share of the time that they need, and the rows near to and far from their bound."""
+    """Origin and amount of the bytes, and the share of the time that they need."""
     total, seconds = sum(row.bytes for row in traffic.rows), sum(row.seconds for row in traffic.rows)
     of = "operators in a mean step" if traffic.bytes_are == MINIMUM else "kernels, all that was recorded"
     result = [
         ("bytes", f"{traffic.bytes_are}, from {traffic.path}"),
-        ("total", f"{format_number(total / 1e6)} MB in {_time(seconds)} of {of}"),
+        ("total", f"{format_number(total / 1e6)} MB in {format_time(1e3 * seconds)} of {of}"),
     ]
-    notes = [("note", note) for note in traffic.notes]
-    if not (ceilings := traffic.ceilings):
-        return [*result, ("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"), *notes]
-    bandwidth, short = ceilings["bytes_per_second"], kernel_names.short_name
-    above = {row: row.seconds - row.bound(ceilings) for row in traffic.rows}
-    near = [short(row.name) for row in traffic.rows if above[row] <= (1 - NEAR / 100) * row.seconds]
-    far = ", ".join(f"{short(row.name)} {_time(above[row])}" for row in sorted(above, key=lambda row: -above[row])[:3])
-    result += [
-        ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings_from}"),
-        ("at least", f"{_needed(total, bandwidth, seconds)} of that time"),
-        (f"near ({NEAR} %)", f"{len(near)} of {len(traffic.rows)}" + (f", the longest {', '.join(near[:3])}" if near else "")),
-        ("far", f"most time above the bound: {far}"),
-    ]
-    if traffic.profile and not traffic.profile["attention_only"]:
-        moved = sum(row.bytes for row in from_profile(traffic.profile)[0])
-        timed = traffic.profile["run"]["step_ms"]
-        step, how = timed["median"] / 1e3, "under" if timed["profiled"] >= len(timed["all"]) else "without"
-        amount = f"moves {format_number(moved / 1e6)} MB at least, by its operators' shapes"
-        result.append(("a step", f"{amount}: {_needed(moved, bandwidth, step)} of its {_time(step)} (median {how} the profiler)"))
-    return [*result, *notes]
-
-
-def _needed(moved: float, bandwidth: float, seconds: float) -> str:
-    return f"{_time(moved / bandwidth)} at that bandwidth, {100 * moved / bandwidth / seconds:.3g} %"
-
-
-def _time(seconds: float) -> str:
-    return tables.format_time(1e3 * seconds)
+    if traffic.ceilings:
+        bandwidth = traffic.ceilings["bytes_per_second"]
+        least, share = format_time(1e3 * total / bandwidth), 100 * total / bandwidth / seconds
+        result.append(("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings_from}"))
+        result.append(("at least", f"{least} at that bandwidth, {share:.3g} % of that time"))
+        if traffic.profile and traffic.bytes_are == MINIMUM and not traffic.profile["attention_only"]:
+            step = traffic.profile["run"]["step_ms"]["median"]
+            result.append(
+                ("a step", f"they need {100 * 1e3 * total / bandwidth / step:.3g} % of its {format_time(step)} (median)")
+            )
+    else:
+        result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
+    return [*result, *(("note", note) for note in traffic.notes)]
 
 
 def report(traffic: Traffic) -> Report:
     """The facts and the longest rows with short names; bandwidth.csv has all rows with full names and times in us."""
     result, rows = Report("Memory bandwidth"), table(traffic)
     result.facts(facts(traffic))
-    unit, factor = tables.time_unit(max(row.seconds for row in traffic.rows) * 1e3)
-    shown = [
-        [kernel_names.short_name(name), calls, us * factor / 1e3, *rates, above and above * factor / 1e3, l2]
-        for name, calls, us, *rates, above, l2 in rows
-    ]
-    header = [name.replace("us", unit) for name in HEADER]
     per_step = " in a step" if traffic.bytes_are == MINIMUM else ""
     title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
-    result.table(*tables.filled(header, shown), title=title, code=["name"], top=TOP)
+    shown = [[short_name(name), *cells] for name, *cells in rows[:TOP]]
+    result.table(*tables.filled(HEADER, shown), title=title, code=["name"])
     result.csv("bandwidth", HEADER, rows)
     if points := _counted(traffic):
         header, under_roof = roofline.table(points, traffic.ceilings)
@@ -281,21 +251,19 @@ def _counted(traffic: Traffic) -> list[roofline.Point]:
     found = traffic.ceilings
     if not found or found.get("work") != UNITS or math.isinf(found["flops_per_second"]):
         return []
-    return [roofline.Point(kernel_names.short_name(row.name), row.flops, row.bytes, row.seconds) for row in traffic.rows]
+    return [roofline.Point(short_name(row.name), row.flops, row.bytes, row.seconds) for row in traffic.rows]
 
 
 def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
     """Writes bandwidth.csv and .md into `folder`, and roofline.png where asked for; returns the text for a terminal."""
     traffic = read(path)
-    result = report(traffic)
+    result, points, ceilings = report(traffic), _counted(traffic), traffic.ceilings
+    title = f"{traffic.path}, bytes and FLOPs counted"
+    if draw_roofline and not points:
+        if not traffic.profile:
+            raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}")
+        points, ceilings = roofline.from_profile(traffic.profile), traffic.profile["run"]["ceilings"]
+        title = profile_summary.conditions(traffic.profile)
     if draw_roofline:
-        points, ceilings = _counted(traffic), traffic.ceilings
-        title = f"{traffic.path}, bytes and FLOPs counted"
-        if not points:
-            if not traffic.profile:
-                raise UsageError(f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}")
-            points, ceilings = roofline.from_profile(traffic.profile), traffic.profile["run"]["ceilings"]
-            title = profile_summary.conditions(traffic.profile)
-        drawn = roofline.figure(points, ceilings, title)
-        result.figure(lambda: drawn, "roofline", f"Roofline; bytes are {traffic.bytes_are}")
+        result.figure(lambda: roofline.figure(points, ceilings, title), "roofline", f"Roofline; bytes are {traffic.bytes_are}")
     return result.publish(folder, "bandwidth")

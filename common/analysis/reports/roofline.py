@@ -1,21 +1,14 @@
 """The roofline of a device, and measured work under it (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785).
 
-Work of F FLOPs that moves B bytes has the arithmetic intensity F / B. Its rate is at most
-
-    min(peak FLOP/s, F / B x bytes/s)                   the roof
-    peak FLOP/s / bytes/s                               the ridge point in FLOP/byte, where both limits meet
-
-Work left of the ridge point is memory-bound, work right of it is compute-bound. Peak and bandwidth are measured ceilings, never
-those of a data sheet: a large matrix product in the run's precision, and a large copy. FLOPs and bytes follow from the shapes of
-the operators (`operators.cost`), with every tensor moved once. Data that stays in a cache can exceed such a bound, and so can an
-operator that computes in another precision. Work that is too small to fill the device stays far below it.
+Work of F FLOPs that moves B bytes has the arithmetic intensity F / B, and a rate of at most min(peak FLOP/s, F / B x bytes/s).
+Left of the ridge point, peak FLOP/s / bytes/s, it is memory-bound, right of it compute-bound. Peak and bandwidth are those of a
+large matrix product in the run's precision and of a large copy, measured, never those of a data sheet. FLOPs and bytes follow
+from the shapes of the operators (`operators.cost`), with every tensor moved once.
 """
 
-import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from common.analysis.formulas import operators
@@ -25,19 +18,14 @@ from common.errors import UsageError
 from common.records.fields import Ceilings
 from common.records.step_profile import Profile
 
-import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 HEADER = ["group", "name", "GFLOP", "MB", "FLOP/byte", "ridge", "side", "ms", "TFLOP/s", "GB/s", "% of bound"]
-COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.PURPLE, plots.SKY, plots.BLACK)
-MARKERS = ("o", "s", "^", "D", "v", "P")
 HOW_TO_READ = (
-    "FLOPs and bytes follow from the shapes of the operators, with every tensor moved once. `side` is the ceiling that binds at "
-    "this intensity, and `% of bound` is the rate relative to it. Above 100 % data came from a cache, or the work ran in another "
-    "precision than the measured matrix product. Far below 100 % the calls may be too small to fill the device. Cells are empty "
-    "where a trace does not record what ran: code of torch.compile, and operators on long lists of tensors."
+    "FLOPs and bytes follow from the shapes, with every tensor moved once. `side` is the ceiling that binds at this intensity, "
+    "and `% of bound` the rate relative to it. Above 100 % data came from a cache, or the work ran in another precision than the "
+    "measured product; far below it, calls may be too small to fill the device. Cells are empty where a trace has no shapes."
 )
 
 
@@ -155,51 +143,18 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
     whole: dict[str, float] = defaultdict(float)
     for point in points:
         whole[point.group] += point.seconds
-    drawn, bars = [], []  # x and y of each point, and the y of its bound
-    for point in points:
-        if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]:
-            least, tera = operators.least_seconds(point.flops, point.bytes, ceilings), point.flops / 1e12
-            drawn.append(point)
-            bars.append((point.flops / point.bytes, tera / point.seconds, tera / least))
-    columns = 2 if all(len(point.name) < 30 for point in drawn) else 1  # of the legend
-    result = plots.new(PAGE_INCHES, 4.6 + 0.2 * math.ceil(len(drawn) / columns))
+    drawn = [point for point in points if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]]
+    result = plots.new(PAGE_INCHES, 4.6 + 0.2 * len(drawn))
     axes = result.add_subplot()
-    draw_roof(axes, ceilings, [x for x, _, _ in bars])
-    groups = list(dict.fromkeys(point.group for point in drawn))
-    for number, (point, (x, achieved, possible)) in enumerate(zip(drawn, bars, strict=True)):
-        colour, group = COLOURS[number % len(COLOURS)], groups.index(point.group)
-        axes.plot([x] * 2, [achieved, possible], color=colour, linewidth=0.7)
-        axes.plot(
-            x, achieved, marker=MARKERS[group % len(MARKERS)], markersize=8, color=colour, linestyle="none",
-            markerfacecolor="none" if group else colour,
-            label=f"{number + 1} {point.name}: {tables.format_number(100 * achieved / possible)} %",
-        )  # fmt: skip
+    draw_roof(axes, ceilings, [point.flops / point.bytes for point in drawn if point.flops and point.bytes])
+    for number, point in enumerate(drawn):
+        flops, moved = point.flops or 0, point.bytes or 1
+        achieved, possible = (flops / 1e12 / s for s in (point.seconds, operators.least_seconds(flops, moved, ceilings)))
+        style = plots.style(number)
+        axes.plot([flops / moved] * 2, [achieved, possible], color=style["color"], linewidth=0.7)
+        label = f"{point.group} {point.name}: {tables.format_number(100 * achieved / possible)} %".strip()
+        axes.plot(flops / moved, achieved, markersize=8, linestyle="none", label=label, **style)  # type: ignore[arg-type]
     axes.set_title("\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8)
     if drawn:
-        result.legend(loc="outside lower center", ncols=columns, fontsize=8, title="% of its bound", title_fontsize=8)
-    result.draw_without_rendering()  # fixes the layout
-    _number(axes, result.dpi / 72, bars)
+        result.legend(loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8)
     return result
-
-
-def _number(axes: Axes, point: float, bars: Sequence[tuple[float, float, float]]) -> None:
-    """Writes 1, 2, ... beside the points, each at the nearest position where it covers no point, no line and no other number;
-    `point` is a typographic point in pixels, and a bar is x, y and the y of the bound, of a point.
-    """
-
-    def box(x: float, y: float, width: float, height: float) -> Bbox:
-        """Around data coordinates, in pixels."""
-        middle_x, middle_y = axes.transData.transform((x, y))
-        return Bbox.from_bounds(middle_x - width / 2, middle_y - height / 2, width, height)
-
-    roof = [numpy.geomspace(*ends, 100) for ends in pairwise(numpy.asarray(axes.lines[0].get_xydata()))]
-    taken = [box(x, y, 8 * point, 8 * point) for x, y, _ in bars]
-    taken += [box(x, y, 2 * point, 2 * point) for x, y in numpy.concatenate(roof)]
-    taken += [Bbox.union([box(x, low, point, point), box(x, high, point, point)]) for x, low, high in bars]
-    turns = [turn * math.pi / 6 for turn in range(12)]
-    offsets = [(points * math.cos(turn), points * math.sin(turn)) for points in (10, 14, 18, 22, 26) for turn in turns]
-    for number, (x, y, _) in enumerate(bars, 1):
-        boxes = [box(x, y, 11 * point, 9 * point).translated(point * dx, point * dy) for dx, dy in offsets]
-        free = next((i for i, each in enumerate(boxes) if not any(map(each.overlaps, taken))), 0)
-        taken.append(boxes[free])
-        axes.annotate(str(number), (x, y), offsets[free], textcoords="offset points", fontsize=8, ha="center", va="center")

@@ -1,11 +1,10 @@
 """The roofline: points under it, its figure, and the commands that show it."""
 
 import csv
-import itertools
 
 from common.analysis.formulas import flops, operators
-from common.analysis.output import plots, tables
-from common.analysis.reports import profile_summary, roofline
+from common.analysis.output import tables
+from common.analysis.reports import roofline
 from common.analysis.reports.roofline import Point
 from common.config import ModelConfig
 from common.errors import UsageError
@@ -16,7 +15,6 @@ from tests.conftest import ROOT, TINY
 import pytest
 
 V2 = ROOT / "version2_pytorch_fused"
-PROFILES = sorted((ROOT / "results").glob("*/*_profile.json.gz"))
 H100 = ROOT / "results/h100/v1_tiny_profile.json.gz"
 CEILINGS = {"flops_per_second": 4e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
 
@@ -44,43 +42,22 @@ def test_without_measured_ceilings_nothing_is_compared():
             function([point], None)
 
 
-def test_the_figure_shows_roof_points_and_where_the_ceilings_come_from(tmp_path):
+def test_the_figure_shows_roof_and_points():
     points = [
         Point("add", 1e9, 1e9, 2e-3, "span"), Point("gemm", 8e9, 1e9, 4e-3, "operator"),
         Point("copy", 0, 1e9, 1e-3, "span"), Point("tiny", 1e3, 1e3, 1e-6, "span"), Point("small", 1e8, 1e8, 1e-4, "span"),
     ]  # fmt: skip
     figure = roofline.figure(points, CEILINGS, "A step")
     (axes,) = figure.axes
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    title = " ".join(axes.get_title().split())
-    assert "A step measured ceilings: fp32 GEMM 4 TFLOP/s, copy 1,000 GB/s; ridge point 4 FLOP/byte" in title
-    roof, markers = axes.lines[0], [line for line in axes.lines if line.get_marker() in roofline.MARKERS]
+    roof, markers = axes.lines[0], [line for line in axes.lines if line.get_linestyle() == "None"]
     assert list(roof.get_xdata())[1] == 4 and list(roof.get_ydata())[1:] == [4, 4]
     slopes = [y / x for x, y in zip(roof.get_xdata(), roof.get_ydata(), strict=True)]
     assert slopes[0] == pytest.approx(slopes[1]), "TFLOP/s grow with FLOP/byte up to the ridge point"
     places = [(line.get_xdata()[0], line.get_ydata()[0]) for line in markers]
-    drawn = [(1, pytest.approx(0.5)), (8, pytest.approx(2)), (1, pytest.approx(1))]
-    assert places == drawn, "no copy, and nothing below 1 % of its group"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 add: 50 %", "2 gemm: 50 %", "3 small: 100 %"]
-    plots.save(figure, tmp_path / "roofline.png")
-    assert (tmp_path / "roofline.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_numbers_and_names_of_regions_cover_nothing_and_nothing_is_cut_off(path):
-    profile = step_profile.read(path)
-    figure = roofline.figure(roofline.from_profile(profile), profile["run"]["ceilings"], profile_summary.conditions(profile))
+    assert places == [(1, pytest.approx(0.5)), (8, pytest.approx(2)), (1, pytest.approx(1))], "no copy, and nothing below 1 %"
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["span add: 50 %", "operator gemm: 50 %", "span small: 100 %"]
     figure.draw_without_rendering()
-    (axes,) = figure.axes
-    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
-    assert {"memory-bound", "compute-bound", "1"} <= boxes.keys()
-    for (name, box), (other, theirs) in itertools.combinations(boxes.items(), 2):
-        assert not box.overlaps(theirs), (name, other)
-    for box in (*boxes.values(), axes.title.get_window_extent(), figure.legends[0].get_window_extent()):
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 + 1
-    (ridge,) = {point for line in axes.lines for point in line.get_xdata() if line.get_linestyle() == ":"}
-    middle = axes.transData.transform((ridge, 1))[0]
-    assert boxes["memory-bound"].x1 < middle < boxes["compute-bound"].x0
 
 
 def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
