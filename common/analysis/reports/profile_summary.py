@@ -4,10 +4,10 @@
 `--profile-operators` prints the table of operators. TensorBoard shows the operators and the figure.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
@@ -62,7 +62,7 @@ def operators(profile: Profile, sort_by: str | None = None) -> Report:
 
 
 def add_section(report: Report, path: Path, profile: Profile, sort_by: str | None = None) -> None:
-    """Adds conditions, time by span, kernels of a GPU, operators, and the files that were written beside the profile."""
+    """Adds conditions, time by span, kernels of a GPU, and operators."""
     report.section(path.name)
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
@@ -71,12 +71,10 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
         report.table(*detail_rows(profile), title=f"Within attention and mlp, {where}")
     if profile["kernels"]:
         header, rows = kernel_rows(profile)
-        idle = 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
-        slowed = f"The GPU is idle {idle:.1f} % of the step. It idles less without the profiler, which slows the host."
-        report.text(f"{launches(profile)} {slowed}")
+        idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
+        report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
     _add_operators(report, profile, sort_by)
-    report.table(*_files(path, profile), title="Files")
 
 
 def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
@@ -100,27 +98,19 @@ def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[st
     column = SORT_KEYS[sort_by or "self_device_time_total"]
     if not on_gpu:
         column = column.replace("device", "cpu")
-    added: dict[str, Counter] = defaultdict(Counter)
-    for operator in profile["operators"]:
-        amounts = cast(dict[str, float], operator)
-        added[operator["name"]].update({key: amounts[key] for key in LABELS})
-    ranked = sorted(added.items(), key=lambda item: -item[1][column])
+    added = pandas.DataFrame(profile["operators"]).groupby("name", sort=False)[list(LABELS)].sum() / steps
+    added = added.sort_values(column, ascending=False, kind="stable")
     times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
-    own = "self_device_us" if on_gpu else "self_cpu_us"
-    whole = sum(total[own] for total in added.values()) or 1
-    unit, factor = tables.time_unit(max(total[key] for total in added.values() for key in times) / steps / 1e3)
-    header = ["operator", "calls", *(f"{LABELS[key]} {unit}" for key in times), "share %"]
-    rows: list[list[Any]] = [
-        [name, total["calls"] / steps, *(total[key] / steps / 1e3 * factor for key in times), 100 * total[own] / whole]
-        for name, total in ranked
-    ]
+    own = added["self_device_us" if on_gpu else "self_cpu_us"]
+    unit, factor = tables.time_unit(added[times].to_numpy().max() / 1e3)
+    columns = {"operator": added.index, "calls": added.calls}
+    columns |= {f"{LABELS[key]} {unit}": added[key] / 1e3 * factor for key in times}
+    columns["share %"] = 100 * own / (own.sum() or 1)
     if profile["memory_peak_bytes"] is not None:
-        header.append(LABELS["allocated_bytes"])
-        rows = [[*row, total["allocated_bytes"] / steps / 2**20] for row, (_, total) in zip(rows, ranked, strict=True)]
+        columns[LABELS["allocated_bytes"]] = added.allocated_bytes / 2**20
     if (flops := profile.get("operator_flops")) is not None:
-        header.append("GFLOP")
-        rows = [[*row, flops.get(name, 0) / steps / 1e9] for row, (name, _) in zip(rows, ranked, strict=True)]
-    return header, rows, column
+        columns["GFLOP"] = [flops.get(name, 0) / steps / 1e9 for name in added.index]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], column
 
 
 def span_rows(profile: Profile) -> tables.Table:
@@ -143,14 +133,12 @@ def detail_rows(profile: Profile) -> tables.Table:
     added: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in profile["details"]:
         for phase in (row["phase"], "total"):
-            added[row["span"], row["detail"]][phase] += row["us"] / profile["profiled_steps"] / 1e3
+            added[row["span"], row["detail"] or "rest"][phase] += row["us"] / profile["profiled_steps"] / 1e3
     unit, factor = tables.time_unit(max(phases["total"] for phases in added.values()))
     wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-    rows = [
-        [span, detail or "rest", *(own[name] * factor for name in ("forward", "backward", "total")), 100 * own["total"] / wall]
-        for (span, detail), own in sorted(added.items(), key=lambda item: (item[0][0], -item[1]["total"]))
-    ]
-    return ["span", "part", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"], rows
+    names = ("forward", "backward", "total")
+    rows = [[*key, *(own[name] * factor for name in names), 100 * own["total"] / wall] for key, own in added.items()]
+    return ["span", "part", *(f"{name} {unit}" for name in names), "% of step"], sorted(rows, key=lambda row: (row[0], -row[4]))
 
 
 def kernel_rows(profile: Profile) -> tables.Table:
@@ -186,39 +174,23 @@ def launches(profile: Profile) -> str:
     return f"A step launches {count:,.0f} kernels, copies and fills{whole}. Each starts {delay} after its launch call on average."
 
 
-def _files(path: Path, profile: Profile) -> tables.Table:
-    """Header and rows of the files that a profiled run wrote beside its profile and that still exist."""
-    contents = {
-        path.name: "this profile, for the analysis scripts",
-        profile["trace"]: "Chrome trace, for https://ui.perfetto.dev",
-        step_profile.events(path, profile["run"]).name: "event files, for TensorBoard",
-        "run.html": "the page of the last profiled run, for a browser",
-    }
-    return ["file", "content"], [[name, what] for name, what in contents.items() if (path.parent / name).exists()]
-
-
 def span_figure(*profiles: Profile) -> Figure:
     """Horizontal bars of the time of a mean step by span, stacked by phase: one for each profile, that of the first one above."""
     times = [step_profile.span_milliseconds(profile) for profile in profiles]
     spans = list(dict.fromkeys(span for each in times for span in each))
-    longest = max(sum(phases.values()) for each in times for phases in each.values())
-    unit, factor = tables.time_unit(longest)
+    unit, factor = tables.time_unit(max(sum(phases.values()) for each in times for phases in each.values()))
     figure = plots.new(8, 0.4 * len(spans) + 1.4)
     axes, height = figure.add_subplot(), 0.8 / len(profiles)
     for i, each in enumerate(times):
-        places = [place + (i - (len(profiles) - 1) / 2) * height for place in range(len(spans))]
-        left = [0.0] * len(spans)
+        places, left = [place + i * height for place in range(len(spans))], [0.0] * len(spans)
         for phase, colour in PHASE_COLOURS.items():
             widths = [each.get(span, {}).get(phase, 0.0) * factor for span in spans]
-            if any(widths):
-                axes.barh(places, widths, 0.95 * height, left=left, color=colour, label=phase)
-                left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(spans)), spans)
-    axes.set_xlim(0, 1.05 * longest * factor)
+            label = phase if i == 0 and any(phase in own for both in times for own in both.values()) else None
+            axes.barh(places, widths, 0.95 * height, left=left, color=colour, label=label)
+            left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(spans))], spans)
     axes.invert_yaxis()
     where = "GPU kernels" if profiles[0]["kernels"] else "self time of operators on the CPU"
     axes.set_xlabel(f"{unit} in a mean step, {where}")
-    handles, labels = axes.get_legend_handles_labels()
-    shown = dict(zip(labels, handles, strict=True))  # each phase once
-    figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=len(PHASE_COLOURS))
+    figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))
     return figure
