@@ -3,7 +3,7 @@ keeps for the backward pass, and bytes that the forward pass moves between memor
 
 The formulas follow the eager operations of `tiny_llama_v1.py` one by one. `tests/common/analysis/formulas/test_footprint.py`
 checks them to the byte against the tensors that autograd saves and the kernels that the dispatcher runs. In comments and
-docstrings n = B S D and f = B S F are numbers of elements. `one_kernel_bytes` is a lower bound for fused kernels, not a forecast.
+docstrings n = B S D and f = B S F are numbers of elements.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,12 @@ def states(config: ModelConfig) -> dict[str, int]:
     """Bytes that persist between steps: float32 weights, their gradients, and AdamW's two moments.
 
     AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) keeps a mean and a mean square per weight, and a step counter per
-    tensor. Autocast changes none of these; it copies the matrices for the products (`autocast_copies`).
+    tensor. Autocast changes none of these; it copies the matrices for the products.
     """
     counted = flops.parameters(config)["total"]
     tensors = 9 * config.num_layers + 2  # 7 matrices and 2 norms a layer, the embedding, the last norm
     parts = {"weights": FLOAT * counted, "gradients": FLOAT * counted, "adamw": 2 * FLOAT * counted + FLOAT * tensors}
     return parts | {"total": sum(parts.values())}
-
-
-def autocast_copies(config: ModelConfig) -> int:
-    """Bytes of the 16-bit copies of all matrices, the head included, that a step under autocast makes and keeps."""
-    counted = flops.parameters(config)
-    return HALF * (counted["attention"] + counted["mlp"] + counted["embedding"])
-
-
-def optimizer_bytes(config: ModelConfig) -> int:
-    """Minimum bytes that a step of AdamW moves: it reads weight, gradient and both moments, and writes weight and moments."""
-    return 7 * FLOAT * flops.parameters(config)["total"]
 
 
 def activations(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
@@ -62,8 +51,9 @@ def activations(config: ModelConfig, batch_size: int, sequence_length: int, auto
         "loss": width * n + FLOAT * tokens * config.vocab_size + INTEGER * tokens + FLOAT,  # input, log p, targets, count
         "casts": 0,
     }
-    if autocast:  # the matrices, and cos and sin once a layer
-        parts["casts"] = autocast_copies(config) + layers * 2 * HALF * length * config.head_dim
+    if autocast:  # all matrices, the head's included, and cos and sin once a layer
+        counted = flops.parameters(config)
+        parts["casts"] = HALF * (counted["total"] - counted["norms"] + layers * 2 * length * config.head_dim)
     return parts | {"total": sum(parts.values())}
 
 
@@ -83,15 +73,6 @@ def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autoc
     """
     stays, kept = states(config), activations(config, batch_size, sequence_length, autocast)
     return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])
-
-
-def quadratic_overtakes(config: ModelConfig, batch_size: int) -> int:
-    """Smallest S at which a float32 layer keeps more for its scores (S^2) than for everything else (S).
-
-    Per layer: 4 B H S^2 + S^2 > 40 B S D + 8 B S + 16 B S F.
-    """
-    linear = batch_size * (40 * config.hidden_size + 8 + 16 * config.intermediate_size)
-    return linear // (FLOAT * batch_size * config.num_attention_heads + 1) + 1
 
 
 class Operation(NamedTuple):
@@ -182,39 +163,4 @@ def totals(operations: list[Operation], key: str) -> dict[str, dict[str, int]]:
         row["kernels"] += operation.calls
         row["flops"] += operation.calls * operation.flops
         row["bytes"] += operation.calls * operation.bytes
-    return result
-
-
-# Each kernel of `one_kernel_bytes`, and the groups of `operations` that it would replace.
-ONE_KERNEL = {
-    "attention projections": ("attention projections",), "mlp projections": ("mlp projections",),
-    "attention core": ("attention products", "copies", "scale, mask, softmax"), "RoPE": ("RoPE",),
-    "RMSNorm + residual": ("RMSNorm", "residual"), "SwiGLU": ("SwiGLU",), "cross-entropy": ("cross-entropy",),
-}  # fmt: skip
-
-
-def one_kernel_bytes(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, int]:
-    """Bytes of a float32 forward pass if each key of ONE_KERNEL were one kernel that reads inputs and writes outputs once.
-
-    The ratio of Version 1's bytes to these bounds the gain of fusion alone. Kernels that save a statistic for the backward pass
-    write it too: 1 / rms for each token, and log-sum-exp for each row of scores (Dao et al. 2022, arXiv:2205.14135).
-    """
-    layers, tokens = config.num_layers, batch_size * sequence_length
-    n, f, logits = tokens * config.hidden_size, tokens * config.intermediate_size, tokens * config.vocab_size
-    m = tokens * config.num_key_value_heads * config.head_dim
-    table = sequence_length * config.head_dim
-    square, small = config.hidden_size**2, config.hidden_size * config.num_key_value_heads * config.head_dim
-    elements = {
-        # Q, K, V as one product read x once, and so do gate and up.
-        "attention projections": layers * (n + square + 2 * small + n + 2 * m + 2 * n + square),
-        "mlp projections": layers * (n + 3 * config.hidden_size * config.intermediate_size + 3 * f + n),
-        # Scores, mask, softmax, weighted sum and the copies between them: q, k, v in, output and log-sum-exp out.
-        "attention core": layers * (2 * n + 2 * m + tokens * config.num_attention_heads),
-        "RoPE": layers * 2 * (n + m + table),
-        "RMSNorm + residual": 2 * layers * (4 * n + tokens + config.hidden_size) + 2 * n + tokens + config.hidden_size,
-        "SwiGLU": layers * 3 * f,
-        "cross-entropy": logits + tokens + 1,
-    }
-    result = {name: FLOAT * count for name, count in elements.items()}
-    result["cross-entropy"] += INTEGER * tokens
     return result

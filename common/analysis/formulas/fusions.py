@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 def layer_changes(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Change]:
-    """The changes that the fusions make in one layer of Version 1, forward and backward, for B, H and S above 1.
+    """The changes that the fusions make in one layer of Version 1, forward and backward, for B, K and S above 1.
 
     No fusion changes the output and down projections. With these two, the numbers before add up to the layer.
     """
@@ -31,8 +31,8 @@ def layer_changes(config: ModelConfig, batch_size: int, sequence_length: int) ->
     rows = tokens * config.num_attention_heads
     grouped = config.num_key_value_heads < config.num_attention_heads
     eager = footprint.totals(footprint.operations(config, batch_size, sequence_length), "group")
-    core = sum(eager[group]["bytes"] for group in footprint.ONE_KERNEL["attention core"]) // layers
-    one_core = footprint.one_kernel_bytes(config, batch_size, sequence_length)["attention core"] // layers
+    core = sum(eager[group]["bytes"] for group in ("attention products", "copies", "scale, mask, softmax")) // layers
+    one_core = FLOAT * (2 * n + 2 * m + rows)  # q, k and v in; output and log-sum-exp out
     # Backward: 4 products; derivatives of softmax, mask (a copy and a fill) and scale; copies of four gradients (out, q, k, v);
     # with K < H two sums over the query heads that share a head.
     back = FLOAT * (13 * rows * sequence_length + 12 * n + 4 * m + (2 * (n + m) if grouped else 0)) + sequence_length**2

@@ -72,9 +72,6 @@ def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
         "adamw": sum(t.nbytes for state in optimizer.state.values() for t in state.values()),
     }
     assert footprint.states(config) == measured | {"total": sum(measured.values())}
-    counters = sum(state["step"].nbytes for state in optimizer.state.values())
-    moments = measured["adamw"] - counters
-    assert footprint.optimizer_bytes(config) == measured["gradients"] + 2 * (measured["weights"] + moments)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 7), (3, 17), (4, 33)], ids=str)
@@ -118,46 +115,3 @@ def test_peak_of_a_training_step(shape: tuple[int, int], autocast: str | None) -
     libraries = before - stays["weights"] - stays["adamw"]
     least = footprint.least_peak(config, *shape, autocast) + libraries
     assert least <= torch.cuda.max_memory_allocated() + 2**20 < 1.5 * least  # the allocator rounds blocks to 512 bytes
-
-
-@pytest.mark.parametrize("preset", ["tiny", "small", "medium", "large"])
-def test_where_the_quadratic_part_overtakes(preset: str) -> None:
-    resolved = configs.resolve(preset)
-    batch, length = resolved.training.batch_size, footprint.quadratic_overtakes(resolved.model, resolved.training.batch_size)
-
-    def layer(sequence_length: int) -> dict[str, int]:
-        """What one more layer adds."""
-        deeper = resolved.model.model_copy(update={"num_layers": resolved.model.num_layers + 1})
-        more, less = (footprint.activations(config, batch, sequence_length) for config in (deeper, resolved.model))
-        return {part: more[part] - less[part] for part in more}
-
-    assert layer(length)["scores"] > layer(length)["total"] - layer(length)["scores"]
-    assert layer(length - 1)["scores"] <= layer(length - 1)["total"] - layer(length - 1)["scores"]
-
-
-def nbytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def test_one_kernel_bytes_are_those_of_its_arguments_and_results_and_fewer_than_before(config: ModelConfig) -> None:
-    batch, length, width = 4, 33, config.hidden_size
-    tokens, layers = batch * length, config.num_layers
-    q = torch.empty(batch, config.num_attention_heads, length, config.head_dim)
-    k = v = torch.empty(batch, config.num_key_value_heads, length, config.head_dim)
-    x, statistic, cos = torch.empty(batch, length, width), torch.empty(tokens), torch.empty(length, config.head_dim)
-    gate = torch.empty(batch, length, config.intermediate_size)
-    norm = [x, torch.empty(width), x, statistic]  # x and weight in; normalized x and 1 / rms out
-    with_residual = [x, x, *norm]  # also the branch in, and the sum of both out
-    eager = footprint.totals(footprint.operations(config, batch, length), "group")
-    expected = {
-        "attention core": layers * nbytes(q, k, v, torch.empty_like(q), torch.empty(batch, config.num_attention_heads, length)),
-        "RoPE": layers * 2 * nbytes(q, k, cos),
-        "SwiGLU": layers * nbytes(gate, gate, gate),
-        "RMSNorm + residual": 2 * layers * nbytes(*with_residual) + nbytes(*norm),
-        "attention projections": eager["attention projections"]["bytes"] - layers * 2 * nbytes(x),  # x is read once, not thrice
-        "mlp projections": eager["mlp projections"]["bytes"] - layers * nbytes(x),
-        "cross-entropy": nbytes(torch.empty(tokens, config.vocab_size), statistic, statistic.long()) + 4,
-    }
-    assert footprint.one_kernel_bytes(config, batch, length) == expected
-    for name, groups in footprint.ONE_KERNEL.items():
-        assert expected[name] < sum(eager[group]["bytes"] for group in groups), name

@@ -1,4 +1,4 @@
-"""Operators and bytes of the fusions against the operators that PyTorch runs."""
+"""Operators and bytes of the fusions against what PyTorch runs in Versions 1 and 2, forward and backward."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ from common.analysis.formulas import footprint
 from common.analysis.formulas.fusions import Change, layer_changes
 from common.config import ModelConfig
 from common.rope import rope_tables
+from tests.common.analysis.formulas.conftest import CONFIGS
 from tests.operators import OperatorMode, stored_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 from version2_pytorch_fused import tiny_llama_v2 as v2
@@ -13,10 +14,6 @@ from version2_pytorch_fused import tiny_llama_v2 as v2
 import pytest
 import torch
 from torch import Tensor
-
-ODD = dict(vocab_size=53, hidden_size=36, num_layers=2, num_attention_heads=6, intermediate_size=44, max_sequence_length=64)
-CONFIGS = {"MHA": ModelConfig(**ODD), "GQA": ModelConfig(**ODD, num_key_value_heads=2)}
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 
 
 class Operators(OperatorMode):
@@ -52,8 +49,7 @@ def changes(config: ModelConfig, batch: int, length: int) -> dict[str, list[Chan
     return found
 
 
-@each_config
-@pytest.mark.parametrize("shape", [(2, 7), (3, 17)], ids=str)
+@pytest.mark.parametrize("config", [CONFIGS["MHA"], CONFIGS["GQA"]])
 def test_before_the_fusions_add_up_to_a_layer_of_version_1(config: ModelConfig, shape: tuple[int, int]) -> None:
     block, x = v1.Block(config), torch.randn(*shape, config.hidden_size)
     names, weights = zip(*block.named_parameters(), strict=True)
@@ -70,7 +66,6 @@ def test_before_the_fusions_add_up_to_a_layer_of_version_1(config: ModelConfig, 
     assert both_passes(layer, x, *weights) == expected
 
 
-@each_config
 @pytest.mark.parametrize("name", ["Q, K, V: one product", "gate, up: one product", "flash attention"])
 def test_what_version_2_runs_after_a_fusion(config: ModelConfig, name: str) -> None:
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
