@@ -1,11 +1,11 @@
-"""The file of the profiling lab, profiling_lab.json (schema tiny-llama-profiling-lab/1): its fields."""
+"""The file of the profiling lab, profiling_lab.json (schema tiny-llama-profiling-lab/1): its fields, and a table of each part."""
 
-from typing import Annotated, Literal
+from typing import Any, Literal, get_args
 
 from common.files import Number, PositiveAmount, schema_of
-from common.records.fields import Ceilings, Header, Summary
+from common.records.fields import Ceilings, Header
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 
@@ -37,36 +37,12 @@ class Added(TypedDict):
     sdpa: NotRequired[Number | None]
 
 
-class Way(TypedDict):
-    bottleneck: str
-    way: str
-    ms: PositiveAmount
-
-
-class Fix(TypedDict):
-    fix: str
-    step_ms: Summary
-    peak_mib: PositiveAmount
-    kind: str
-    loss: Number
-
-
-class Layer(TypedDict):
-    ms: PositiveAmount
-    profiled_ms: PositiveAmount
-    on_gpu: bool
-    spans: dict[str, dict[str, Number]]  # ms by span and phase
-
-
 class Sizes(TypedDict):
     batch_size: PositiveInt
     seq_len: PositiveInt
     d_model: PositiveInt
     num_heads: PositiveInt
-    preset: str
-
-
-PartName = Literal["components", "optimizations", "frameworks", "memory", "bottlenecks", "fixes", "layer"]
+    seq_lens: list[PositiveInt]
 
 
 class Lab(Header):
@@ -81,9 +57,34 @@ class Lab(Header):
     optimizations: list[Times] | None
     frameworks: list[Times] | None
     memory: list[Added] | None
-    bottlenecks: list[Way] | None
-    fixes: Annotated[list[Fix], Field(min_length=1)] | None
-    layer: Layer | None
 
 
 SCHEMA = schema_of(Lab)
+PartName = Literal["components", "optimizations", "frameworks", "memory"]
+PARTS = get_args(PartName)
+NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
+WAYS = {
+    "optimizations": ("ms", "baseline", "compiled", "sdpa", "flash"),
+    "frameworks": ("ms", "PyTorch eager", "PyTorch compiled", "JAX jit"),
+    "memory": ("MiB", "baseline", "chunked", "sdpa"),
+}  # the unit and the columns over sequence lengths
+
+
+def rows(part: str, measured: Any) -> tuple[list[str], list[list[Any]]]:
+    """The header and the rows of a part's table."""
+    if part == "components":
+        return _components(measured)
+    unit, *ways = WAYS[part]
+    body = [[row["seq_len"], *(row.get("ms", row).get(way) for way in ways)] for row in measured]
+    return ["S", *(f"{way} {unit}" for way in ways)], body
+
+
+def _components(measured: Components) -> tuple[list[str], list[list[Any]]]:
+    body = []
+    for framework, found in measured.items():
+        total = sum(result["time_ms"] for result in found or [])
+        for result in found or []:
+            flops, moved, memory = result["flops"], result["bytes_moved"], result["memory_mb"] or None  # 0: not measured
+            time = [result["time_ms"], 100 * result["time_ms"] / total, memory]
+            body.append([NAMES[framework], result["name"], *time, flops / 1e9, moved / 1e6, flops / moved, result["bound"]])
+    return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], body

@@ -20,10 +20,10 @@ from common.errors import UsageError
 from common.records.fields import Rates
 from common.timing import benchmark, summarize
 
-import toolkit
+import lab
 import torch
 import torch.nn.functional as F
-from toolkit import ITERATIONS, WARMUP, ProfileResult
+from lab import ITERATIONS, WARMUP, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -34,7 +34,7 @@ def benchmark_function(
     fn: Callable[..., object], args: Sequence[Any] = (), warmup: int = WARMUP, iterations: int = ITERATIONS, sync: bool = True
 ) -> float:
     """Seconds of a call `fn(*args)`: the median of `iterations` calls, after `warmup` calls that do not count."""
-    toolkit.check_arguments(args)
+    lab.check_arguments(args)
 
     def call() -> None:
         result = fn(*args)
@@ -50,8 +50,8 @@ def benchmark_function(
 
 def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), device: str = "auto") -> dict[str, float]:
     """Memory of one call, in MB."""
-    toolkit.check_arguments(args)
-    where = toolkit.select_device(device)
+    lab.check_arguments(args)
+    where = lab.select_device(device)
     devices.synchronize(where)
     devices.reset_peak_memory(where)
     result = fn(*args)
@@ -60,7 +60,7 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
     names = ("peak_memory_mb", "current_memory_mb", "cached_memory_mb")
     if not devices.is_gpu(where):
         return dict.fromkeys(names, 0.0) | {"resident_peak_mb": peak}
-    current, cached = torch.cuda.memory_allocated(where) / toolkit.MIB, torch.cuda.memory_reserved(where) / toolkit.MIB
+    current, cached = torch.cuda.memory_allocated(where) / lab.MIB, torch.cuda.memory_reserved(where) / lab.MIB
     del result  # it exists until here, so that it counts
     return dict(zip(names, (peak, current, cached), strict=True))
 
@@ -71,9 +71,9 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
 def profile_attention_components(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = "auto"
 ) -> list[ProfileResult]:
-    """The five components of attention, each timed alone, in the order of `toolkit.COMPONENTS`."""
-    where, d_k = toolkit.select_device(device), toolkit.head_dim(batch_size, seq_len, d_model, num_heads)
-    x, w_qkv, w_out = toolkit.projection_inputs(where, batch_size, seq_len, d_model)
+    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`."""
+    where, d_k = lab.select_device(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
+    x, w_qkv, w_out = lab.projection_inputs(where, batch_size, seq_len, d_model)
 
     def qkv_projection(x: Tensor) -> list[Tensor]:
         parts = F.linear(x, w_qkv).chunk(3, dim=-1)  # 3 x [B, S, D]
@@ -95,9 +95,9 @@ def profile_attention_components(
         ]  # fmt: skip
         work = component_work(batch_size, seq_len, d_model, num_heads, x.element_size())
         results = []
-        for name, (fn, args) in zip(toolkit.COMPONENTS, calls, strict=True):
+        for name, (fn, args) in zip(lab.COMPONENTS, calls, strict=True):
             seconds = benchmark_function(fn, args)
-            results.append(ProfileResult(name, 1e3 * seconds, toolkit.added_memory(fn, args, where.type), *work[name]))
+            results.append(ProfileResult(name, 1e3 * seconds, lab.added_memory(fn, args, where.type), *work[name]))
     return results
 
 
@@ -132,15 +132,15 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
     """The limit on the time of a result: `compute`, `memory` or `launch`."""
     if peak_flops <= 0 or peak_bandwidth <= 0:
         raise UsageError(f"peaks must be positive, in FLOP/s and bytes/s, not {peak_flops} and {peak_bandwidth}")
-    least = toolkit.UNEXPLAINED * result.time_ms / 1e3
+    least = lab.UNEXPLAINED * result.time_ms / 1e3
     rates: Rates = {"flops_per_second": peak_flops, "bytes_per_second": peak_bandwidth, "operation_seconds": least}
     return operators.bound(result.flops, result.bytes_moved, rates)[1]
 
 
 def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: str = "auto") -> str:
     """A title, a text table of the components with their total, the one with the longest time, and a recommendation."""
-    where, results = toolkit.select_device(device), profile_attention_components(seq_len, d_model, num_heads, device=device)
-    total, peaks = sum(result.time_ms for result in results), toolkit.peaks(where)
+    where, results = lab.select_device(device), profile_attention_components(seq_len, d_model, num_heads, device=device)
+    total, peaks = sum(result.time_ms for result in results), lab.peaks(where)
     bounds = {result.name: classify_bound(result, peaks["flops_per_second"], peaks["bytes_per_second"]) for result in results}
     name, percent = identify_bottleneck(results)
     rows = [[result.name, result.time_ms, 100 * result.time_ms / total, bounds[result.name]] for result in results]
@@ -157,9 +157,9 @@ def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: 
 def _recommendation(results: Sequence[ProfileResult]) -> str:
     """For the larger of two groups that one change can improve: the operations on [S, S] matrices, and the projections."""
     total = sum(result.time_ms for result in results)
-    core = sum(result.time_ms for result in results if result.name in toolkit.CORE) / total
+    core = sum(result.time_ms for result in results if result.name in lab.CORE) / total
     if core >= 0.5:
-        change, share = f"use flash attention (optimization level 3), one kernel for {', '.join(toolkit.CORE)}", core
+        change, share = f"use flash attention (optimization level 3), one kernel for {', '.join(lab.CORE)}", core
     else:
         change, share = "compute the two projections in a cheaper format, or launch less (torch.compile)", 1 - core
     return f"{change}. That touches {100 * share:.1f} % of the time: at most {1 / (1 - share):.2f} times as fast."
@@ -168,13 +168,13 @@ def _recommendation(results: Sequence[ProfileResult]) -> str:
 # ------------------------------------------------------------------------------------------------ problem 5: arithmetic intensity
 
 
-def compute_arithmetic_intensity(op: str, shapes: toolkit.Shapes) -> float:
+def compute_arithmetic_intensity(op: str, shapes: lab.Shapes) -> float:
     """FLOPs per byte that has to move, with 2 bytes per element (float16 or bfloat16)."""
     # FLOPs for each element, and for each row. README.md has the derivations.
     per_element = {"softmax": (5, 0), "layernorm": (7, 4), "gelu": (5, 0)}
     if op not in ("matmul", *per_element):
         raise UsageError(f"unknown operation {op!r}; there are matmul, {', '.join(per_element)}")
-    first, *others = toolkit.shape_list(shapes)
+    first, *others = lab.shape_list(shapes)
     if op == "matmul":
         fits = len(others) == 1 and min(len(first), len(others[0])) >= 2
         if not fits or first[-1] != others[0][-2] or first[:-2] != others[0][:-2]:
@@ -208,12 +208,12 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
     if optimization_level == 2:
         return F.scaled_dot_product_attention(Q, K, V)
     if optimization_level == 3:
-        if not toolkit.has_flash_kernel(Q, K, V):
+        if not lab.has_flash_kernel(Q, K, V):
             warnings.warn(f"no flash attention for {Q.dtype} on {Q.device.type}: PyTorch chooses another kernel", stacklevel=2)
             return F.scaled_dot_product_attention(Q, K, V)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return F.scaled_dot_product_attention(Q, K, V)
-    raise UsageError(f"there is no optimization level {optimization_level}; there are {list(toolkit.OPTIMIZATIONS.values())}")
+    raise UsageError(f"there is no optimization level {optimization_level}; there are {list(lab.OPTIMIZATIONS.values())}")
 
 
 attention_optimized = optimize_attention
@@ -227,10 +227,10 @@ def _compiled_baseline() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device: str = "auto") -> dict[str, float]:
     """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here `compiled` and `flash`."""
-    where = toolkit.select_device(device)
-    q, k, v = toolkit.attention_inputs(where, batch, heads, seq_len, d_k)
-    runs = {"compiled": toolkit.compile_runs_on(where), "flash": toolkit.has_flash_kernel(q, k, v)}
-    levels = {name: level for name, level in toolkit.OPTIMIZATIONS.items() if runs.get(name, True)}
+    where = lab.select_device(device)
+    q, k, v = lab.attention_inputs(where, batch, heads, seq_len, d_k)
+    runs = {"compiled": lab.compile_runs_on(where), "flash": lab.has_flash_kernel(q, k, v)}
+    levels = {name: level for name, level in lab.OPTIMIZATIONS.items() if runs.get(name, True)}
     with torch.no_grad():
         return {name: 1e3 * benchmark_function(optimize_attention, (q, k, v, level)) for name, level in levels.items()}
 
@@ -259,12 +259,12 @@ def profile_attention_components_jax(
     """The same five components, each a jitted JAX function, with the same inputs and the same clock."""
     import jax
 
-    where, d_k = toolkit.select_device(device), toolkit.head_dim(batch_size, seq_len, d_model, num_heads)
-    if not toolkit.jax_runs_on(where):
+    where, d_k = lab.select_device(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
+    if not lab.jax_runs_on(where):
         raise UsageError(f"JAX has no {where.type} device here; it has {jax.default_backend()}")
-    inputs = toolkit.projection_inputs(where, batch_size, seq_len, d_model)
+    inputs = lab.projection_inputs(where, batch_size, seq_len, d_model)
     work = component_work(batch_size, seq_len, d_model, num_heads, inputs[0].element_size())
-    x, w_qkv, w_out = map(toolkit.to_jax, inputs)
+    x, w_qkv, w_out = map(lab.to_jax, inputs)
 
     def qkv_projection(x, w):
         parts = (x @ w.T).reshape(batch_size, seq_len, 3, num_heads, d_k)
@@ -288,20 +288,20 @@ def profile_attention_components_jax(
     weights = jitted[2](scores)
     arguments = [(x, w_qkv), (q, k), (scores,), (weights, v), (jitted[3](weights, v), w_out)]
     return [
-        ProfileResult(name, 1e3 * benchmark_function(fn, args), toolkit.added_memory(fn, args, where.type), *work[name])
-        for name, fn, args in zip(toolkit.COMPONENTS, jitted, arguments, strict=True)
+        ProfileResult(name, 1e3 * benchmark_function(fn, args), lab.added_memory(fn, args, where.type), *work[name])
+        for name, fn, args in zip(lab.COMPONENTS, jitted, arguments, strict=True)
     ]
 
 
 def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: str = "auto") -> dict[str, float]:
     """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`, `JAX jit`."""
-    where = toolkit.select_device(device)
-    inputs = toolkit.attention_inputs(where, batch, heads, seq_len, d_k)
+    where = lab.select_device(device)
+    inputs = lab.attention_inputs(where, batch, heads, seq_len, d_k)
     calls: dict[str, tuple[Callable[..., object], list[Any]]] = {"PyTorch eager": (attention_baseline, inputs)}
-    if toolkit.compile_runs_on(where):
+    if lab.compile_runs_on(where):
         calls["PyTorch compiled"] = (_compiled_baseline(), inputs)
-    if toolkit.jax_runs_on(where):
-        calls["JAX jit"] = (attention_jax, [toolkit.to_jax(tensor) for tensor in inputs])
+    if lab.jax_runs_on(where):
+        calls["JAX jit"] = (attention_jax, [lab.to_jax(tensor) for tensor in inputs])
     with torch.no_grad():
         return {name: 1e3 * benchmark_function(fn, args) for name, (fn, args) in calls.items()}
 
@@ -311,7 +311,7 @@ def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: s
 
 def attention_chunked(Q: Tensor, K: Tensor, V: Tensor, chunk_size: int = 128) -> Tensor:
     """attention_baseline, exact, with scores [B, H, S, C] for a chunk of C keys in memory instead of [B, H, S, S]."""
-    toolkit.check_positive(chunk_size=chunk_size)
+    lab.check_positive(chunk_size=chunk_size)
     precise = torch.promote_types(Q.dtype, torch.float32)  # sums over many chunks
     largest = Q.new_full((*Q.shape[:-1], 1), -math.inf, dtype=precise)  # m [B, H, S, 1]
     total = torch.zeros_like(largest)  # l [B, H, S, 1]
@@ -329,8 +329,8 @@ def attention_chunked(Q: Tensor, K: Tensor, V: Tensor, chunk_size: int = 128) ->
 def memory_curve(
     seq_lens: Sequence[int], batch: int = 1, heads: int = 8, d_k: int = 64, chunk_size: int = 128, device: str = "auto"
 ) -> list[dict[str, float]]:
-    """The memory that a call adds at its peak (`toolkit.added_memory`), for each sequence length."""
-    where = toolkit.select_device(device)
+    """The memory that a call adds at its peak (`lab.added_memory`), for each sequence length."""
+    where = lab.select_device(device)
     functions: dict[str, Callable[..., Tensor]] = {
         "baseline": attention_baseline,
         "chunked": functools.partial(attention_chunked, chunk_size=chunk_size),
@@ -338,11 +338,11 @@ def memory_curve(
     }
     curve = []
     for seq_len in seq_lens:
-        inputs = toolkit.attention_inputs(where, batch, heads, seq_len, d_k)
+        inputs = lab.attention_inputs(where, batch, heads, seq_len, d_k)
         row: dict[str, float] = {"seq_len": seq_len}
         with torch.no_grad():
             for name, fn in functions.items():
                 fn(*inputs)  # libraries allocate their workspaces in the first call
-                row[name] = toolkit.added_memory(fn, inputs, where.type)
+                row[name] = lab.added_memory(fn, inputs, where.type)
         curve.append(row)
     return curve

@@ -1,7 +1,7 @@
 """The profiling lab, for you to fill in. README.md has the problems, in the order of this file.
 
 Replace each `raise NotImplementedError` and run `pytest tests/` in the lab's folder. You may use everything that this file
-imports: toolkit.py belongs to the lab, and `common` is what the rest of this repository measures with. The attention here has no
+imports: lab.py belongs to the lab, and `common` is what the rest of this repository measures with. The attention here has no
 mask: every position reads all others.
 
 Shapes: B batch, S sequence, D model dimension (`d_model`), H heads, dk = D / H head dimension. One MB is 2^20 bytes.
@@ -22,10 +22,10 @@ from common.analysis.formulas import operators
 from common.analysis.output import tables
 from common.timing import benchmark, summarize
 
-import toolkit
+import lab
 import torch
 import torch.nn.functional as F
-from toolkit import ITERATIONS, WARMUP, ProfileResult
+from lab import ITERATIONS, WARMUP, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -75,7 +75,7 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
 def profile_attention_components(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = "auto"
 ) -> list[ProfileResult]:
-    """The five components of attention, each timed alone, in the order of `toolkit.COMPONENTS`.
+    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`.
 
         qkv_projection      x [B, S, D] @ W^T, W [3 D, D], then split into q, k, v [B, H, S, dk], contiguous
         score_computation   q k^T / sqrt(dk) [B, H, S, S]
@@ -83,7 +83,7 @@ def profile_attention_components(
         weighted_sum        weights @ v [B, H, S, dk]
         output_projection   heads merged to [B, S, D], @ W^T, W [D, D]
 
-    `component_work` gives the FLOPs and bytes, `toolkit.added_memory` the memory.
+    `component_work` gives the FLOPs and bytes, `lab.added_memory` the memory.
 
     Raises:
         ValueError: a size is not positive, d_model is not divisible by num_heads, or the device does not exist.
@@ -136,7 +136,7 @@ def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: 
 
     Returns:
         A title `Components of attention: S .., D .., H .., DEVICE`; a table with a row `name  ms  % of total  bound` for each
-        component (classify_bound, with `toolkit.peaks`) and a last row `total`; a line `Bottleneck: NAME, P % of T ms,
+        component (classify_bound, with `lab.peaks`) and a last row `total`; a line `Bottleneck: NAME, P % of T ms,
         BOUND-bound`; and a line `Recommendation: ...` with the largest possible gain: 1 / (1 - p) for a change to a share p of
         the time (Amdahl's law).
 
@@ -149,7 +149,7 @@ def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: 
 # ------------------------------------------------------------------------------------------------ problem 5: arithmetic intensity
 
 
-def compute_arithmetic_intensity(op: str, shapes: toolkit.Shapes) -> float:
+def compute_arithmetic_intensity(op: str, shapes: lab.Shapes) -> float:
     """FLOPs per byte that has to move, with 2 bytes per element (float16 or bfloat16).
 
     Args:
@@ -224,7 +224,7 @@ def profile_attention_components_jax(
 ) -> list[ProfileResult]:
     """The same five components, each a jitted JAX function, with the same inputs and the same clock.
 
-    The memory is what XLA plans (`toolkit.added_memory`).
+    The memory is what XLA plans (`lab.added_memory`).
 
     Raises:
         ValueError: as profile_attention_components, or JAX has no such device.
@@ -271,7 +271,7 @@ def attention_chunked(Q: Tensor, K: Tensor, V: Tensor, chunk_size: int = 128) ->
 def memory_curve(
     seq_lens: Sequence[int], batch: int = 1, heads: int = 8, d_k: int = 64, chunk_size: int = 128, device: str = "auto"
 ) -> list[dict[str, float]]:
-    """The memory that a call adds at its peak (`toolkit.added_memory`), for each sequence length.
+    """The memory that a call adds at its peak (`lab.added_memory`), for each sequence length.
 
     Returns:
         A dictionary `seq_len`, `baseline`, `chunked`, `sdpa` for each length, the last three in MB.

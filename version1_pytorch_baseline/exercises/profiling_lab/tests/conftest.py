@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from toolkit import FOLDERS
+from lab import FOLDERS
 
 WHICH = os.environ.get("PROFILING_LAB", "starter")
 if WHICH not in FOLDERS:

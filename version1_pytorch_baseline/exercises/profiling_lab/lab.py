@@ -1,0 +1,314 @@
+"""The tools that `profiling.py` may use, and the commands of this lab, which call it.
+
+    python lab.py time                                       # the values of a problem; also memory, intensity
+    python lab.py measure --output profiling_lab.json        # tables of all parts, and the file with them
+    python lab.py measure --output mine.json --parts optimizations
+
+All commands take `--implementation solution`, and otherwise call your functions. Times are in ms, memory is in MB of 2^20 bytes.
+Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1, and a head dimension of D / H.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import math
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+from common import cli
+from common import device as devices
+from common.analysis.output import tables
+from common.errors import UsageError
+from common.files import writable_file, write_measurement
+from common.precision import Precision
+from common.records.fields import Ceilings
+from common.records.lab_file import PARTS, SCHEMA, rows
+from common.training import ceilings, record
+
+import torch
+from torch import Tensor
+
+LAB = Path(__file__).resolve().parent
+FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
+COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
+CORE = COMPONENTS[1:4]  # the components that write or read a [B, H, S, S] matrix
+OPTIMIZATIONS = {"baseline": 0, "compiled": 1, "sdpa": 2, "flash": 3}  # name: optimization level
+WARMUP, ITERATIONS = 3, 20  # calls in every measurement of profiling.py
+UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor bytes explain it
+MIB = 2**20
+
+Shape = Sequence[int]
+Shapes = Sequence[Shape] | Mapping[str, Shape] | Shape
+
+
+@dataclass(frozen=True)
+class ProfileResult:
+    """The measured time and memory of one operation, and its work.
+
+    Attributes:
+        time_ms: time of one call.
+        memory_mb: memory in MB (2^20 bytes) that a call adds at its peak; 0 where it is not known.
+        flops: floating-point operations of one call.
+        bytes_moved: minimum bytes that a call moves: it reads every input once and writes every output once.
+    """
+
+    name: str
+    time_ms: float
+    memory_mb: float = 0.0
+    flops: int = 0
+    bytes_moved: int = 0
+
+
+# ------------------------------------------------------------------------------------------------------ checks and inputs
+
+
+def select_device(name: str) -> torch.device:
+    """The device of a name: `auto`, `cpu` or `cuda` (which is also AMD's ROCm). ValueError: unknown, or not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda (which is also AMD's ROCm), not {name!r}")
+    return devices.select(name)
+
+
+def check_arguments(args: object) -> None:
+    """Raises ValueError unless the arguments of a call are a tuple or a list."""
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args must be a tuple, such as (x,), not a {type(args).__name__}")
+
+
+def check_positive(**sizes: int) -> None:
+    """Raises ValueError for the first size below 1."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}")
+
+
+def head_dim(batch_size: int, seq_len: int, d_model: int, num_heads: int) -> int:
+    """D / H. ValueError: a size is not positive, or d_model is not divisible by num_heads."""
+    check_positive(batch_size=batch_size, seq_len=seq_len, d_model=d_model, num_heads=num_heads)
+    if d_model % num_heads:
+        raise UsageError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+    return d_model // num_heads
+
+
+def shape_list(shapes: Shapes) -> list[tuple[int, ...]]:
+    """The shapes of a list, the values of a mapping from names to shapes, or one shape, as a list.
+
+    ValueError: there is no shape, or a size is not a positive whole number.
+    """
+    found: Any = list(shapes.values()) if isinstance(shapes, Mapping) else shapes
+    try:
+        if not isinstance(shapes, Mapping) and isinstance(found[0], int):
+            found = [found]
+        right = bool(found) and all(shape and all(int(size) == size > 0 for size in shape) for shape in found)
+    except (TypeError, ValueError, IndexError):
+        right = False
+    if not right:
+        raise UsageError(f"shapes must be positive sizes, such as (8, 16), [(8, 16), (16, 4)] or {{'A': (8, 16)}}, not {shapes}")
+    return [tuple(map(int, shape)) for shape in found]
+
+
+def projection_inputs(device: torch.device, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
+    """x [B, S, D], and the weights [3 D, D] and [D, D], divided by sqrt(D) so that float16 does not overflow."""
+    x, *weights = _random(device, (batch_size, seq_len, d_model), (3 * d_model, d_model), (d_model, d_model))
+    return [x, *(weight / math.sqrt(d_model) for weight in weights)]
+
+
+def attention_inputs(device: torch.device, batch: int, heads: int, seq_len: int, d_k: int) -> list[Tensor]:
+    """q, k and v [B, H, S, dk]. ValueError: a size is not positive."""
+    check_positive(batch=batch, heads=heads, seq_len=seq_len, d_k=d_k)
+    return _random(device, *[(batch, heads, seq_len, d_k)] * 3)
+
+
+def _random(device: torch.device, *shapes: Shape) -> list[Tensor]:
+    """Standard normal tensors, the same on every device; in float16 on a GPU, in float32 on a CPU."""
+    dtype = torch.float16 if devices.is_gpu(device) else torch.float32
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+def to_jax(tensor: Tensor) -> Any:
+    """A copy of the tensor on JAX's device of the same kind."""
+    import jax
+
+    return jax.device_put(tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0])
+
+
+# ------------------------------------------------------------------------------------------- memory, and what can run here
+
+
+def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) -> float:
+    """MB that a function adds at its peak to what existed before it.
+
+    Of a jitted JAX function: what XLA plans, its results and buffers without scratch memory of the library kernels. Of a PyTorch
+    function on a CPU: tensors, from the profiler's memory events, because the resident set also holds what the C library keeps.
+    """
+    where = select_device(device)
+    if hasattr(fn, "lower"):
+        planned = fn.lower(*args).compile().memory_analysis()
+        return float(planned.output_size_in_bytes + planned.temp_size_in_bytes) / MIB
+    fn(*args)
+    if not devices.is_gpu(where):
+        return max(itertools.accumulate(_allocations(lambda: fn(*args))), default=0) / MIB
+    devices.synchronize(where)
+    devices.reset_peak_memory(where)
+    before = devices.peak_memory(where)["peak_mib"]  # right after a reset: the current memory
+    fn(*args)
+    devices.synchronize(where)
+    return devices.peak_memory(where)["peak_mib"] - before
+
+
+def _allocations(call: Callable[[], object]) -> list[int]:
+    """Bytes of each allocation of the CPU's memory during a call, in their order; those of a release are negative."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.12 and later print two lines for each profile
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = call()  # held: its memory counts
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text(errors="replace"))["traceEvents"]
+    del result
+    events = [event for event in events if event["name"] == "[memory]"]
+    return [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
+
+
+@functools.cache
+def peaks(device: torch.device) -> Ceilings:
+    """The measured ceilings of the device, such as `flops_per_second` and `bytes_per_second`, in the inputs' number format."""
+    return ceilings.measure(device, Precision(device, torch.float16 if devices.is_gpu(device) else None))
+
+
+def has_flash_kernel(Q: Tensor, K: Tensor, V: Tensor) -> bool:
+    """Whether PyTorch has a flash attention kernel for these tensors; its kernel for the CPU takes every floating-point dtype."""
+    if not Q.is_cuda:
+        return True
+    inputs = torch.backends.cuda.SDPAParams(Q, K, V, None, 0.0, False, False)  # no mask, no dropout, not causal, no groups
+    return torch.backends.cuda.can_use_flash_attention(inputs)
+
+
+@functools.cache
+def compile_runs_on(device: torch.device) -> bool:
+    """Whether torch.compile works on the device."""
+    return devices.compile_problem(device) is None
+
+
+def jax_runs_on(device: torch.device) -> bool:
+    """Whether JAX is installed and has this kind of device; it always has a CPU."""
+    if importlib.util.find_spec("jax") is None:
+        return False
+    import jax
+
+    return not devices.is_gpu(device) or jax.default_backend() == "gpu"
+
+
+# --------------------------------------------------------------------------------------------------------------- commands
+
+
+def load(implementation: str) -> ModuleType:
+    """`profiling` from the folder of the starter or of the solution."""
+    sys.path.insert(0, str(FOLDERS[implementation]))
+    return importlib.import_module("profiling")
+
+
+def time(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """Problem 1."""
+    vectors = [torch.ones(n, device=device) for n in (1, 10**3, 10**5, 10**6)]
+    seconds = [profiling.benchmark_function(torch.add, (x, 1), iterations=200) for x in vectors]
+    print("us of x + 1:", [round(1e6 * second, 1) for second in seconds])
+    if devices.is_gpu(device):
+        x = torch.ones(8192, 8192, device=device)
+        seconds = [profiling.benchmark_function(torch.mm, (x, x), sync=sync) for sync in (True, False)]
+        print("us of x @ x, with sync=True and False:", [round(1e6 * second, 1) for second in seconds])
+
+
+def memory(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """Problem 2; on a CPU, whose process is never empty, what the call adds."""
+    x = torch.ones(8, MIB, device=device)
+    gpu = devices.is_gpu(device)
+    for name, function in {"x + 1": lambda x: x + 1, "(x + 1).sum()": lambda x: (x + 1).sum()}.items():
+        print(name, profiling.measure_memory_usage(function, (x,)) if gpu else added_memory(function, (x,), "cpu"))
+
+
+def intensity(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """Problem 5."""
+    for name, shapes in ("matmul", [(1024, 1024)] * 2), ("matmul", [(1, 1024), (1024, 1024)]), ("softmax", (8, 128, 128)):
+        print(name, shapes, profiling.compute_arithmetic_intensity(name, shapes))
+
+
+def measure_part(part: str, profiling: ModuleType, options: Namespace, device: torch.device) -> Any:
+    """What the file holds of a part."""
+    kind, heads = device.type, options.num_heads
+    d_k = head_dim(options.batch_size, options.seq_len, options.d_model, heads)
+    if part == "components":
+        sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
+        found = {"pytorch": profiling.profile_attention_components(*sizes)}
+        if jax_runs_on(device):
+            found["jax"] = profiling.profile_attention_components_jax(*sizes)
+        peak = peaks(device)["flops_per_second"], peaks(device)["bytes_per_second"]
+
+        def described(result: ProfileResult) -> dict[str, Any]:
+            return asdict(result) | {"bound": profiling.classify_bound(result, *peak)}
+
+        return {"jax": None} | {framework: list(map(described, results)) for framework, results in found.items()}
+    if part == "memory":
+        return profiling.memory_curve(options.seq_lens, heads=heads, d_k=d_k, device=kind)
+    compare = profiling.compare_optimizations if part == "optimizations" else profiling.compare_frameworks
+    return [{"seq_len": length, "ms": compare(1, heads, length, d_k, kind)} for length in options.seq_lens]
+
+
+def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """Measures the parts and writes the file after each, so that a stopped measurement keeps the parts before."""
+    if not options.output:
+        raise UsageError("measure needs --output FILE.json")
+    writable_file(options.output, "--output")
+    devices.prepare(device, seed=0)
+    sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
+    result = record.header(SCHEMA, device) | dict.fromkeys(PARTS) | {
+        "jax": importlib.metadata.version("jax") if jax_runs_on(device) else None, "precision": peaks(device)["precision"],
+        "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks(device),
+    }  # fmt: skip
+    for part in options.parts:
+        result[part] = measure_part(part, profiling, options, device)
+        write_measurement(options.output, result, "--output")
+        print(f"{part}\n{tables.text(*rows(part, result[part]))}\n", flush=True)
+    print(f"written: {options.output}")
+
+
+COMMANDS = {"time": time, "memory": memory, "intensity": intensity, "measure": measure}
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    add = parser.add_argument
+    add("command", choices=COMMANDS)
+    add("--implementation", choices=FOLDERS, default="starter", help="whose profiling.py (default: starter, yours)")
+    add("--output", type=Path, metavar="FILE.json", help="of measure")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    add("--batch-size", type=cli.positive, default=8, metavar="B", help="of the components (default: 8)")
+    add("--seq-len", type=cli.positive, default=512, metavar="S", help="of the components (default: 512)")
+    add("--d-model", type=cli.positive, default=512, metavar="D", help="default: 512")
+    add("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
+    add("--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048")
+    cli.add(parser, "--device")
+    options = parser.parse_args()
+    try:
+        COMMANDS[options.command](load(options.implementation), options, devices.select(options.device))
+    except NotImplementedError as error:
+        raise UsageError(f"not implemented: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.modules["lab"] = sys.modules["__main__"]  # profiling.py imports it by this name
+    cli.command(main)
