@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import finished
 
-SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed")
+SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed", "tail")
 
 # A stand-in notes its command line in $CALLS and runs the command that it was given. It refuses options that the real tool lacks:
 # those of AMD in the ROCm release $RELEASE (amd_options.py), those of NVIDIA that our scripts do not use.

@@ -28,7 +28,6 @@ SMALL = {
     "tiny_llama_v?.py": TRAINING,
     "v3_stage?_*.py": TRAINING,
     "stage_?.py": TRAINING,
-    "repairs.py": TRAINING,
     "run_*_profil*.py": TRAINING,
     "run_deepspeed_flops.py": TRAINING,
     "train.py": "--num-steps 4",

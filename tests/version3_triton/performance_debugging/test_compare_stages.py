@@ -16,7 +16,7 @@ import pytest
 def results(tmp_path, train) -> Path:
     """Records as run_all_stages.sh leaves them, all of the same run: Version 1, stage 5, and stage 2 with its fix."""
     record = train("stage5") | {
-        "step_ms": {"all": [10.0] * 3, "profiled": 0, "median": 10.0, "p20": 9.0, "p80": 11.0, "count": 3}
+        "step_ms": {"all": [20.0] * 3, "profiled": 0, "median": 20.0, "p20": 18.0, "p80": 22.0, "count": 3}
     }
     folder = tmp_path / "results"
     folder.mkdir()
@@ -36,22 +36,13 @@ def change(path: Path, **sections: dict) -> None:
 
 def verdict(folder: Path, name: str = "2 slow performance") -> str:
     """What the report says of a stage, below its table."""
-    items = compare_stages.report(compare_stages.read(folder)).sections[0].items
-    return next(dict(item.content) for item in items if item.kind == "facts")[name]
+    sections = compare_stages.report(compare_stages.read(folder)).sections
+    [observations] = [section for section in sections if section.title == "Key observations"]
+    return next(dict(item.content) for item in observations.items if item.kind == "facts")[name]
 
 
 def slow(median: float) -> dict[str, float]:
     return {"median": median, "p20": 0.9 * median, "p80": 1.1 * median}
-
-
-def test_repairs_in_their_order_stand_below_the_single_faults(results):
-    for number in (0, 1):
-        shutil.copy(results / "stage2_metrics.json", results / f"through{number}_metrics.json")
-    change(results / "through0_metrics.json", loss={"all": [200.0, 9.0, 6.0]})
-    names = [stage.name for stage in compare_stages.read(results)]
-    assert names[0] == "Version 1" and names[-3:] == ["5 optimized", "repaired through 0", "repaired through 1"]
-    assert verdict(results, "repaired through 0").startswith("the loss starts at 200.0")
-    assert verdict(results, "repaired through 1") == "nothing found"
 
 
 def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_compared_too(results):
@@ -66,13 +57,14 @@ def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_comp
     ({"loss": {"all": [200.0, 9.0, 6.0]}}, "the loss starts at 200.0, a uniform guess costs 6.9"),
     ({"loss": {"all": [6.9, 6.9, 8.0]}}, "it learns less: the loss ends at 7.27, Version 1's at"),
     ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
-    ({"step_ms": slow(40.0)}, "4.0 times stage 5's step; of +30.0 ms: +23.0 aten::bmm, +7.0 aten::mm"),
-    ({"step_ms": slow(5.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
-    ({"step_ms": slow(11.5)}, "nothing found"),  # within the spread
-    ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}, "device": {"kind": "cuda"}},
+    ({"step_ms": slow(80.0)}, "4.0 times stage 5's step; of +60.0 ms: +46.0 aten::bmm, +14.0 aten::mm"),
+    ({"step_ms": slow(10.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
+    ({"step_ms": slow(5.0)}, "nothing found"),  # too short for a CPU's clock beside other programs
+    ({"step_ms": slow(23.0)}, "nothing found"),  # within the spread
+    ({"phases_ms": {"forward": slow(8.0) | {"count": 3}}, "device": {"kind": "cuda"}},
      "the phases add up to 40% of the step: their clock does not wait for the device"),
-    ({"phases_ms": {"forward": slow(4.0) | {"count": 3}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
-], ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock", "clock-cpu"))  # fmt: skip
+    ({"phases_ms": {"forward": slow(8.0) | {"count": 3}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
+], ids=("start", "learning", "gradient", "slower", "faster", "short", "spread", "clock", "clock-cpu"))  # fmt: skip
 def test_each_rule(results, changes, found):
     for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
         rows = "".join(
@@ -87,7 +79,7 @@ def test_each_rule(results, changes, found):
 
 
 def test_the_comparison_is_printed_and_written(results, execute):
-    slow_and_wrong = {"step_ms": slow(40.0), "loss": {"all": [200.0, 9.0, 6.0]}, "stage": {"caveat": "less to see here"}}
+    slow_and_wrong = {"step_ms": slow(80.0), "loss": {"all": [200.0, 9.0, 6.0]}, "stage": {"caveat": "less to see here"}}
     change(results / "stage2_metrics.json", **slow_and_wrong)
     shown = execute(FOLDER / "compare_stages.py", "--results-dir", results, "--output", "tables/comparison.md").out
     written = (results.parent / "tables/comparison.md").read_text()
@@ -96,21 +88,7 @@ def test_the_comparison_is_printed_and_written(results, execute):
     for text in (" ".join(shown.split()), written):
         assert "Version 1" in text and answer in text and "Stage 2: less to see here." in text
     [row] = [line for line in written.splitlines() if line.startswith("| 2 slow performance |")]
-    assert "| 50 | 0.25 | 14 of 14 |" in row  # 2 samples in 40 ms, where Version 1 takes 10
-
-
-def test_step_times_that_can_be_noise_are_named(results):
-    change(results / "stage2_metrics.json", step_ms=slow(40.0))
-    text = compare_stages.report(compare_stages.read(results)).markdown()
-    [v1, v3, shared] = [line for line in text.splitlines() if line.startswith(("Too close", "A CPU"))]
-    assert "Version 1" in v1 and v1.endswith(": 2 slow performance, fixed; 5 optimized.")
-    assert "stage 5" in v3 and v3.endswith(": 2 slow performance, fixed.") and "noisy" in shared
-    for path in results.glob("*.json"):
-        change(path, device={"kind": "cuda"})
-    assert "A CPU" not in compare_stages.report(compare_stages.read(results)).markdown()
-    for number, name in enumerate(("stage0", "stage2", "stage2_fixed", "stage5")):
-        change(results / f"{name}_metrics.json", step_ms=slow(10.0 * 2**number))
-    assert "Too close" not in compare_stages.report(compare_stages.read(results)).markdown()
+    assert "| 25 | 0.25 | 14 of 14 |" in row  # 2 samples in 80 ms, where Version 1 takes 20
 
 
 @pytest.mark.parametrize("missing", (0, 5))
@@ -136,6 +114,14 @@ def test_only_completed_runs_of_stages_are_compared(results):
     write_json(path, record)
     with pytest.raises(UsageError, match="which is no stage"):
         compare_stages.read(results)
+
+
+def test_step_times_that_can_be_noise_are_named(results):
+    change(results / "stage2_metrics.json", step_ms=slow(80.0))
+    text = compare_stages.report(compare_stages.read(results)).markdown()
+    [v1, v3] = [line for line in text.splitlines() if line.startswith("Too close")]
+    assert "Version 1" in v1 and v1.endswith(": 2 slow performance, fixed; 5 optimized.")
+    assert "stage 5" in v3 and v3.endswith(": 2 slow performance, fixed.")
 
 
 def test_the_stages_measured_on_an_h100_show_their_symptoms():

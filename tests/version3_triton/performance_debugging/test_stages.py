@@ -176,23 +176,6 @@ def test_the_norms_kernel():
     assert y.grad_fn is None  # which is the stage's defect
 
 
-# One after the other
-
-
-def test_repaired_through_n_a_program_has_the_other_faults_left(train, small_model):
-    real, broken = train("stage5")["loss"]["all"], train("stage1")["loss"]["all"]
-    for number in range(5):
-        flags = ("--through", str(number))
-        model, stage = small_model("repairs", *flags), stage_of("repairs")
-        assert (model.embed_tokens.weight.std() > 0.5) == (number < 1)
-        assert (model.operations["attention"].__name__ == "attention") == (number < 2)
-        assert (stage.replaced(stage.options([*SMALL, *flags])).phase_clock.__name__ == "PythonClock") == (number < 3)
-        assert ("forward" in vars(model.layers[0].mlp)) == (number < 4)
-        record = train("repairs", *flags)
-        assert record["version"] == f"repaired_through_{number}" and set(record["phases_ms"])
-        assert record["loss"]["all"] == pytest.approx(real if number else broken, abs=1e-4)
-
-
 # On a GPU
 
 WIDE = (

@@ -5,7 +5,7 @@
     python lab.py measure --output mine.json --parts optimizations
 
 All commands take `--implementation solution`, and otherwise call your functions. Times are in ms, memory is in MB of 2^20 bytes.
-Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1, and a head dimension of D / H.
+Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1 and a head dimension of D/H.
 """
 
 import sys

@@ -4,18 +4,18 @@
     python compare_stages.py --results-dir results --output results/comparison.md
 
 It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version 1), stageN_metrics.json and
-stageN_fixed_metrics.json, and the profiles stageN_profile.csv. A row `repaired through N`, from throughN_metrics.json, is of
-repairs.py: the faults of stages 1 to 4 in one program, less those of stages 1 to N. All runs must have the same configuration.
-`loss` is the loss of the first step, and the mean of the last five; samples/s is the batch size over the median step; the
-optimizer has moments for the parameters that ever got a gradient. These rules decide "what is wrong":
+stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have the same configuration. `loss` is the loss of
+the first step, and the mean of the last five; samples/s is the batch size over the median step; the optimizer has moments for the
+parameters that ever got a gradient. These rules decide "what is wrong":
 
     start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
     gradient    the optimizer never had a gradient for a parameter
     learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower or faster than those of stage 5 by more than 1.1, and the ranges from the 20th to the 80th
-                percentile do not overlap. For slower steps the report names the three rows of the profile that grew most in ms
-                (share of the profile x step); runs with a fix have no profile
+    speed       the steps are slower or faster than those of stage 5 by more than 1.1, the ranges from the 20th to the 80th
+                percentile do not overlap, and on a CPU both steps take 10 ms or more: shorter ones tell nothing beside other
+                programs. For slower steps the report names the three rows of the profile that grew most in ms (share of the
+                profile x step); runs with a fix have no profile
 
 Below the table stand the stages whose ranges overlap with that of Version 1 or of stage 5: the difference can be noise.
 """
@@ -41,10 +41,11 @@ from common.records import run_record
 from pydantic import NonNegativeInt
 from typing_extensions import TypedDict
 
-RECORD = re.compile(r"(stage|through)(\d+)(_fixed)?_metrics\.json")
+RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
 V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
 START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # limits of the rules
 LAST_STEPS = 5
+CPU_MS = 10.0  # a shorter step of a CPU is not judged
 
 
 class Updates(TypedDict):
@@ -62,9 +63,8 @@ class StageRun(run_record.TimedRun):
 
 
 class Stage(NamedTuple):
-    """A run of a stage or of repairs.py, and the share of each name in its profile; empty without a profile."""
+    """A run of a stage, and the share of each name in its profile; empty without a profile."""
 
-    repaired: bool  # of repairs.py, through `number`
     number: int
     fixed: bool
     run: run_record.TimedRun
@@ -75,8 +75,6 @@ class Stage(NamedTuple):
     def name(self) -> str:
         if self.updates is None:
             return "Version 1"
-        if self.repaired:
-            return f"repaired through {self.number}"
         return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (", fixed" if self.fixed else "")
 
     @property
@@ -108,18 +106,18 @@ def read(folder: Path) -> list[Stage]:
     found = []
     for path in folder.glob("*_metrics.json"):
         if match := RECORD.fullmatch(path.name):
-            repaired, number, fixed, run = match[1] == "through", int(match[2]), bool(match[3]), run_record.read(path)
-            problems, of_v1 = run_record.unusable(path, run), number == V1 and not repaired
+            number, fixed, run = int(match[1]), bool(match[2]), run_record.read(path)
+            problems, of_v1 = run_record.unusable(path, run), number == V1
             if not of_v1 and "stage" not in run:
                 problems.append(f"{path.name} is of a run of {run['version']}, which is no stage")
             if problems or not run_record.finished(run):  # a run that finished no step has a problem
                 raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
             updates = None if of_v1 else check(path, run, StageRun)["stage"]
-            profile = {} if fixed or repaired else shares(folder / f"stage{number}_profile.csv")
-            found.append(Stage(repaired, number, fixed, run, updates, profile))
-    found.sort(key=lambda stage: stage[:3])
+            profile = {} if fixed else shares(folder / f"stage{number}_profile.csv")
+            found.append(Stage(number, fixed, run, updates, profile))
+    found.sort(key=lambda stage: stage[:2])
     for number in (V1, V3):
-        if not any(stage.number == number and not stage.repaired for stage in found):
+        if not any(stage.number == number for stage in found):
             raise UsageError(f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}")
     for stage in found:
         ours, theirs = ({**run_record.conditions(run), **run_record.training_inputs(run)} for run in (found[0].run, stage.run))
@@ -154,7 +152,8 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
         found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
     if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
         found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
-    apart = not overlap(stage, v3)
+    short = stage.run["device"]["kind"] == "cpu" and min(stage.step, v3.step) < CPU_MS
+    apart = not short and not overlap(stage, v3)
     if apart and stage.step > SPEED * v3.step:
         found.append(f"{stage.step / v3.step:.1f} times stage 5's step{grown(stage, v3)}")
     if apart and v3.step > SPEED * stage.step:
@@ -176,8 +175,6 @@ def too_close(stages: list[Stage], v1: Stage, v3: Stage) -> list[str]:
             found.append(
                 f"Too close to {name} in step time (p20 to p80 overlap), so faster or slower can be noise: {'; '.join(close)}."
             )
-    if found and v1.run["device"]["kind"] == "cpu":
-        found.append("A CPU that other programs share gives noisy step times: measure again while nothing else runs.")
     return found
 
 
@@ -210,9 +207,10 @@ def report(stages: list[Stage]) -> Report:
     result = Report("Stages compared")
     result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
     result.table(header, [row(stage, v1) for stage in stages])
+    result.section("Key observations")
     result.facts([(stage.name, "; ".join(findings(stage, v1, v3)) or "nothing found") for stage in stages[1:]])
     result.text(*too_close(stages, v1, v3))
-    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not (stage.fixed or stage.repaired)}
+    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not stage.fixed}
     result.text(*(f"Stage {number}: {caveat}." for number, caveat in caveats.items() if caveat))
     return result
 

@@ -35,7 +35,6 @@ class StageOptions(RunOptions):
     diagnose: bool
     fixed: bool = False
     skip_check: bool = False
-    through: int = 0
 
 
 @dataclass(frozen=True)
