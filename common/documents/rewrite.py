@@ -18,22 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import ROOT, cli
-from common.documents import commands, formula_tables, lab_dashboard, pictures, rows, sections, versions
+from common.documents import commands, formula_tables, pictures, rows, sections, versions
 from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
 MARKED = re.compile(r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-TABLES: dict[str, Callable[..., str]] = (
-    lab_dashboard.TABLES
-    | formula_tables.TABLES
-    | {
-        "commands": commands.commands,
-        "curves": versions.curves,
-        "versions-and-peers": versions.times_and_speedups,
-        "versions-and-peers-spread": versions.times_and_memory,
-    }
-)
+TABLES: dict[str, Callable[..., str]] = formula_tables.TABLES | {
+    "commands": commands.commands,
+    "curves": versions.curves,
+    "versions-and-peers": versions.times_and_speedups,
+    "versions-and-peers-spread": versions.times_and_memory,
+}
 PICTURES: dict[str, Callable[..., Picture]] = {
     "kernel-rates": pictures.kernel_rates,
     "ladder": pictures.ladder,

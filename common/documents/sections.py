@@ -8,9 +8,8 @@ from common.analysis.comparisons import ablation_effects
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import kernel_benchmark
-from common.documents import lab_dashboard, rows
+from common.documents import rows
 from common.errors import UsageError
-from common.records import lab_file
 from common.records.study_files import Ablation, Benchmark, KernelBenchmark, Scaling
 from common.studies import benchmark_report, scaling
 
@@ -18,7 +17,6 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
     files.schema_of(Ablation): ablation_effects.analyze,
     files.schema_of(Benchmark): benchmark_report.analyze,
     files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
-    lab_file.SCHEMA: lab_dashboard.analyze,
     files.schema_of(Scaling): scaling.analyze,
 }
 

@@ -25,10 +25,9 @@ from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernels
 
-import experiments
 import pytest
 
-V2, LAB = ROOT / "version2_pytorch_fused", V1 / "exercises/profiling_lab"
+V2 = ROOT / "version2_pytorch_fused"
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4", "--warmup-steps", "1", "--log-every", "1", "--metrics-out", "out.json")
 TIMES = {"median": 1.0, "p20": 1.0, "p80": 1.0, "count": 3}
 SMALL = "model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 50}\n"
@@ -94,10 +93,6 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
         ("--model-config", "small.yaml", "--batch-sizes", "2,3", "--sequence-lengths", "8"),
         "gemm_analysis/gemm_analysis.json", lambda found: len(found["gemms"]), (gemm_operations, "time_product"), 36,
         lambda *_: ([1.0], 1),
-    ),
-    "lab": Script(
-        LAB / "run_lab.py", ("--output", "lab.json", "--parts", "bottlenecks"), "lab.json",
-        lambda found: len(found["bottlenecks"]), (experiments, "benchmark"), 3, timed,
     ),
     "kernels": Script(
         ROOT / "version3_triton/benchmark_kernels.py",
