@@ -12,7 +12,7 @@ otherwise pass.
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import cli
 from common import device as devices
@@ -27,17 +27,9 @@ from common.training.capture import Batch
 from common.training.run import out_of_memory_explained
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
-
-
-class Model(nn.Module):
-    """The part of a version's model that the comparison needs."""
-
-    def baseline_state_dict(self) -> dict[str, Tensor]:
-        """The weights under Version 1's names."""
-        raise NotImplementedError
 
 
 class TensorError(NamedTuple):
@@ -47,6 +39,13 @@ class TensorError(NamedTuple):
     largest: float
     error: float
     rounding: float
+
+
+class Inputs(NamedTuple):
+    """The batch, and weights under Version 1's names."""
+
+    batch: Batch
+    state: dict[str, Tensor]
 
 
 class Comparison(NamedTuple):
@@ -71,11 +70,11 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags
     UsageError: it has no such flag. RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
     """
     chosen, plain = version_files.switched(optimized, options, *flags), version_files.switched(baseline, options)
-    precision, batch, state = inputs(baseline, options)
     with out_of_memory_explained(options), progress("computing both versions, and the baseline in float64"):
         rounding = errors_against_float64(baseline, baseline, options, [])
-        expected = run(baseline, plain, state, batch, Precision(precision.device, None))
-        got = run(optimized, chosen, state, batch, precision)
+        given = inputs(baseline, options)
+        expected = run(baseline, plain, given, None)
+        got = run(optimized, chosen, given, cli.amp_dtype(options))
     errors = [
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
@@ -89,33 +88,31 @@ def errors_against_float64(baseline: ModuleType, version: ModuleType, options: O
 
     The arguments are those of `compare`. If memory runs out, the device's own error is raised.
     """
-    precision, batch, state = inputs(baseline, options)
     plain, chosen = version_files.switched(baseline, options), version_files.switched(version, options, *flags)
-    exact = run(baseline, plain, state, batch, Precision(precision.device, None), torch.float64)
-    got = run(version, chosen, state, batch, precision)
+    given = inputs(baseline, options)
+    exact = run(baseline, plain, given, None, torch.float64)
+    got = run(version, chosen, given, cli.amp_dtype(options))
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 
-def inputs(baseline: ModuleType, options: Options) -> tuple[Precision, Batch, dict[str, Tensor]]:
-    """The precision of the optimized run (it holds the device), the batch, and the weights under Version 1's names."""
+def inputs(baseline: ModuleType, options: Options) -> Inputs:
+    """Those that the options ask for."""
     device = devices.select(options.device)
-    precision = Precision(device, cli.amp_dtype(options))
     devices.prepare(device, options.seed)
     batch = version_files.random_batch(options, device)
-    return precision, batch, weights(baseline.make_model(version_files.switched(baseline, options)))
+    return Inputs(batch, weights(baseline.make_model(version_files.switched(baseline, options))))
 
 
 def run(
-    version: ModuleType, settings: Options, state: dict[str, Tensor], batch: Batch, precision: Precision,
-    dtype: torch.dtype = torch.float32,
-) -> dict[str, Tensor]:  # fmt: skip
-    """`outputs` of a version's model with these weights, held in `dtype`."""
-    model = version.make_model(settings)
-    exchange(model, state)
-    return outputs(version, model.to(precision.device, dtype), settings, batch, precision)
+    version: ModuleType, settings: Options, given: Inputs, amp_dtype: torch.dtype | None, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """`outputs` of a version's model, with the weights held in `dtype`."""
+    model, precision = version.make_model(settings), Precision(given.batch[0].device, amp_dtype)
+    exchange(model, given.state)
+    return outputs(version, model.to(precision.device, dtype), settings, given.batch, precision)
 
 
-def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
+def outputs(version: Any, model: Any, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
     """The logits [B, S, V], and the loss and the gradients of one training step, under Version 1's names.
 
     The gradients replace the model's weights. RunError: a parameter gets none.
@@ -135,7 +132,7 @@ def outputs(version: ModuleType, model: Model, settings: Options, batch: Batch, 
     return {"logits": logits, "loss": loss} | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
-def weights(model: Model) -> dict[str, Tensor]:
+def weights(model: Any) -> dict[str, Tensor]:
     """Copies of the model's weights under Version 1's names, with those of the norms moved away from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -144,7 +141,7 @@ def weights(model: Model) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in model.baseline_state_dict().items()}
 
 
-def exchange(model: Model, state: dict[str, Tensor]) -> None:
+def exchange(model: Any, state: dict[str, Tensor]) -> None:
     """Loads weights under Version 1's names. RunError: the model does not take all, or does not give the same ones back."""
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:

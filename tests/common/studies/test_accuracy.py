@@ -65,10 +65,9 @@ def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, fla
     assert found.keys() == expected.keys() and found != expected and max(found.values()) < 10 * max(expected.values())
 
 
-@pytest.mark.parametrize("dtype, short", [("bfloat16", "bf16"), ("float16", "fp16")])
-def test_different_precision_is_said_and_its_rounding_shown(config, dtype, short):
-    report, passed = accuracy.report(compare(config, tiny_llama_v2, "--use-amp", "--amp-dtype", dtype), 1e-4)
-    assert not passed and f"baseline fp32, optimized {short}" in report.terminal()
+def test_different_precision_is_said(config):
+    report, passed = accuracy.report(compare(config, tiny_llama_v2, "--use-amp"), 1e-4)
+    assert not passed and "baseline fp32, optimized bf16" in report.terminal()
 
 
 def sees_one_token_more(q, k, v):
@@ -149,8 +148,7 @@ def test_the_error_is_relative_to_the_largest_element(expected, got, error):
     assert accuracy.error(torch.tensor(expected), torch.tensor(got)) == error
 
 
-def test_one_error_past_the_tolerance_fails_and_errors_have_the_digits_of_float64():
-    assert accuracy.error(torch.tensor([1.0]), torch.tensor([1 + 1e-9], dtype=torch.float64)) == pytest.approx(1e-9)
+def test_one_error_past_the_tolerance_fails():
     errors = [accuracy.TensorError("a", 1.0, 0.5, 0.1), accuracy.TensorError("b", 1.0, 0.25, 0.1)]
     report, passed = accuracy.report(accuracy.Comparison(errors, ("fp32", "fp32")), 0.25)
     said = " ".join(report.terminal().split())
