@@ -9,24 +9,20 @@ from typing import Annotated, Any, Literal
 from common.config import ModelConfig
 from common.files import Amount, PositiveAmount
 
-from pydantic import BeforeValidator, GetPydanticSchema, PositiveInt
+from pydantic import AfterValidator, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 
-def checked_as(model: Any) -> GetPydanticSchema:
-    """Checks a field as `model`, which its content, a plain dictionary or text, does not become."""
-    return GetPydanticSchema(lambda source, handler: handler.generate_schema(model))
-
-
-def _whole(model: Any) -> Any:
+def _checked(model: dict[str, Any]) -> dict[str, Any]:
     """A model of a file names its sizes: the default of today need not be that of the run."""
     for name, field in ModelConfig.model_fields.items():
-        if isinstance(model, dict) and model.get(name) is None and field.default is not None and name != "max_sequence_length":
+        if model.get(name) is None and field.default is not None and name != "max_sequence_length":
             raise ValueError(f"{name} is missing")
+    ModelConfig(**model)
     return model
 
 
-Model = Annotated[dict[str, Any], checked_as(Annotated[ModelConfig, BeforeValidator(_whole)])]
+Model = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 class Summary(TypedDict):
@@ -80,9 +76,7 @@ class Ceilings(Rates):
 
 
 class PeakMemory(TypedDict):
-    """The peak of a run that finished at least one step."""
-
-    peak_mib: PositiveAmount
+    peak_mib: Amount
     kind: str  # what it counts: "GPU allocator" or "process RSS"
     reserved_mib: NotRequired[Amount]  # on a GPU: what the pools of the allocator held
 

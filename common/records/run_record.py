@@ -5,14 +5,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from common import files
 from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
 from common.records.fields import Ceilings, Header, Model, PeakMemory, Precision, Summary
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
 
@@ -31,12 +31,6 @@ class Loss(TypedDict):
     own: NotRequired[PositiveInt]  # how many of them, the last ones, are the first process's: another had ended
 
 
-class TimedLoss(TypedDict):
-    uniform: Amount
-    all: Annotated[list[Number], Field(min_length=1)]
-    own: NotRequired[PositiveInt]
-
-
 class Training(TypedDict):
     preset: str
     batch_size: PositiveInt
@@ -49,7 +43,6 @@ class Training(TypedDict):
     first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
     world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
     parallel: NotRequired[str | None]  # how several processes trained together
-    optimizer_communicates: NotRequired[bool]  # beside the backward pass, instead of a wrapper of the model
 
 
 class Ranks(TypedDict):
@@ -65,17 +58,6 @@ class Data(TypedDict):
     tokens: NonNegativeInt
     sha256: str
     entropy_floor: Amount | None  # nats, where it is known
-
-
-class Flops(TypedDict):
-    forward: PositiveInt
-    backward: PositiveInt
-    total: PositiveInt
-
-
-class Memory(TypedDict):
-    peak_mib: Amount
-    kind: str
 
 
 class Utilization(TypedDict):
@@ -98,25 +80,23 @@ class Run(Header):
     precision: Precision
     data: Data
     parameters: PositiveInt
-    flops_per_step: Flops
+    flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
+    memory: PeakMemory
+    loss: Loss
     ranks: NotRequired[Ranks]
 
 
 class RunRecord(Run):
     """A run of any length, even one that failed in its first step."""
 
-    memory: Memory
-    loss: Loss
     step_ms: Steps
 
 
 class TimedRun(Run):
     """A run that finished at least one step."""
 
-    memory: PeakMemory
-    loss: TimedLoss
     step_ms: TimedSteps
     tokens_per_second: PositiveAmount
     flops_per_second: PositiveAmount

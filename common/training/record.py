@@ -77,7 +77,6 @@ def build(
             "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "lr_schedule": schedule.described(options), "seed": options.seed,
             "world_size": world_size, "parallel": options.parallel,
-            "optimizer_communicates": getattr(model, "optimizer_communicates", False),
         },
         "settings": settings(model, options), "data": dataset.describe(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -98,7 +97,7 @@ def build(
     return {
         **run,
         "memory": outcome.memory,
-        "loss": cast(run_record.TimedLoss, loss),
+        "loss": loss,
         "step_ms": {"all": step_ms, "profiled": profiled, **times},
         "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
         "flops_per_second": rate,

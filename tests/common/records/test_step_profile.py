@@ -28,21 +28,11 @@ OPERATOR = profile(record(), [{"name": "aten::mm"}])["operators"][0]
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"run": 3}, "run: Input should be a valid dictionary"),
-    ({"run": record(version=1)}, "run.version: Input should be a valid string"),
     ({"run": record(step_ms={"all": [], "profiled": 0})}, "run.step_ms.median: Field required"),
-    ({"operators": None}, "operators: Input should be a valid list"),
-    ({"operators": [OPERATOR | {"cpu_us": -1.0}]}, "operators.0.cpu_us: Input should be greater than or equal to 0"),
     ({"operators": [OPERATOR, OPERATOR | {"calls": 0}]}, "operators.1.calls: Input should be greater than 0"),
-    ({"operators": [OPERATOR | {"input_shapes": "[[2, "}]}, "operators.0.input_shapes: Invalid JSON"),
-    ({"operators": [OPERATOR | {"input_shapes": '["x"]'}]}, "operators.0.input_shapes"),
     ({"kernels": [{"name": "gemm"}]}, "kernels.0.span: Field required"),
     ({"step_us": [math.nan]}, "step_us.0: Input should be a finite number"),
-    ({"step_us": [1000.0, 1000.0]}, "step_us: 2 times for 1 profiled steps"),
-    ({"profiled_steps": "1"}, "profiled_steps: Input should be a valid integer"),
-    ({"memory_peak_bytes": -1}, "memory_peak_bytes: Input should be greater than or equal to 0"),
     ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
-    ({"operators": []}, "holds no profiled step"),
 ])  # fmt: skip
 def test_a_damaged_profile_is_named_with_its_field(tmp_path, change, message):
     path = write(tmp_path / "profile_1.json", **change)

@@ -20,9 +20,7 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
     model = torch.nn.Linear(2, 3)
-    model.optimizer_communicates = True
     made = record.build("v1", options, model, CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
-    assert made["training"]["optimizer_communicates"]
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
