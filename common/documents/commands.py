@@ -1,7 +1,7 @@
 """The list of all commands: what each is for, and which flags it takes by its `--help`.
 
 A command is a Python script with `if __name__ == "__main__"`, a shell script that begins with `#!`, or a target of the Makefile
-with a comment `## ...`. Of the library only the modules in MODULES are commands.
+with a comment `## ...`; these call what is a command in the library.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from unittest import mock
 
 from common import ROOT
 
-MODULES = ("common/documents/__main__.py", "common/preflight.py")
 PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*")
 START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
 RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
@@ -27,8 +26,7 @@ USAGE = re.compile(r"^ +bash .*", re.MULTILINE)  # in the `--help` of a shell sc
 def scripts() -> list[Path]:
     """The commands in files, folder by folder."""
     found = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if path.suffix in START]
-    own = [path for path in found if path.parent.name not in ("common", "handouts") and START[path.suffix] in path.read_text()]
-    return [ROOT / name for name in MODULES] + own
+    return [path for path in found if path.parent.name not in ("common", "handouts") and START[path.suffix] in path.read_text()]
 
 
 @functools.cache
@@ -59,14 +57,6 @@ def purpose(script: Path) -> str:
     return re.sub(":$", ".", re.split(r"(?<=[.?!]) ", " ".join(top.partition("\n\n")[0].split()))[0])
 
 
-def line(script: Path) -> str:
-    """How a command is called from its folder; a module of the library is called from the root."""
-    relative = script.relative_to(ROOT)
-    if relative.parts[0] == "common":
-        return f"python -m {'.'.join(part for part in relative.with_suffix('').parts if part != '__main__')}"
-    return f"{RUN[script.suffix]} {script.name}"
-
-
 def commands() -> str:
     """A list for each folder: a command, its purpose, and its flags but those of training, which stand once.
 
@@ -80,13 +70,13 @@ def commands() -> str:
     listed: set[str] = set()
     for folder, group in groupby(scripts(), lambda script: script.parent):
         found = list(group)
-        if folder != ROOT and "common" not in folder.parts:
+        if folder != ROOT:
             lines += ["", f"In `{folder.relative_to(ROOT).as_posix()}/`:", ""]
         for script in (script for script in found if script.name not in listed):
             elsewhere = set() if script == versions[0] else first if script in versions else training
             own = " ".join(flag for flag in flags(script) if flag not in elsewhere)
-            lines.append(f"- `{line(script)}`: {purpose(script)}" + (f" `{own}`" if own else ""))
-        if again := [f"`{line(script)}`" for script in found if script.name in listed]:
+            lines.append(f"- `{RUN[script.suffix]} {script.name}`: {purpose(script)}" + (f" `{own}`" if own else ""))
+        if again := [f"`{RUN[script.suffix]} {script.name}`" for script in found if script.name in listed]:
             lines.append(f"- as in a version before: {', '.join(again)}")
         listed |= {script.name for script in found}
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 """Tables of the formulas of `flops`, `footprint`, `fusions` and `peaks`, at the presets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 from common import config
 from common.analysis.formulas import flops, footprint, peaks
@@ -31,71 +31,52 @@ def presets() -> str:
     return markdown(["", "B", "S", "D", "H", "K", "Dh", "F", "V", "L"], rows)
 
 
-Values = list[Mapping[str, float]]  # by part, one for each preset
-
-
-def _by_part(formulas: Mapping[str, str], values: Values, unit: float = 1) -> list[list[object]]:
+def _by_part(head: str, formulas: Mapping[str, str], values: Sequence[Mapping[str, float]], unit: float = 1) -> str:
     """A row per part: its name, its formula, and its value in `unit` at each preset."""
-    return [[part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()]
+    rows = [[part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()]
+    return markdown([head, "Formula", *PRESETS], rows)
 
 
 def parameters() -> str:
     """A row per part of the model: its number of parameters."""
-    formulas = {
-        "embedding": "V D (the head shares it)",
-        "attention": "L (2 D^2 + 2 D K Dh)",
-        "mlp": "L 3 D F",
-        "norms": "(2 L + 1) D",
-        "total": "P",
-    }
-    return markdown(["Part", "Formula", *PRESETS], _by_part(formulas, [flops.parameters(preset(name)[0]) for name in PRESETS]))
+    formulas = {"embedding": "V D (the head shares it)", "attention": "L (2 D^2 + 2 D K Dh)", "mlp": "L 3 D F"}
+    formulas |= {"norms": "(2 L + 1) D", "total": "P"}
+    return _by_part("Part", formulas, [flops.parameters(preset(name)[0]) for name in PRESETS])
 
 
 def forward_flops() -> str:
     """GFLOP of the parts of a forward pass, and of a step, at each preset's B and S."""
-    formulas = {
-        "projections": "2 B S L (2 D^2 + 2 D K Dh)",
-        "attention": "4 B L D S (S + 1) / 2",
-        "mlp": "6 B S L D F",
-        "head": "2 B S D V",
-    }
-    shown = [preset(name) for name in PRESETS]
-    rows = _by_part(formulas, [flops.forward(*each) for each in shown], 1e9)
-    totals: list[tuple[str, str, Callable, bool]] = [
-        ("forward, causal", "sum of the above", flops.forward, True),
-        ("forward, full", "attention: 4 B L D S^2", flops.forward, False),
-        ("step, causal", "3 x forward", flops.training_step, True),
-        ("step, full", "3 x forward", flops.training_step, False),
-    ]
-    for name, text, count, causal in totals:
-        rows.append([name, text, *(count(*each, causal=causal)["total"] / 1e9 for each in shown)])
-    return markdown(["GFLOP", "Formula", *PRESETS], rows)
+    formulas = {"projections": "2 B S L (2 D^2 + 2 D K Dh)", "attention": "4 B L D S (S + 1) / 2", "mlp": "6 B S L D F"}
+    formulas |= {"head": "2 B S D V", "forward, causal": "sum of the above", "forward, full": "attention: 4 B L D S^2"}
+    formulas |= {"step, causal": "3 x forward", "step, full": "3 x forward"}
+    values = []
+    for at in map(preset, PRESETS):
+        totals = {
+            f"{name}, {kind}": count(*at, causal=kind == "causal")["total"]
+            for name, count in (("forward", flops.forward), ("step", flops.training_step))
+            for kind in ("causal", "full")
+        }
+        values.append({**flops.forward(*at), **totals})
+    return _by_part("GFLOP", formulas, values, 1e9)
 
 
 def states() -> str:
     """MiB that live from step to step."""
     formulas = {"weights": "4 P", "gradients": "4 P", "adamw": "8 P + 4 (9 L + 2)", "total": "16 P + 4 (9 L + 2)"}
-    models = [preset(name)[0] for name in PRESETS]
-    return markdown(["MiB", "Bytes", *PRESETS], _by_part(formulas, [footprint.states(model) for model in models], MIB))
+    return _by_part("MiB", formulas, [footprint.states(preset(name)[0]) for name in PRESETS], MIB)
 
 
 def activations() -> str:
     """MiB kept from the forward to the backward pass in float32 and under autocast, and the least peak of a step."""
-    formulas = {
-        "embed": "8 B S",
-        "norm": "(2 L + 1) (8 B S D + 4 B S)",
-        "attention": "L 20 B S D",
-        "scores": "L (4 B H S^2 + S^2)",
-        "mlp": "L (4 B S D + 16 B S F)",
-        "loss": "4 B S D + 4 B S V + 8 B S + 4",
-        "total": "",
-    }
-    shown = [preset(name) for name in PRESETS]
-    rows = _by_part(formulas, [footprint.activations(*each) for each in shown], MIB)
-    mixed = [footprint.activations(*each, autocast="cuda") for each in shown]
-    rows += [[f"{part}, bf16 autocast on a GPU", "", *(value[part] / MIB for value in mixed)] for part in ("scores", "total")]
-    rows.append(["a step's peak, fp32, at least", "12 P + total", *(footprint.least_peak(*each) / MIB for each in shown)])
-    return markdown(["MiB", "Bytes", *PRESETS], rows)
+    formulas = {"embed": "8 B S", "norm": "(2 L + 1) (8 B S D + 4 B S)", "attention": "L 20 B S D"}
+    formulas |= {"scores": "L (4 B H S^2 + S^2)", "mlp": "L (4 B S D + 16 B S F)", "loss": "4 B S D + 4 B S V + 8 B S + 4"}
+    formulas |= {"total": "", "scores, autocast on a GPU": "", "total, autocast on a GPU": "", "least peak": "12 P + total"}
+    values = []
+    for at in map(preset, PRESETS):
+        mixed = footprint.activations(*at, autocast="cuda")
+        both = {f"{part}, autocast on a GPU": mixed[part] for part in ("scores", "total")}
+        values.append({**footprint.activations(*at), **both, "least peak": footprint.least_peak(*at)})
+    return _by_part("MiB", formulas, values, MIB)
 
 
 def balance() -> str:
@@ -135,15 +116,3 @@ def fusion_bytes() -> str:
         rows.append(row)
     columns = ["Fusion", "Pass", "Operators", "`tiny`: MB", "after", "bound", "`medium`: MB", "after", "bound"]
     return markdown(columns, rows)
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "presets": presets,
-    "parameters": parameters,
-    "forward-flops": forward_flops,
-    "states": states,
-    "activations": activations,
-    "balance": balance,
-    "intensity": intensity,
-    "fusion-bytes": fusion_bytes,
-}

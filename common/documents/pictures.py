@@ -6,7 +6,6 @@ out of date when these numbers have changed.
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,36 +22,33 @@ from common.errors import UsageError
 from common.records import step_profile
 
 import pandas
+from matplotlib.figure import Figure
 
-COLOURS = (plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK)
+COLOURS = [plots.ORANGE, plots.SKY, plots.BLUE, plots.GREEN, plots.PURPLE, plots.VERMILION, plots.BLACK]
 GIB = 2**30
 WIDTH = 9  # inches of a picture; with letters of 9 points, a slide of 1920 x 1080 shows none smaller than 18 points
 WINDOW_US = 3000.0  # of each timeline
 STYLE: dict[Any, Any] = {  # matplotlib's parameters
-    "font.size": 9, "axes.titleweight": "normal", **dict.fromkeys(("axes.titlesize", "figure.titlesize"), 10),
-    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
-    "axes.spines.top": False, "axes.spines.right": False,
+    "font.size": 9, "axes.titleweight": "normal", "axes.spines.top": False, "axes.spines.right": False, "legend.fontsize": 9,
+    "axes.titlesize": 10, "figure.titlesize": 10, "axes.labelsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9,
 }  # fmt: skip
-KINDS = ("matrix products", "attention", "reductions", "elementwise", "copies", "other")  # of kernels
+KINDS = ["matrix products", "attention", "reductions", "elementwise", "copies", "other"]  # of kernels
 
 
 class Picture(NamedTuple):
-    """A picture: its numbers, a description for readers who cannot see it, and the function that draws it."""
+    """A picture: its numbers, a description for readers who cannot see it, and the figure."""
 
     name: str
     numbers: Any  # as JSON holds them
     description: str
-    draw: Callable[[], "plots.Figure"]
+    figure: Figure
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.numbers).encode()).hexdigest()[:16]
 
     def svg(self) -> str:
         """The content of the SVG file."""
-        import matplotlib
-
-        with matplotlib.rc_context(STYLE):
-            drawing = plots.svg(self.draw(), self.name, self.description)
+        drawing = plots.svg(self.figure, self.name, self.description)
         return drawing.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" data-digest="{self.digest()}" ', 1) + "\n"
 
     def is_current(self, path: Path) -> bool:
@@ -65,35 +61,28 @@ def ladder(folder: Path) -> Picture:
     A dot is the quotient of the medians, and a line its range over the processes.
     """
     found, models = versions.headline(folder)
-    panels = {
-        case.title(): {name: versions.ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
-        for case in found
-    }
     device = run_facts.device(found[0].studies[0])
-    best = [(case.preset, case.fastest(), panels[case.title()][case.fastest()][0]) for case in found]
-    said = ", ".join(f"{preset}: {name} {format_number(faster)}x" for preset, name, faster in best)
-    description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {said}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 0.9 + 0.25 * len(models))
-        places = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
-        for axes, (title, panel) in zip(places, panels.items(), strict=True):
-            for row, name in enumerate(models):
-                if name in panel:
-                    faster, *ends = panel[name]
-                    axes.plot(ends, [row, row], color=colour(name), linewidth=2)
-                    axes.plot(faster, row, "o", color=colour(name))
-                    axes.annotate(f"{format_number(faster)}x", (ends[1], row), (4, -3), textcoords="offset points")
-            axes.axvline(1, color="0.5", linestyle=":", linewidth=1, zorder=0)
-            axes.grid(True, axis="y", color="0.92")
-            axes.set_yticks(range(len(models)), models)
-            axes.set_title(title.replace(", bf16, ", "\n"))
-            axes.set(xlim=(0, 1.35 * axes.dataLim.xmax), ylim=(len(models) - 0.5, -0.5))
-        figure.supxlabel(f"times as fast as {models[0]}; dot: medians, line: range over processes", fontsize=STYLE["font.size"])
-        figure.suptitle(f"Speed-up of one training step over {models[0]}, bf16, one {device}")
-        return figure
-
-    return Picture(f"ladder-{folder.name}", panels, description, draw)
+    figure = plots.new(WIDTH, 0.9 + 0.25 * len(models))
+    panels, said = {}, []
+    for case, axes in zip(found, figure.subplots(1, len(found), sharey=True, squeeze=False).flat, strict=True):
+        panel = {name: versions.ratio(case.times(models[0]), case.times(name)) for name in models if case.times(name)}
+        for name, (faster, *ends) in panel.items():
+            row = models.index(name)
+            axes.plot(ends, [row, row], color=colour(name), linewidth=2)
+            axes.plot(faster, row, "o", color=colour(name))
+            axes.annotate(f"{format_number(faster)}x", (ends[1], row), (4, -3), textcoords="offset points")
+        axes.axvline(1, color="0.5", linestyle=":", linewidth=1, zorder=0)
+        axes.grid(True, axis="y", color="0.92")
+        axes.set_yticks(range(len(models)), models)
+        axes.set_title(f"{case.preset}\n{case.shape[0]} x {case.shape[1]}")
+        axes.set(xlim=(0, 1.35 * axes.dataLim.xmax), ylim=(len(models) - 0.5, -0.5))
+        best = max(panel, key=lambda name: panel[name])
+        said.append(f"{case.preset}: {best} {format_number(panel[best][0])}x")
+        panels[case.title()] = panel
+    figure.supxlabel(f"times as fast as {models[0]}; dot: medians, line: range over processes", fontsize=9)
+    figure.suptitle(f"Speed-up of one training step over {models[0]}, bf16, one {device}")
+    description = f"Speed-up over {models[0]} of all versions and peers in bf16, one {device}. The fastest: {', '.join(said)}"
+    return Picture(f"ladder-{folder.name}", panels, description, figure)
 
 
 def colour(model: str) -> str:
@@ -103,51 +92,43 @@ def colour(model: str) -> str:
 
 
 def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str, list[float]]:
-    """Bytes that Version 1 holds under bf16 autocast on a GPU at four moments, by the formulas of `footprint`.
+    """GiB that Version 1 holds under bf16 autocast on a GPU at four moments, by the formulas of `footprint`.
 
     The moments are before the step, after the forward pass, after the backward pass, and after AdamW, when the gradients are
     released. Between them the layers, all of one size, come and go one by one. Temporary tensors are not counted.
     """
     kept, stays = footprint.activations(config, batch_size, sequence_length, "cuda"), footprint.states(config)
     return {
-        "weights": [stays["weights"]] * 4,
-        "AdamW's moments": [stays["adamw"]] * 4,
-        "gradients": [0, 0, stays["gradients"], 0],
-        "other activations": [0, kept["total"] - kept["scores"], 0, 0],
-        "scores [B, H, S, S]": [0, kept["scores"], 0, 0],
+        "weights": [stays["weights"] / GIB] * 4,
+        "AdamW's moments": [stays["adamw"] / GIB] * 4,
+        "gradients": [0, 0, stays["gradients"] / GIB, 0],
+        "other activations": [0, (kept["total"] - kept["scores"]) / GIB, 0, 0],
+        "scores [B, H, S, S]": [0, kept["scores"] / GIB, 0, 0],
     }
 
 
 def memory(folder: Path) -> Picture:
-    """Memory over a step of the first version by formula, and its measured peak, at medium and large in bf16."""
-    panels: dict[str, dict[str, Any]] = {}
+    """Memory over a step of the first version by formula, and its measured peak, at the larger half of the presets in bf16."""
     found, (model, *_) = versions.headline(folder)
-    for case in (case for case in found if case.preset in ("medium", "large") and case.times(model)):
+    shown = [case for case in found if case.times(model)][-2:]
+    device = run_facts.device(found[0].studies[0])
+    figure = plots.new(WIDTH, 3.9)
+    panels, said = [], []
+    for case, axes in zip(shown, figure.subplots(1, len(shown), squeeze=False).flat, strict=True):
         peak = median(run["peak_mib"] for run in case.runs[model]) / 2**10
         areas = held(ModelConfig.model_validate(case.studies[0]["model"]), *case.shape)
-        panels[case.title()] = {"peak": peak, "areas": {name: [size / GIB for size in sizes] for name, sizes in areas.items()}}
-    device = run_facts.device(found[0].studies[0])
-    said = []
-    for title, panel in panels.items():
-        sizes = [f"{name} {format_number(max(sizes))} GiB" for name, sizes in panel["areas"].items()]
-        said.append(f"{title}: {', '.join(sizes)}, measured peak {format_number(panel['peak'])} GiB")
-    description = f"Memory over one training step of {model} on one {device}, the most of each. {'; '.join(said)}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 3.9)
-        for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-            frame = pandas.DataFrame(panel["areas"], index=[0.0, 1.0, 2.0, 2.2])
-            frame.plot.area(ax=axes, color=COLOURS[: len(frame.columns)], linewidth=0, legend=False)
-            axes.axhline(panel["peak"], color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
-            axes.axvline(1, color="0.3", linestyle=":", linewidth=0.8)
-            axes.set_xticks([0.5, 1.5, 2.2], ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"])
-            axes.set(xlim=(0, 2.2), ylim=(0, 1.1 * panel["peak"]), ylabel="GiB", title=f"{title} tokens")
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="outside right center")
-        figure.suptitle(f"Memory over one step of {model}: areas by formula, the line measured on one {device}")
-        return figure
-
-    return Picture(f"memory-{folder.name}", panels, description, draw)
+        frame = pandas.DataFrame(areas, index=[0.0, 1.0, 2.0, 2.2])
+        frame.plot.area(ax=axes, color=COLOURS[: len(areas)], linewidth=0, legend=False)
+        axes.axhline(peak, color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
+        axes.set_xticks([0.5, 1.5, 2.2], ["forward,\nlayer by layer", "backward,\nlast layer first", "AdamW"])
+        axes.set(xlim=(0, 2.2), ylim=(0, 1.1 * peak), ylabel="GiB", title=f"{case.title()} tokens")
+        sizes = [f"{name} {format_number(max(each))}" for name, each in areas.items()]
+        said.append(f"{case.preset}: {', '.join(sizes)}, measured peak {format_number(peak)}")
+        panels.append([case.title(), peak, areas])
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", reverse=True)
+    figure.suptitle(f"Memory over one step of {model}: areas by formula, the line measured on one {device}")
+    description = f"Memory over one training step of {model} on one {device}, GiB at most. {'; '.join(said)}"
+    return Picture(f"memory-{folder.name}", panels, description, figure)
 
 
 def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
@@ -166,75 +147,59 @@ def name_of(trace: Path) -> str:
 
 def kernels_by_version(*paths: Path) -> Picture:
     """The kernels and copies of a step and their time, by kind, a bar for each trace."""
-    counts: dict[str, dict[str, int]] = {}
-    times: dict[str, dict[str, float]] = {}
+    steps = {}
     for path in paths:
         _, kernels = gpu_trace(path)
         step = kernels[kernels.step == kernels.step.min()]
-        by_kind = step.duration_us.groupby(step.name.map(kernel_names.kind))
-        counts[name_of(path)] = by_kind.size().to_dict()
-        times[name_of(path)] = by_kind.sum().round(1).to_dict()
-    device = paths[0].parents[1].name.upper()
-    said = [f"{name} {sum(kinds.values()):,} in {format_number(sum(times[name].values()))} us" for name, kinds in counts.items()]
+        steps[name_of(path)] = step.duration_us.groupby(step.name.map(kernel_names.kind)).agg(["size", "sum"])
+    frames = [pandas.concat(steps, axis=1).T.xs(what, level=1).reindex(columns=KINDS).fillna(0) for what in ("size", "sum")]
+    figure, device = plots.new(WIDTH, 1.2 + 0.5 * len(paths)), paths[0].parents[1].name.upper()
+    titles = ("kernels and copies in a step", "us of all of them")
+    for axes, frame, title in zip(figure.subplots(1, 2, sharey=True), frames, titles, strict=True):
+        frame.plot.barh(ax=axes, stacked=True, color=COLOURS, legend=False, title=title)
+        axes.bar_label(axes.containers[-1], [format_number(total) for total in frame.sum(axis=1)], padding=3)
+        axes.set_xlim(0, 1.2 * frame.sum(axis=1).max())
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
+    figure.suptitle(f"Kernels of a step by version, bf16, one {device}")
+    said = [f"{name} {int(step['size'].sum()):,} in {step['sum'].sum():,.0f} us" for name, step in steps.items()]
     description = f"Kernels and copies of a step in bf16 on one {device}: {'; '.join(said)}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 1.2 + 0.5 * len(paths))
-        panels = {"kernels and copies in a step": counts, "us of all of them": times}
-        for axes, (title, panel) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-            frame = pandas.DataFrame(panel).T.reindex(columns=[*KINDS]).fillna(0)
-            frame.plot.barh(ax=axes, stacked=True, color=COLOURS, legend=False, title=title)
-            axes.bar_label(axes.containers[-1], [format_number(total) for total in frame.sum(axis=1)], padding=3)
-            axes.set_xlim(0, 1.2 * frame.sum(axis=1).max())
-        axes.invert_yaxis()
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
-        figure.suptitle(f"Kernels of a step by version, bf16, one {device}")
-        return figure
-
-    return Picture(f"kernels-{paths[0].parents[1].name}", [counts, times], description, draw)
+    return Picture(f"kernels-{paths[0].parents[1].name}", [frame.round(1).to_dict() for frame in frames], description, figure)
 
 
 def timeline(*paths: Path) -> Picture:
     """The first milliseconds of profiled steps on the GPU, a panel for each trace: launches of the host above, kernels below."""
-    panels, device = {name_of(path): _window(path) for path in paths}, paths[0].parents[1].name.upper()
-    titles = [
-        f"{name}: a step of {panel['step_ms']} ms has {panel['kernels']:,} kernels; the GPU is busy {panel['busy']}% of it"
-        for name, panel in panels.items()
-    ]
-    description = f"Launches of the host and kernels of one {device} over {WINDOW_US / 1e3:g} ms. {'. '.join(titles)}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 0.6 + 1.4 * len(panels))
-        places = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
-        for axes, title, panel in zip(places, titles, panels.values(), strict=True):
-            axes.broken_barh(panel["gpu"], (-0.35, 0.7), color=plots.VERMILION, linewidth=0)
-            axes.vlines(panel["launches"], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
-            if not panel["launches"]:
-                axes.text(WINDOW_US / 2e3, 1, "no launch: the host launched these steps before", ha="center", va="center")
-            axes.set_yticks([0, 1], ["GPU: kernels", "host: launches"])
-            axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5), title=title)
-        axes.set_xlabel("ms")
-        figure.suptitle(f"Profiled steps on one {device}: waiting for the host, and busy")
-        return figure
-
-    return Picture(f"timeline-{paths[0].parents[1].name}", panels, description, draw)
+    figure, device = plots.new(WIDTH, 0.6 + 1.4 * len(paths)), paths[0].parents[1].name.upper()
+    panels, said = {}, []
+    for path, axes in zip(paths, figure.subplots(len(paths), 1, sharex=True, squeeze=False).flat, strict=True):
+        panel = panels[name_of(path)] = _window(path)
+        said.append("{}: a step of {} ms has {:,} kernels; the GPU is busy {}% of it".format(name_of(path), *panel["step"]))
+        axes.broken_barh(panel["gpu"], (-0.35, 0.7), color=plots.VERMILION, linewidth=0)
+        axes.vlines(panel["launches"], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
+        if not panel["launches"]:
+            axes.text(WINDOW_US / 2e3, 1, "no launch: the host launched these steps before", ha="center", va="center")
+        axes.set_yticks([0, 1], ["GPU: kernels", "host: launches"])
+        axes.set(xlim=(0, WINDOW_US / 1e3), ylim=(-0.5, 1.5), title=said[-1])
+    axes.set_xlabel("ms")
+    figure.suptitle(f"Profiled steps on one {device}: waiting for the host, and busy")
+    description = f"Launches of the host and kernels of one {device} over {WINDOW_US / 1e3:g} ms. {'. '.join(said)}"
+    return Picture(f"timeline-{paths[0].parents[1].name}", panels, description, figure)
 
 
 def _window(path: Path) -> dict[str, Any]:
     """The content of a trace's timeline, in ms from the first kernel of the profiled steps.
 
-    It has launches (their starts), gpu ([start, length] of each kernel), and of a median step kernels (with copies and fills),
-    step_ms and busy (%).
+    It has launches (their starts), gpu ([start, length] of each kernel), and of a median step the ms, the number of
+    kernels with copies and fills, and the percent in which the GPU is busy.
     """
     trace, kernels = gpu_trace(path)
     starts, first = kernels.start_us - kernels.start_us.min(), kernels.start_us.min()
     launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first).round(1)))
+    busy = round(100 * trace.device_busy_us() / sum(trace.step_us()), 1)
     return {
         "launches": [launch / 1e3 for launch in launches if 0 <= launch <= WINDOW_US],
         "gpu": [[start / 1e3, us / 1e3] for start, us in zip(starts, kernels.duration_us, strict=True) if start <= WINDOW_US],
-        "kernels": int(median(kernels.groupby("step").size())),
-        "step_ms": round(median(trace.step_us()) / 1e3, 2),
-        "busy": round(100 * trace.device_busy_us() / sum(trace.step_us()), 1),
+        "step": [round(median(trace.step_us()) / 1e3, 2), int(median(kernels.groupby("step").size())), busy],
     }
 
 
@@ -249,33 +214,26 @@ def roofline(path: Path) -> Picture:
     peak, rate = known[compute] / 1e12, known["bandwidth"] / 1e12
     longest = sorted((row for row in bandwidth.from_profile(profile)[0] if row.flops), key=lambda row: -row.seconds)[:16]
     points = {row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12) for row in longest}
-    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
+    figure = plots.new(WIDTH, 4.2)
+    axes = figure.subplots()
+    ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate
+    bottom, top = min(reached for _, reached in points.values()) / 10, 5 * peak
+    axes.fill_between([low, ridge], bottom, top, color=plots.SKY, alpha=0.12, linewidth=0)
+    axes.fill_between([ridge, high], bottom, top, color=plots.ORANGE, alpha=0.12, linewidth=0)
+    axes.plot([low, ridge, high], [low * rate, peak, peak], color=plots.BLACK)
+    axes.text(low * 1.2, top / 1.4, f"memory-bound\nroof: intensity x {format_number(rate)} TB/s", va="top")
+    axes.text(high / 1.2, top / 1.4, f"compute-bound\nroof: {format_number(peak)} TFLOP/s", ha="right", va="top")
+    axes.text(ridge / 1.2, bottom * 1.4, f"ridge point\n{format_number(ridge)} FLOP/byte", ha="right")
+    for number, (name, point) in enumerate(points.items()):
+        axes.plot(*point, color=COLOURS[number % 7], marker=plots.MARKERS[number // 7], linestyle="", label=name)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
+    figure.legend(loc="outside right center")
     step = f"a step of {run['version']} at {run['training']['preset']} in {compute}"
+    figure.suptitle(f"The longest operators of {step}, measured on one {device}, under the roof of its data sheet")
+    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
     description = f"Roofline of one {device} with operators of {step}: {', '.join(said[:4])}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 4.2)
-        axes = figure.subplots()
-        ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate
-        bottom, top = min(reached for _, reached in points.values()) / 10, 5 * peak
-        axes.fill_between([low, ridge], bottom, top, color=plots.SKY, alpha=0.12, linewidth=0)
-        axes.fill_between([ridge, high], bottom, top, color=plots.ORANGE, alpha=0.12, linewidth=0)
-        axes.plot([low, ridge, high], [low * rate, peak, peak], color=plots.BLACK)
-        axes.text(low * 1.2, top / 1.4, f"memory-bound\nroof: intensity x {format_number(rate)} TB/s", va="top")
-        axes.text(high / 1.2, top / 1.4, f"compute-bound\nroof: {format_number(peak)} TFLOP/s", ha="right", va="top")
-        axes.text(ridge / 1.2, bottom * 1.4, f"ridge point\n{format_number(ridge)} FLOP/byte", ha="right")
-        axes.axvline(ridge, color="0.5", linestyle=":", linewidth=1)
-        for number, (name, point) in enumerate(points.items()):
-            axes.plot(*point, color=COLOURS[number % 7], marker=plots.MARKERS[number // 7], linestyle="", label=name)
-        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
-        axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")  # an exponent would be small
-        figure.legend(loc="outside right center")
-        figure.suptitle(f"The longest operators of {step}, measured on one {device}, under the roof of its data sheet")
-        return figure
-
-    return Picture(f"roofline-{path.parent.name}", [peak, rate, points], description, draw)
+    return Picture(f"roofline-{path.parent.name}", [peak, rate, points], description, figure)
 
 
 def kernel_rates(path: Path) -> Picture:
@@ -284,26 +242,20 @@ def kernel_rates(path: Path) -> Picture:
     Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
     """
     measured = files.read_json(path)
-    size = max((row["sequence_length"], row["hidden_size"]) for row in measured["rows"])
-    rows = [row for row in measured["rows"] if (row["sequence_length"], row["hidden_size"]) == size]
-    shares: dict[str, dict[str, float]] = {}
-    for row in sorted(rows, key=lambda row: row["contender"] == "kernel"):
-        shares.setdefault(row["operation"], {})[row["contender"]] = round(kernel_benchmark.share(row, measured), 1)
-    shape = f"{rows[0]['batch_size']} x {size[0]} tokens, D = {size[1]:,}"
-    device = run_facts.device(measured)
-    said = [f"{name}: {', '.join(f'{who} {share:.0f}%' for who, share in each.items())}" for name, each in shares.items()]
-    description = f"Rate of each contender in % of a copy's; {shape}, one {device}. {'; '.join(said)}"
-
-    def draw() -> "plots.Figure":
-        figure = plots.new(WIDTH, 3)
-        frame = pandas.DataFrame(shares).T
-        axes = frame.plot.bar(ax=figure.subplots(), rot=0, width=0.8, legend=False, color=COLOURS[: len(frame.columns)])
-        for bars in axes.containers:
-            axes.bar_label(bars, fmt="%.0f", padding=2)
-        axes.axhline(100, color="0.3", linestyle="--", linewidth=1, zorder=0)
-        axes.set(ylabel="% of the rate of a copy", ylim=(0, 120))
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-        figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}")
-        return figure
-
-    return Picture(f"kernel-rates-{path.parent.name}", shares, description, draw)
+    rows = pandas.DataFrame(measured["rows"])
+    largest = rows[(rows.sequence_length == rows.sequence_length.max()) & (rows.hidden_size == rows.hidden_size.max())]
+    shares = [round(kernel_benchmark.share(measured["rows"][place], measured), 1) for place in largest.index]
+    frame = largest.assign(share=shares).pivot(index="operation", columns="contender", values="share")
+    frame = frame[sorted(frame.columns, key=lambda name: (name == "kernel", name))]
+    shape = "{} x {} tokens, D = {:,}".format(*largest[["batch_size", "sequence_length", "hidden_size"]].iloc[0])
+    figure, device = plots.new(WIDTH, 3), run_facts.device(measured)
+    axes = frame.plot.bar(ax=figure.subplots(), rot=0, width=0.8, legend=False, color=COLOURS[: len(frame.columns)])
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt="%.0f", padding=2)
+    axes.axhline(100, color="0.3", linestyle="--", linewidth=1, zorder=0)
+    axes.set(xlabel="", ylabel="% of the rate of a copy", ylim=(0, 120))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+    figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}")
+    said = [f"{operation} {share:.0f}%" for operation, share in frame["kernel"].items()]
+    description = f"Rate of each kernel and its contenders in % of a copy's; {shape}, one {device}. Ours: {', '.join(said)}"
+    return Picture(f"kernel-rates-{path.parent.name}", frame.to_dict(), description, figure)

@@ -2,8 +2,8 @@
 
     <!-- rows: FILE... | COLUMN | ... -->             a row for each record, or for each row of a list in it (`rows.rows`)
     <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all columns or these
-    <!-- table: NAME PATH... -->                      a table by its name in TABLES
-    <!-- picture: NAME PATH... -->                    a picture by its name in PICTURES, whose file is in pictures/
+    <!-- table: MODULE.FUNCTION PATH... -->           the table that a function of this room returns
+    <!-- picture: FUNCTION PATH... -->                the picture that a function of pictures.py returns, in a file in pictures/
 
 A generated part ends at `<!-- /rows -->`, and so on. Everything between two markers is overwritten:
 
@@ -13,31 +13,20 @@ A generated part ends at `<!-- /rows -->`, and so on. Everything between two mar
 
 import functools
 import os
+import pkgutil
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common import ROOT, cli
-from common.documents import commands, formula_tables, pictures, rows, sections, versions
+from common.documents import pictures, rows, sections
 from common.documents.pictures import Picture
 from common.errors import RunError, UsageError
 from common.files import write_text
 
+import matplotlib
+
 MARKED = re.compile(r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-TABLES: dict[str, Callable[..., str]] = formula_tables.TABLES | {
-    "commands": commands.commands,
-    "curves": versions.curves,
-    "versions-and-peers": versions.times_and_speedups,
-    "versions-and-peers-spread": versions.times_and_memory,
-}
-PICTURES: dict[str, Callable[..., Picture]] = {
-    "kernel-rates": pictures.kernel_rates,
-    "ladder": pictures.ladder,
-    "kernels": pictures.kernels_by_version,
-    "memory": pictures.memory,
-    "roofline": pictures.roofline,
-    "timeline": pictures.timeline,
-}
 
 
 def documents() -> list[Path]:
@@ -65,12 +54,8 @@ def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
     if kind == "section":
         files, _, anchor = source.partition("#")
         return sections.section(anchor, rows.found(files.split()), columns)
-    name, *paths = source.split()
-    known = TABLES if kind == "table" else PICTURES
-    if name not in known:
-        raise UsageError(f"no {kind} is called {name}; there are {', '.join(sorted(known))}")
     if kind == "table":
-        return TABLES[name](*(ROOT / path for path in paths))
+        return _called(source)
     shown = drawn(source)
     return f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})"
 
@@ -78,8 +63,18 @@ def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
 @functools.cache
 def drawn(source: str) -> Picture:
     """The picture of a marker, whose files are read once: both the document and the picture's own file need it."""
+    with matplotlib.rc_context(pictures.STYLE):
+        return _called(f"pictures.{source}")
+
+
+def _called(source: str) -> Any:
+    """What a function of this room returns for the paths after its name. UsageError: there is no such function."""
     name, *paths = source.split()
-    return PICTURES[name](*(ROOT / path for path in paths))
+    try:
+        function = pkgutil.resolve_name(f"common.documents.{name}")
+    except (ImportError, AttributeError):
+        raise UsageError(f"a marker names {name}, which is no function in common/documents") from None
+    return function(*(ROOT / path for path in paths))
 
 
 def file_of(picture: Picture) -> Path:

@@ -15,9 +15,8 @@ from common.errors import UsageError
 
 import pandas
 
-CAPTURED, FP8 = "-captured", "-fp8"
-VERSION = re.compile(r"v(\d+)(-.*)?")  # a model's name, not that of a peer
 FILES = re.compile(r"(?:peers|captured)_(\w+)_(fp32|bf16)")  # of benchmark_suite.py, as results/measure_versions.sh names them
+VERSION = re.compile(r"v(\d+)(-.*)?")  # a model's name, not that of a peer
 
 
 class Case(NamedTuple):
@@ -36,19 +35,15 @@ class Case(NamedTuple):
         """The median step of each process in ms; none if the model was not measured."""
         return [run["step_ms"]["median"] for run in self.runs.get(model, [])]
 
-    def fastest(self) -> str:
-        return min(filter(self.times, self.runs), key=lambda model: median(self.times(model)))
 
-
-def cases(folder: Path, precision: str = "") -> list[Case]:
-    """The cases of peers_*.json and captured_*.json, of one number format or all, in the order of presets.
+def cases(folder: Path) -> list[Case]:
+    """The cases of peers_*.json and captured_*.json in the order of presets.
 
     UsageError: there is none, or two files of a case are of different devices or models.
     """
     found: dict[tuple[str, str], Case] = {}
-    for path in sorted(folder.glob("*_*_*.json"), key=lambda path: path.name, reverse=True):
-        named = FILES.fullmatch(path.stem)
-        if not named or precision not in ("", named[2]):
+    for path in sorted(folder.glob("*_*_*.json")):
+        if not (named := FILES.fullmatch(path.stem)):
             continue
         study = files.read_json(path)
         shape = study["batch_sizes"][0], study["sequence_lengths"][0]
@@ -69,68 +64,55 @@ def models(found: Sequence[Case]) -> list[str]:
     return sorted(names, key=lambda name: (not VERSION.fullmatch(name), name))
 
 
+def headline(folder: Path) -> tuple[list[Case], list[str]]:
+    """The cases in bf16 and their models, without FP8; of the versions only the first is shown captured."""
+    found = [case for case in cases(folder) if case.precision == "bf16"]
+    first, *others = models(found)
+    left_out = re.compile(rf".*-fp8|(?!{first})v\d+.*-captured")
+    return found, [first, *(name for name in others if not left_out.fullmatch(name))]
+
+
 def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
     """How many times faster: by the medians, and the least and the most over the processes."""
     return median(reference) / median(times), min(reference) / max(times), max(reference) / min(times)
 
 
-def headline(folder: Path) -> tuple[list[Case], list[str]]:
-    """The cases in bf16 and their models, without FP8; of the versions only the first is shown captured."""
-    every = cases(folder, "bf16")
-    first, *others = [name for name in models(every) if not name.endswith(FP8)]
-    names = [
-        first,
-        *(name for name in others if name == first + CAPTURED or not (VERSION.fullmatch(name) and name.endswith(CAPTURED))),
-    ]
-    return [case._replace(runs={name: case.runs[name] for name in names if name in case.runs}) for case in every], names
-
-
-def times_and_speedups(folder: Path) -> str:
-    """A row per version, a column per case in bf16: ms per step, and how many times faster than the first, with the range.
-
-    The fastest of a column is bold if no peer is faster.
-    """
+def versions(folder: Path) -> str:
+    """The table of the versions in bf16, without peers."""
     found, names = headline(folder)
-    own = [name for name in names if VERSION.fullmatch(name)]
-    return _table(found, [[name, *(_time_and_ratio(case, name, own[0]) for case in found)] for name in own])
+    return _table(found, [name for name in names if VERSION.fullmatch(name)])
 
 
-def _time_and_ratio(case: Case, model: str, first: str) -> str | None:
+def versions_and_peers(folder: Path) -> str:
+    """The table of all models in all cases."""
+    found = cases(folder)
+    return _table(found, models(found))
+
+
+def _table(found: Sequence[Case], names: Sequence[str]) -> str:
+    """A row per model, a column per case: median ms with the range over the processes, how many times as fast as the first model,
+    and GiB that the allocator's pools held.
+    """
+    rows = [[name, *(_cell(case, name, names[0]) for case in found)] for name in names]
+    header = ["model", *(case.title() for case in found)]
+    return f"{conditions([study for case in found for study in case.studies])}\n\n{tables.markdown(header, rows)}"
+
+
+def _cell(case: Case, model: str, first: str) -> str | None:
     times = case.times(model)
     if not times:
         return None
-    faster, *ends = ratio(case.times(first), times)
-    said = f" {_range(times)}" if model == first else f", {format_number(faster)}x {_range(ends)}"
-    shown = f"{format_number(median(times))} ms{said}"
-    return f"**{shown}**" if model == case.fastest() else shown
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"({format_number(min(values))} to {format_number(max(values))})"
-
-
-def times_and_memory(folder: Path) -> str:
-    """A row per model, a column per case: median ms per step, the range over the processes, and GiB that the pools held."""
-    found = cases(folder)
-    return _table(found, [[name, *(_time_and_memory(case, name) for case in found)] for name in models(found)])
-
-
-def _time_and_memory(case: Case, model: str) -> str | None:
-    if not case.times(model):
-        return None
-    held = median(run["reserved_mib"] for run in case.runs[model]) / 1024
-    return f"{format_number(median(case.times(model)))} {_range(case.times(model))}, {held:.2f}"
-
-
-def _table(found: Sequence[Case], rows: Sequence[Sequence[object]]) -> str:
-    studies = [study for case in found for study in case.studies]
-    return f"{conditions(studies)}\n\n{tables.markdown(['model', *(case.title() for case in found)], rows)}"
+    shown = [f"{format_number(median(times))} ms ({format_number(min(times))} to {format_number(max(times))})"]
+    if case.times(first) and model != first:
+        shown.append(f"{format_number(ratio(case.times(first), times)[0])}x")
+    shown.append(f"{median(run['reserved_mib'] for run in case.runs[model]) / 1024:.2f} GiB")
+    return ", ".join(shown)
 
 
 def curves(*paths: Path) -> str:
     """A column per run after the first: the largest difference of its losses to the first run's, up to five steps.
 
-    UsageError: there is one run, or they have different numbers of steps.
+    UsageError: they have different numbers of steps.
     """
     first, *others = [files.read_json(path) for path in paths]
     if {len(run["loss"]["all"]) for run in others} != {len(first["loss"]["all"])}:

@@ -18,7 +18,6 @@ def parser(purpose: str, *flags: str) -> str:
 def small(tmp_path, monkeypatch):
     """A repository with one command of each kind, and one file of each kind that is none."""
     monkeypatch.setattr(commands, "ROOT", tmp_path)
-    monkeypatch.setattr(commands, "MODULES", ())
     files = {
         "Makefile": "all: main ## make all, and more\nmain:\n\ttrue\n",
         "setup.sh": "#!/bin/sh\n# Makes it.\n#\n#     sh setup.sh\ntrue\n",

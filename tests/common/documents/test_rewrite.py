@@ -18,9 +18,8 @@ def repository(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     peers(tmp_path / "gpu" / "peers_tiny_bf16.json", v1=20.0, v4=1.0)
     page = tmp_path / "pages" / "page.md"
-    page.write_text(
-        "Before\n<!-- picture: ladder gpu -->\nold\n<!-- /picture -->\nAfter\n<!-- table: presets -->\n<!-- /table -->\n"
-    )
+    picture = "<!-- picture: ladder gpu -->\nold\n<!-- /picture -->"
+    page.write_text(f"Before\n{picture}\nAfter\n<!-- table: formula_tables.presets -->\n<!-- /table -->\n")
     monkeypatch.setattr(rewrite, "documents", lambda: [page])
     rewrite.drawn.cache_clear()
     yield page
@@ -45,5 +44,5 @@ def test_a_check_changes_nothing_and_fails_until_the_documents_are_rewritten(rep
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(UsageError, match="no table is called nothing; there are activations, "):
-        rewrite.refreshed("<!-- table: nothing -->\n<!-- /table -->")
+    with pytest.raises(UsageError, match="a marker names versions.nothing, which is no function in common/documents"):
+        rewrite.refreshed("<!-- table: versions.nothing -->\n<!-- /table -->")

@@ -36,22 +36,23 @@ def folder(tmp_path) -> Path:
 
 
 def test_versions_show_how_many_times_faster_than_the_first_they_are(folder):
-    """Of the versions only the first is shown captured, and none in FP8. A peer is fastest at small, so nothing is bold there."""
-    assert cells(versions.times_and_speedups(folder)) == [
+    """Of the versions only the first is shown captured, and none in FP8."""
+    assert cells(versions.versions(folder)) == [
         ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
-        ["v1", "8.75 ms (7.5 to 10)", "6 ms (5.5 to 7)"],
-        ["v1-captured", "4 ms, 2.19x (1.5 to 2.86)", ""],
-        ["v4", "**2 ms, 4.38x (2.5 to 6.67)**", "4 ms, 1.5x (1.1 to 2)"],
+        ["v1", "8.75 ms (7.5 to 10), 0.50 GiB", "6 ms (5.5 to 7), 0.50 GiB"],
+        ["v1-captured", "4 ms (3.5 to 5), 2.19x, 0.50 GiB", ""],
+        ["v4", "2 ms (1.5 to 3), 4.38x, 0.50 GiB", "4 ms (3.5 to 5), 1.5x, 0.50 GiB"],
     ]
+    assert versions.ratio([7.5, 10.0], [1.5, 3.0]) == pytest.approx((8.75 / 2.25, 2.5, 10 / 1.5))
 
 
-def test_all_models_with_their_memory(folder):
-    header, *found = cells(versions.times_and_memory(folder))
+def test_all_models(folder):
+    header, *found = cells(versions.versions_and_peers(folder))
     assert header == ["model", "tiny, fp32, 8 x 128", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"]
     assert [row[0] for row in found] == [
         "v1", "v1-captured", "v2", "v2-captured", "v4", "v4-fp8", "captured-bf16", "liger", "liger-compile-captured",
     ]  # fmt: skip
-    assert found[2] == ["v2", "3 (2.5 to 4), 0.50", "", ""] and found[7] == ["liger", "", "", ""]
+    assert found[2] == ["v2", "3 ms (2.5 to 4), 0.50 GiB", "", ""] and found[7] == ["liger", "", "", ""]
 
 
 def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
@@ -60,9 +61,9 @@ def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
         study["device"] |= {"name": "NVIDIA H100"} if name.startswith("captured") else {}
         (tmp_path / name).write_text(json.dumps(study))
     with pytest.raises(UsageError, match="small_bf16.json is of another device or model"):
-        versions.times_and_speedups(tmp_path)
+        versions.versions(tmp_path)
     with pytest.raises(UsageError, match="has no peers_PRESET_FORMAT.json"):
-        versions.times_and_speedups(tmp_path / "..")
+        versions.versions(tmp_path / "..")
 
 
 def test_curves_show_how_far_the_others_have_come(tmp_path):
