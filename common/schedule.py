@@ -32,11 +32,6 @@ def described(options: RunOptions) -> str:
     return options.lr_schedule + to + f" after {options.lr_warmup_steps} steps" * (options.lr_warmup_steps > 0)
 
 
-def changes(options: RunOptions) -> bool:
-    """Whether the rate is not the same in all steps."""
-    return options.lr_schedule != "constant" or options.lr_warmup_steps > 0
-
-
 def move_rate(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Puts the rate into a tensor: a captured step keeps a Python number for ever, and reads a tensor anew."""
     for group in optimizer.param_groups:

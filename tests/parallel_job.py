@@ -13,7 +13,7 @@ from types import ModuleType
 
 from common import cli, data, ranks
 from common.precision import Precision
-from common.training import distributed, step
+from common.training import agreement, checkpoint, distributed, step
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
@@ -64,12 +64,12 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
         model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False
     )
     precision = Precision(CPU, amp)
-    prepared = step.prepare(version, options, precision, batches[0], 2, form)
+    prepared = step.prepare(version, options, precision, batches[0], passes=2, form=form)
     with step.without_update(prepared.optimizer, precision):
         step.run(prepared.step, prepared.optimizer, batches[0], 1)
-        held = distributed.whole_states(prepared.optimizer)
-        named = {name: held[parameter] for name, parameter in prepared.model.named_parameters() if parameter in held}
-        gradients = {name: distributed.whole(state)["exp_avg"] * 10 for name, state in named.items()}
+        held = checkpoint.whole_states(prepared.optimizer)
+        named = {name: held[parameter]["exp_avg"] for name, parameter in prepared.model.named_parameters() if parameter in held}
+        gradients = {name: 10 * (moment.full_tensor() if form == "fsdp" else moment) for name, moment in named.items()}
     losses = [prepared.step(batches[i]).item() for i in range(count - 1)]
     with Collectives() as counted:
         losses.append(prepared.step(batches[count - 1]).item())
@@ -85,7 +85,7 @@ def compared(name: str, form: str, amp: torch.dtype | None = None) -> dict:
     """The largest errors of gradients and losses, which gradients this rank has compared, and the collectives of a step."""
     here, expected = ranks.here(), alone(name, amp)
     together = trained(VERSIONS[name], form, amp, here.rank, here.world_size)
-    losses = distributed.mean(torch.tensor(together["losses"], dtype=torch.float64))
+    losses = agreement.mean(torch.tensor(together["losses"], dtype=torch.float64))
     pairs = [(gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()]
     return {
         "gradient_error": max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs),
@@ -101,17 +101,17 @@ VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": ti
 
 
 def main() -> None:
-    distributed.start("ddp", CPU, 600)
+    distributed.start(CPU, 600)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
         ("v2", "fsdp"), ("v3", "zero1"), ("v4", "ddp"), ("v4", "zero1"),
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
     ]  # fmt: skip
     results = {" ".join(map(str, case)): compared(*case) for case in cases}
-    everyone = distributed.gathered(results)
+    everyone = agreement.gathered(results)
     if ranks.here().main_process:
         Path(sys.argv[1]).write_text(json.dumps(everyone))
-    distributed.end()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

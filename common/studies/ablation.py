@@ -33,7 +33,7 @@ from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
 from common.training.profiler import Profiler
-from common.training.run import out_of_memory_explained
+from common.training.run import explained
 from common.training.step import prepare
 
 import torch
@@ -79,7 +79,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
         torch._dynamo.config.recompile_limit = 64  # one function, compiled once for each combination
     wanted = combinations(every, not left_out)
 
-    with out_of_memory_explained(options):
+    with explained(options):
         with progress(f"building {len(wanted)} combinations"):
             build(version, options, wanted[0], precision, batch)  # not kept: what is set up once for all must not count for it
             trains, peaks = zip(*(build(version, options, fusions, precision, batch) for fusions in wanted), strict=True)

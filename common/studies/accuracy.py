@@ -24,7 +24,7 @@ from common.progress import progress
 from common.training import step as steps
 from common.training import version_files
 from common.training.capture import Batch
-from common.training.run import out_of_memory_explained
+from common.training.run import explained
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags
     UsageError: it has no such flag. RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
     """
     chosen, plain = version_files.switched(optimized, options, *flags), version_files.switched(baseline, options)
-    with out_of_memory_explained(options), progress("computing both versions, and the baseline in float64"):
+    with explained(options), progress("computing both versions, and the baseline in float64"):
         rounding = errors_against_float64(baseline, baseline, options, [])
         given = inputs(baseline, options)
         expected = run(baseline, plain, given, None)

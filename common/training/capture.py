@@ -13,16 +13,17 @@ step whose gradients have overflowed without asking the host.
 import gc
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from common import device as devices
 from common.errors import RunError, UsageError, first_line
 from common.precision import Precision
-from common.training.distributed import Optimizer
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels

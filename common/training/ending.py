@@ -6,13 +6,12 @@
 import json
 from typing import Any, cast
 
-from common import ranks, weights
+from common import ranks
 from common.analysis.output import run_summary
 from common.errors import RunError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
 from common.timing import phase_times, summarize
-from common.training import distributed
 
 
 def report(run: Any, ended: BaseException | None) -> None:
@@ -36,8 +35,7 @@ def report(run: Any, ended: BaseException | None) -> None:
 def _save_model(run: Any) -> None:
     from common.training import checkpoint
 
-    distributed.gather_weights(run.prepared.optimizer)
-    state = distributed.whole(weights.baseline_state_dict(run.prepared.model))
+    state = checkpoint.whole_model(run.prepared)
     if ranks.here().main_process:
         checkpoint.save(run.options.save_model, state, run.options.model, run.dataset)
     print(f"  checkpoint   {run.options.save_model}")

@@ -17,7 +17,7 @@ from common import device as devices
 from common import ranks, spans
 from common.files import writable_folder
 from common.options import RunOptions
-from common.training import distributed
+from common.training import agreement
 
 import torch
 
@@ -28,7 +28,7 @@ class Profiler:
     def __init__(self, options: RunOptions, device: torch.device) -> None:
         self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
         stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
-        self.stamp, self.rank = distributed.gathered(stamp)[0], ranks.here().rank
+        self.stamp, self.rank = agreement.gathered(stamp)[0], ranks.here().rank
         rank = f"rank{self.rank}_" if self.rank else ""
         self.trace_path = self.folder / f"trace_{rank}{self.stamp}.json"
         self.profile_path = self.folder / f"profile_{self.stamp}.json"
@@ -94,7 +94,7 @@ class Profiler:
     def export(self) -> None:
         """Writes the Chrome trace, after `stop`; of several processes, returns when each has written its own."""
         self.profile.export_chrome_trace(str(self.trace_path))
-        distributed.wait_for_all()
+        agreement.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""

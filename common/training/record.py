@@ -15,10 +15,9 @@ from common import ranks, schedule
 from common.analysis.formulas import flops, peaks
 from common.config import ModelConfig
 from common.data import Dataset
-from common.options import Options, RunOptions
-from common.precision import Precision
+from common.options import Options
 from common.records import run_record
-from common.records.fields import Ceilings, Summary
+from common.records.fields import Summary
 from common.records.run_record import RunRecord, TimedRun
 from common.timing import summarize
 
@@ -56,31 +55,28 @@ def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
     return switches | ({"capture_step": True} if options.capture_step else {})
 
 
-def build(
-    name: str, options: RunOptions, model: nn.Module, device: torch.device, precision: Precision, dataset: Dataset,
-    outcome, profiler, ceilings: Ceilings | None, first_step: int = 1,
-) -> RunRecord | TimedRun:  # fmt: skip
-    """Everything that was measured, of an `Outcome` and maybe a `Profiler`, and everything that is needed to measure it again.
+def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
+    """Everything that was measured of a `Run`, up to an `Outcome`, and everything that is needed to measure it again.
 
     Steps under the profiler do not count in the step time, unless there are no others. Tokens per second are those of all
-    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's. `first_step` follows those
-    of a checkpoint, if the run goes on from one.
+    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's.
     """
-    profiled = profiler.slow_steps(len(outcome.step_ms)) if profiler else 0
+    options, model = run.options, run.model
+    profiled = run.profiler.slow_steps(len(outcome.step_ms)) if run.profiler else 0
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     world_size = ranks.here().world_size
-    first = header(run_record.SCHEMA, device, precision.name, options.allow_tf32, options.model)
-    run = cast(run_record.Run, first | {
-        "status": outcome.status, "version": name,
+    first = header(run_record.SCHEMA, run.device, run.precision.name, options.allow_tf32, options.model)
+    facts = cast(run_record.Run, first | {
+        "status": outcome.status, "version": options.name,
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
-            "num_steps": options.num_steps, "first_step": first_step, "warmup_steps": options.warmup_steps,
+            "num_steps": options.num_steps, "first_step": run.first + 1, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "lr_schedule": schedule.described(options), "seed": options.seed,
             "world_size": world_size, "parallel": options.parallel,
         },
-        "settings": settings(model, options), "data": dataset.describe(),
+        "settings": settings(model, options), "data": run.dataset.describe(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_step": counted, "ceilings": ceilings,
+        "flops_per_step": counted, "ceilings": run.ceilings,
     })  # fmt: skip
     step_ms = outcome.step_ms
     loss: run_record.Loss = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
@@ -88,14 +84,14 @@ def build(
         loss["own"] = own
     if not step_ms:
         none: run_record.Steps = {"all": [], "profiled": profiled}
-        return {**run, "memory": outcome.memory, "loss": loss, "step_ms": none}
+        return {**facts, "memory": outcome.memory, "loss": loss, "step_ms": none}
     times = cast(Summary, summarize(step_ms[: len(step_ms) - profiled] or step_ms))
     seconds = times["median"] / 1e3
-    tf32, units = run["precision"]["tf32"], run["device"].get("multiprocessors")
-    peak = peaks.flops_per_second(run["device"]["name"], precision.name, tf32, units)
+    units = facts["device"].get("multiprocessors")
+    peak = peaks.flops_per_second(facts["device"]["name"], run.precision.name, options.allow_tf32, units)
     rate = counted["total"] / seconds
     return {
-        **run,
+        **facts,
         "memory": outcome.memory,
         "loss": loss,
         "step_ms": {"all": step_ms, "profiled": profiled, **times},

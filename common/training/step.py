@@ -1,8 +1,8 @@
 """Builds and checks the training step of a version. The step that is checked is the one that trains and that is timed.
 
-`ready` runs the step a few times with a learning rate of 0, which changes no weight.
-AdamW's first moments then show the gradients that the optimizer was given: after one such step a moment is (1 - beta1) times the
-gradient. With `--capture-step` the step is then captured as a graph, which must repeat the eager step's loss and gradients.
+`warm_up` runs the step a few times with a learning rate of 0, which changes no weight. AdamW's first moments then show the
+gradients that the optimizer was given: after one such step a moment is (1 - beta1) times the gradient. With `--capture-step` the
+step is then captured as a graph, which must repeat the eager step's loss and gradients.
 """
 
 import math
@@ -15,10 +15,8 @@ from common import device as devices
 from common.errors import RunError
 from common.options import Options
 from common.precision import Precision
-from common.training import capture, distributed
-from common.training.capture import Batch, CapturedStep, Step
-from common.training.distributed import Optimizer
-from common.training.profiler import Profiler
+from common.training import agreement, capture
+from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step
 
 import torch
 from torch import Tensor, nn
@@ -49,27 +47,31 @@ class Version(Protocol):
 
 
 def prepare(
-    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, passes: int = 1, form: str | None = None,
-    model: nn.Module | None = None,
+    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, *, passes: int = 1,
+    form: str | None = None, model: nn.Module | None = None,
 ) -> Prepared:  # fmt: skip
     """A version's training step for a study, made and checked as in a run, of a `model` that it has made or makes now.
 
-    UsageError: the step can't be captured; or as `ready`.
+    UsageError: the step can't be captured. RunError: as `warm_up` and `captured_step`.
     """
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
         capture.check_supported(precision.device, options.switches.get("torch-compile"), form)
-    model = model or version.make_model(options)
-    placed = place(model, precision.device, form, captured)
+    placed = place(model or version.make_model(options), precision.device, form, captured)
     optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
-    step = version.make_step(placed, optimizer, precision)
-    return ready(Prepared(model, optimizer, step), precision, batch, passes, form, captured)
+    made = Prepared(placed, optimizer, version.make_step(placed, optimizer, precision))
+    warm_up(made, precision, batch, passes=passes, form=form)
+    return captured_step(made, precision, batch) if captured else made
 
 
-def place(model: distributed.Model, device: torch.device, form: str | None, captured: bool) -> distributed.Model:
+def place(model: Model, device: torch.device, form: str | None, captured: bool) -> Model:
     """The model on the device, in the form that a training step of several processes calls."""
     model.to(device)
-    with devices.side_stream() if captured and form else nullcontext():  # where gradients are added up in every later step
+    if not form:
+        return model
+    from common.training import distributed
+
+    with devices.side_stream() if captured else nullcontext():  # where gradients are added up in every later step
         return distributed.parallel_model(model, form)
 
 
@@ -77,41 +79,26 @@ def adapt(optimizer: Optimizer, precision: Precision, form: str | None, captured
     """The optimizer, not stepped yet, as one that a graph can hold, and that shares out its state where the form asks for it."""
     if captured:
         optimizer = capture.capturable(optimizer, precision)
+    if not form:
+        return optimizer
+    from common.training import distributed
+
     return distributed.parallel_optimizer(optimizer, form)
 
 
-def ready(
-    made: Prepared, precision: Precision, batch: Batch, passes: int, form: str | None, captured: bool,
-    profiler: Profiler | None = None, check: bool = True,
-) -> Prepared:  # fmt: skip
-    """The step after its warm-up, captured if it is to be; all weights are the initial ones afterwards.
-
-    There are `passes` steps without an update, at least one. The profiler profiles an eager step before the step is captured.
-    RunError: if `check`, a gradient is missing, not finite, or zero everywhere; or the captured step is not the eager one.
-    """
-    model, optimizer, step = made
-    warm_up(model, optimizer, step, precision, batch, passes, form, check)
-    if not captured:
-        return made
-    if profiler:
-        with without_update(optimizer, precision):
-            profiler.record_eager(lambda: step(batch))
-    graph = captured_step(model, optimizer, step, precision, batch)
-    torch.cuda.empty_cache()  # of what the self-check used
-    return Prepared(model, optimizer, graph)
-
-
 def warm_up(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch, passes: int,
-    form: str | None = None, check: bool = True,
-) -> None:  # fmt: skip
-    """Runs the step `passes` times without an update, and checks its gradients if asked to. RunError: one is not usable."""
-    with without_update(optimizer, precision):
+    made: Prepared, precision: Precision, batch: Batch, *, passes: int = 1, form: str | None = None, check: bool = True
+) -> None:
+    """Runs the step `passes` times, at least once, without an update, and checks its gradients if asked to.
+
+    RunError: a gradient is missing, not finite, or zero everywhere.
+    """
+    with without_update(made.optimizer, precision):
         for count in (1, passes - 1):  # checked before DistributedDataParallel stops at a gradient that the first pass lacked
             if count:
-                run(step, optimizer, batch, count)
+                run(made.step, made.optimizer, batch, count)
                 if check:
-                    check_gradients(model, optimizer, form)
+                    check_gradients(made.model, made.optimizer, form)
 
 
 def run(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int) -> Tensor:
@@ -119,8 +106,8 @@ def run(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int)
     for i in range(passes + OVERFLOWS):
         loss = step(batch)
         if i + 1 >= passes:
-            moments = [distributed.local(state["exp_avg"]) for state in distributed.states(optimizer).values()]
-            if distributed.anywhere(any(moment.any() for moment in moments), loss.device):
+            moments = [agreement.local(state["exp_avg"]) for state in agreement.states(optimizer).values()]
+            if agreement.anywhere(any(moment.any() for moment in moments), loss.device):
                 break
     return loss
 
@@ -141,7 +128,7 @@ def without_update(optimizer: torch.optim.Optimizer, precision: Precision) -> It
 
 def forget(optimizer: torch.optim.Optimizer, precision: Precision, scaler: dict) -> None:
     """Sets the optimizer's state to zeros, where it is, and the loss scale back."""
-    for state in distributed.states(optimizer).values():
+    for state in agreement.states(optimizer).values():
         for value in state.values():
             value.zero_()
     precision.scaler.load_state_dict(scaler)
@@ -152,9 +139,9 @@ def gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
 
     In a group of processes, the part that this process updates.
     """
-    scale, held = 1 - optimizer.param_groups[0]["betas"][0], distributed.states(optimizer)
+    scale, held = 1 - optimizer.param_groups[0]["betas"][0], agreement.states(optimizer)
     moments = {name: held.get(parameter, {}).get("exp_avg") for name, parameter in model.named_parameters()}
-    return {name: None if moment is None else distributed.local(moment) / scale for name, moment in moments.items()}
+    return {name: None if moment is None else agreement.local(moment) / scale for name, moment in moments.items()}
 
 
 def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: str | None = None) -> None:
@@ -165,7 +152,7 @@ def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: st
         if gradient is not None:
             row += torch.stack([torch.ones_like(gradient.any()), ~gradient.isfinite().all(), gradient.any()])
     broken = []
-    for name, (given, infinite, usable) in zip(found, distributed.total(facts).tolist(), strict=True):
+    for name, (given, infinite, usable) in zip(found, agreement.total(facts).tolist(), strict=True):
         if not given:
             broken.append(f"{name} has no gradient")
         elif infinite:
@@ -177,20 +164,26 @@ def check_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, form: st
             f"this model does not train: {len(broken)} of {len(found)} parameters get no usable gradient; first, {broken[0]}",
             shared=True,
         )
-    if form == "ddp" and not distributed.equal([gradient for gradient in found.values() if gradient is not None]):
-        raise RunError("each process has gradients of its own: a step must call model.loss to have them averaged", shared=True)
+    if form == "ddp":
+        from common.training import distributed
+
+        if not distributed.equal([gradient for gradient in found.values() if gradient is not None]):
+            own = "each process has gradients of its own"
+            raise RunError(f"{own}: a step must call model.loss to have them averaged", shared=True)
 
 
-def captured_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, precision: Precision, batch: Batch
-) -> CapturedStep:
-    """The step as a graph. RunError: it cannot be captured, or a replay gives another loss or gradients than the eager step."""
+def captured_step(made: Prepared, precision: Precision, batch: Batch) -> Prepared:
+    """The same with its step as a graph, after `warm_up`; all weights are the initial ones afterwards.
+
+    RunError: the step cannot be captured, or a replay gives another loss or gradients than the eager step.
+    """
+    model, optimizer, step = made
 
     def results(step: Step) -> list[Tensor]:
         loss = run(step, optimizer, batch, passes=1)
         return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
 
-    parallel = distributed.active()
+    parallel = agreement.active()
     with devices.side_stream():  # a step's autograd graph that outlives it must not wait for the default stream in the capture
         with without_update(optimizer, precision):
             for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
@@ -209,7 +202,8 @@ def captured_step(
     forget(optimizer, precision, scaler)
     if not (math.isfinite(error) and error <= max(capture.TOLERANCE, 2 * spread)):
         raise RunError(f"the captured step differs from the eager one: relative error {error:.2g} of a loss or gradient")
-    return result
+    torch.cuda.empty_cache()  # of what the check used
+    return Prepared(model, optimizer, result)
 
 
 def nudged(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None
         model = version.make_model(chosen).to(CUDA)
         optimizer = capture.capturable(version.make_optimizer(model, chosen), precision)
         take = version.make_step(model, optimizer, precision)
-        step.warm_up(model, optimizer, take, precision, batches[0], 1)
+        step.warm_up(step.Prepared(model, optimizer, take), precision, batches[0])
     losses = [take(batches[i]).item() for i in range(STEPS)]
     step.forget(optimizer, precision, precision.scaler.state_dict())
     take(batches[STEPS])

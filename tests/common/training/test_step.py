@@ -20,7 +20,7 @@ def warm_up(model: nn.Module, precision: Precision, passes: int = 1):
     """Step and optimizer after a warm-up of `passes`."""
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
     run = tiny_llama_v1.make_step(model, optimizer, precision)
-    step.warm_up(model, optimizer, run, precision, models.batch(), passes)
+    step.warm_up(step.Prepared(model, optimizer, run), precision, models.batch(), passes=passes)
     return run, optimizer
 
 
@@ -60,16 +60,8 @@ def test_a_refused_warm_up_gives_the_learning_rate_back():
     model = models.build(tiny_llama_v1)
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
     with pytest.raises(RunError):
-        step.warm_up(model, optimizer, lambda batch: torch.zeros(()), Precision(CPU, None), models.batch(), 1)
+        step.warm_up(step.Prepared(model, optimizer, lambda batch: torch.zeros(())), Precision(CPU, None), models.batch())
     assert optimizer.param_groups[0]["lr"] == OPTIONS.learning_rate
-
-
-def test_a_step_runs_as_often_as_it_is_asked_to():
-    model, ran = models.build(tiny_llama_v1), []
-    optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
-    train = tiny_llama_v1.make_step(model, optimizer, Precision(CPU, None))
-    step.run(lambda batch: ran.append(batch) or train(batch), optimizer, models.batch(), 2)
-    assert len(ran) == 2
 
 
 def test_gradients_are_what_the_optimizer_was_given():

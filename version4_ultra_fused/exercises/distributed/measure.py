@@ -118,12 +118,12 @@ def main() -> None:
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
         raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py steps layer")
-    distributed.start("ddp", device, timeout=600)
+    distributed.start(device, timeout=600)
     if here.main_process:
         print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
     for name in options.measurements:
         MEASUREMENTS[name](options, device)
-    distributed.end()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
