@@ -48,8 +48,6 @@ class Training(TypedDict):
 class Ranks(TypedDict):
     """The values of every process of a job, by rank."""
 
-    forward_ms: list[Amount]  # in the spans of a forward pass, without waiting for others
-    step_ms: list[Amount]  # median
     peak_mib: list[Amount]
 
 
