@@ -1,5 +1,6 @@
 """The record of a run: rates and shares of a peak, worked out by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from common import cli, data
@@ -17,10 +18,15 @@ FP32 = Precision(CPU, None)
 
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     options = cli.parse(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
+    options = replace(options, name="v1")
     outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
     model = torch.nn.Linear(2, 3)
-    made = record.build("v1", options, model, CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
+    ran = SimpleNamespace(
+        options=options, model=model, device=CPU, precision=FP32, dataset=data.markov(1000, 0), profiler=profiler,
+        ceilings=peaks, first=0,
+    )  # fmt: skip
+    made = record.build(ran, outcome)
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
@@ -32,5 +38,5 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text
     assert "  MFU          not given" in text and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
     monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
-    listed = record.build("v1", options, model, CPU, FP32, data.markov(1000, 0), outcome, profiler, peaks)
+    listed = record.build(ran, outcome)
     assert listed["mfu"]["utilization"] == pytest.approx(rate / 2e12)
