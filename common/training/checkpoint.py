@@ -111,7 +111,8 @@ class Checkpoints:
         self.folder, self.every = writable_folder(options.checkpoint_dir, "--checkpoint-dir"), options.checkpoint_every
         self.precision, self.inputs = precision, inputs(options, precision, dataset)
         self.source = next(reversed(found(self.folder)), None)
-        self.first, self.scaler = 0, {}
+        self.first = 0
+        self.scaler: dict[str, Any] = {}
         if self.source and not options.resume:
             there = f"--checkpoint-dir: {self.source} is there"
             raise UsageError(f"{there}: go on from it with --resume, or name another folder", shared=True)
