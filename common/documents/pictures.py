@@ -212,8 +212,10 @@ def roofline(path: Path) -> Picture:
     if not known:
         raise UsageError(f"{path}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
     peak, rate = known[compute] / 1e12, known["bandwidth"] / 1e12
-    longest = sorted((row for row in bandwidth.from_profile(profile)[0] if row.flops), key=lambda row: -row.seconds)[:16]
-    points = {row.name.removeprefix("aten::"): (row.flops / row.bytes, row.flops / row.seconds / 1e12) for row in longest}
+    points = {}
+    for row in sorted(bandwidth.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]:
+        if row.flops:
+            points[row.name.removeprefix("aten::")] = row.flops / row.bytes, row.flops / row.seconds / 1e12
     figure = plots.new(WIDTH, 4.2)
     axes = figure.subplots()
     ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate

@@ -68,7 +68,7 @@ def _cell(column: str, row: Mapping[str, Any], facts: Mapping[str, object], path
     key, _, divisor = (source or head).partition(" / ")
     if "ms/step" in facts and key not in facts and key.partition(".")[0] not in row:  # the row is the record of a run
         facts = profile_facts(path)
-    value = facts[key] if key in facts else value_of(row, key, path)
+    value: Any = facts[key] if key in facts else value_of(row, key, path)
     return value / float(divisor) if divisor and value is not None else value
 
 
