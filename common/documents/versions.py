@@ -102,10 +102,10 @@ def _cell(case: Case, model: str, first: str) -> str | None:
     times = case.times(model)
     if not times:
         return None
-    shown = [f"{format_number(median(times))} ms ({format_number(min(times))} to {format_number(max(times))})"]
+    shown = [f"{format_number(median(times))} ({format_number(min(times))} to {format_number(max(times))})"]
     if case.times(first) and model != first:
         shown.append(f"{format_number(ratio(case.times(first), times)[0])}x")
-    shown.append(f"{median(run['reserved_mib'] for run in case.runs[model]) / 1024:.2f} GiB")
+    shown.append(f"{median(run['reserved_mib'] for run in case.runs[model]) / 1024:.2f}")
     return ", ".join(shown)
 
 
