@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 EARLIER = "allocated before the profile"
 COLOURS = {EARLIER: "0.75"} | PHASE_COLOURS
 POINTS = 1500  # in the figure; of more events, the one with the largest total in each interval is drawn
+MIB = 2**20
 HOW_TO_READ = (
     "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it falls "
     "while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each step."
@@ -67,18 +68,18 @@ def figure(trace: Trace) -> Figure:
     events, steps, _ = _alive(trace)
     begin = events.time_us.min()
     unit, factor = tables.time_unit((events.time_us.max() - begin) / 1e3)
-    times, totals = (events.time_us.to_numpy() - begin) / 1e3 * factor, events.total_bytes.to_numpy()
+    times, totals = (events.time_us.to_numpy() - begin) / 1e3 * factor, events.total_bytes
     bins = (times / (times[-1] or 1) * (POINTS - 1)).astype(int)
-    kept = pandas.Series(totals).groupby(bins).idxmax().to_numpy()
+    kept = totals.reset_index(drop=True).groupby(bins).idxmax()
     names = [name for name in COLOURS if any(step[name] for step in steps)]
-    areas = numpy.array([[steps[i][name] for i in kept] for name in names]) / 2**20
+    areas = numpy.array([[steps[i][name] for i in kept] for name in names]) / MIB
     result = plots.new(PAGE_INCHES, 3.4)
     axes = result.add_subplot()
     axes.stackplot(times[kept], areas, labels=names, colors=[COLOURS[name] for name in names], step="post")
     for start in trace.steps.start_us:
         axes.axvline((start - begin) / 1e3 * factor, color="0.3", linewidth=0.8, linestyle=":")
     axes.set(xlabel=f"{unit} since the first event (dotted: a step begins)", ylabel="allocated, MiB", xlim=(0, times[-1] or 1))
-    axes.set_ylim(0, 1.05 * totals.max() / 2**20)
+    axes.set_ylim(0, 1.05 * totals.max() / MIB)
     result.legend(loc="outside upper center", ncols=3, fontsize=8, title="allocated in", title_fontsize=8)
     return result
 
@@ -87,8 +88,8 @@ def add_peak(result: Report, trace: Trace) -> None:
     """Adds memory over time, and the allocations alive at the peak."""
     peak, rows = at_peak(trace)
     result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
-    table = [[span, phase, round(size / 2**20, 4), round(100 * size / (peak or 1), 4)] for span, phase, size in rows]
-    title = f"Alive at the peak of {tables.format_number(peak / 2**20)} MiB"
+    table = [[span, phase, round(size / MIB, 4), round(100 * size / (peak or 1), 4)] for span, phase, size in rows]
+    title = f"Alive at the peak of {tables.format_number(peak / MIB)} MiB"
     result.table(["allocated in", "phase", "MiB", "% of peak"], table, title)
 
 
@@ -97,12 +98,11 @@ def report(trace: Trace, profile: Profile) -> Report:
     run = profile["run"]
     counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
     result = Report("Memory timeline")
-    result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.")
-    result.text(f"{HOW_TO_READ} {counted}")
+    result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.", f"{HOW_TO_READ} {counted}")
     add_peak(result, trace)
     training, kept = run["training"], footprint.activations_of(run)["total"]
     gradients = 2 * footprint.FLOAT * training["batch_size"] * training["sequence_length"] * run["model"]["vocab_size"]
-    parts = [tables.format_number(size / 2**20) for size in (kept, gradients, kept + gradients)]
+    parts = [tables.format_number(size / MIB) for size in (kept, gradients, kept + gradients)]
     formula = "By formula the operations of Version 1 keep {} MiB, and two gradients of the loss take {}: {} MiB."
     result.text(formula.format(*parts))
     return result
