@@ -1,4 +1,4 @@
-"""Profiles Version 3 and shows each Triton kernel: launches, time, bytes, and GB/s against what a copy reached in the same run.
+"""Profiles Version 3 and shows each kernel of a step: launches, time, and GB/s against what a copy reached in the same run.
 
 python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     # every flag of tiny_llama_v3.py
 python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli
 from common.analysis.formulas import own_kernels
-from common.analysis.reports import triton_kernels
+from common.analysis.reports import critical_path
 from common.records import step_profile
 from common.training import version_files
 from version3_triton import tiny_llama_v3
@@ -20,7 +20,7 @@ from version3_triton import tiny_llama_v3
 
 def show(path: Path, sort_by: str | None) -> None:
     profile = step_profile.read(path)
-    print(triton_kernels.report(path, profile, own_kernels.kernel_costs(profile), sort_by).terminal())
+    print(critical_path.report(path, profile, own_kernels.kernel_costs(profile), sort_by).terminal())
 
 
 def main() -> int:

@@ -115,13 +115,11 @@ def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, nu
     assert list(tmp_path.glob(written))
 
 
-@pytest.mark.parametrize(
-    "number, said", [(3, "No Triton kernel ran in this profile."), (4, "No kernel of a GPU ran in this profile")]
-)
-def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path, number, said):
+@pytest.mark.parametrize("number", [3, 4])
+def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path, number):
     output = ["--output-dir", "out"] if number == 4 else []
     shown = execute(PROFILING[number].__file__, *QUICK, *output).out
-    assert said in shown and "aten::mm" in shown
+    assert "No kernel of a GPU ran in this profile" in shown and "aten::mm" in shown
     assert [path.name for path in tmp_path.glob("out/*")] == ["critical_path.md"] * len(output[1:])
 
 

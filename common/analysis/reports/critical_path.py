@@ -2,9 +2,7 @@
 
 A step with branches runs kernels side by side, so the sum of their times is not its time. The critical path is one chain of
 kernels and gaps from the first kernel to the end of the step. A shorter kernel on it can make the step shorter; one beside it
-cannot.
-
-A trace has no dependencies, so the path follows from times. It starts at the kernel that ends last and goes back. The
+cannot. A trace has no dependencies, so the path follows from times. It starts at the kernel that ends last and goes back. The
 predecessor of a kernel is the one that ended last before it started, or one that started before it on its stream and overlaps
 it a little. Where two kernels end at nearly the same time, the real dependency may be on the other one.
 
@@ -24,9 +22,9 @@ from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.analysis.reports.triton_kernels import RATES, rates
 from common.errors import UsageError
 from common.records import run_record, step_profile
+from common.records.fields import Ceilings
 from common.records.run_record import Run
 from common.records.step_profile import Profile
 
@@ -36,11 +34,11 @@ import pandas
 STEM = "critical_path"  # of the report's files
 ROWS = 30  # in the table of kernels
 TIMELINE_COLUMNS = ("start_us", "duration_us", "stream", "name", "span", "phase", "on_path", "gap_us", "overlaps")
+RATES = ("GB/s", "% of copy", "TFLOP/s", "% of GEMM")
 HOW_TO_READ = (
     "The critical path goes back from the kernel that ends last, each time to the one that ended last before the start. "
     "`us on path` leaves out what overlaps the kernel before. Bytes and FLOPs follow from the shapes, with every element moved "
-    "once. GB/s and TFLOP/s are these over the time of all launches, on the path or not. Above 100 % of a copy's bandwidth, "
-    "data came from a cache."
+    "once. GB/s and TFLOP/s are these over the time of all launches. Above 100 % of a copy, data came from a cache."
 )
 
 
@@ -136,6 +134,16 @@ def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pan
             computes = kernel_names.kind(name) in ("matrix products", "attention")
             found[row] = cost[0] if computes else 0, cost[1]
     return pandas.DataFrame.from_dict(found, orient="index", columns=["flops", "bytes"])
+
+
+def rates(moved: float | None, flops: float | None, seconds: float, ceilings: Ceilings | None) -> list[float | None]:
+    """The cells under RATES for bytes and FLOPs in a time; None where they or the ceilings are not known."""
+    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
+    cells: list[float | None] = []
+    for amount, unit, ceiling in ((moved, 1e9, bandwidth), (flops, 1e12, peak)):
+        rate = amount / seconds if amount and seconds else None
+        cells += [rate and rate / unit, rate and ceiling and 100 * rate / ceiling]
+    return cells
 
 
 def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:

@@ -1,15 +1,13 @@
-"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and reports.
-
-Every run imports this module, so what needs pandas and matplotlib is imported where it is used.
-"""
+"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and reports."""
 
 from pathlib import Path
 from typing import cast
 
 from common import files
-from common.analysis.formulas import flops, footprint
+from common.analysis.formulas import flops
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
+from common.analysis.reports import bandwidth, roofline
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import step_profile
@@ -48,8 +46,6 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
 
 def add_work(path: Path, profile: Path) -> None:
     """Adds FLOPs and bytes of a mean step to flops_profile.json, from a profile of the run, unless it kept attention only."""
-    from common.analysis.reports import roofline
-
     content = step_profile.read(profile)
     if not content["attention_only"]:
         work = [cast(Work, point._asdict()) for point in roofline.from_profile(content)]
@@ -89,37 +85,22 @@ def report(profile: FlopCounts) -> Report:
     run, parts, peak = profile["run"], profile["parts"], run_facts.peak_flops(profile["run"])
     needed, executed = cast(dict[str, int], parts["causal"]), cast(dict[str, int], parts["full"])
     by_part = [[part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]] for part, count in needed.items()]
-    by_part += [[f"({part})", None, count / 1e9, 100 * count / needed["total"]] for part, count in _elementwise(run).items()]
     known = f"peak {tables.format_rate(peak)} (data sheet)" if peak else "the device's peak is not listed"
     median = tables.format_time(run["step_ms"]["median"])
     result = Report("FLOPs of a training step")
     result.text(f"{run['version']}, {run_facts.describe(run)}; median step {median}, {known}.")
     result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
-    result.table(["part", "causal GFLOP", "full GFLOP", "% of causal"], by_part, title="Forward pass by part")
-    result.text(f"Parts in brackets run no matrix product, so the formulas leave them out. {HOW_TO_READ}")
-    if not any(row["counter"] == "DeepSpeed" for row in profile["counts"]):
-        result.text("DeepSpeed is not installed here, so its row is missing.")
+    result.table(["part", "causal GFLOP", "full GFLOP", "% of causal"], by_part, title="Forward pass by part, matrix products")
+    result.text(HOW_TO_READ)
     if work := [row for row in profile.get("work", ()) if row["group"] == "span" and row["bytes"]]:
-        from common.analysis.reports import bandwidth
-
         counted, moved = sum(row["flops"] or 0 for row in work), sum(row["bytes"] or 0 for row in work)
         result.section("Memory bandwidth")
         result.facts(bandwidth.demand(counted, moved, run["step_ms"]["median"] / 1e3, run["ceilings"]))
     return result
 
 
-def _elementwise(run: TimedRun) -> dict[str, int]:
-    """FLOPs of the forward pass outside matrix products, by the eager operations of Version 1."""
-    shape = run["training"]["batch_size"], run["training"]["sequence_length"]
-    found = footprint.totals(footprint.operations(ModelConfig(**run["model"]), *shape), "group")
-    named = {"norms": "RMSNorm", "rotary embedding": "RoPE", "softmax": "scale, mask, softmax", "SwiGLU": "SwiGLU"}
-    return {name: found[group]["flops"] for name, group in named.items()}
-
-
 def intensity(profile: FlopCounts) -> Report:
     """FLOPs per byte by span and by operator; it writes roofline.csv and roofline.png."""
-    from common.analysis.reports import roofline
-
     if "work" not in profile:
         raise UsageError("the file holds no bytes: count again, with 3 steps or more, without --profile-attention-only")
     run, points = profile["run"], [roofline.Point(**work) for work in profile["work"]]

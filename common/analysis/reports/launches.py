@@ -3,7 +3,6 @@
 The table is the same for every profiler (`kernel_table`); `load_kernels` lists the files that it can come from.
 """
 
-import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,31 +69,29 @@ def gaps(kernels: Kernels) -> Gaps | None:
 
 def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
     """Source, launches, busy share and short launches, and a table of the `top` first of `rows`."""
-    on_cpu, table = kernels.are_operators, kernels.table
-    calls, per_step = int(table.calls.sum()), ""
-    if kernels.steps:
-        per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})"
-    kinds = [f"{kind} {count:,}" for kind, count in table.groupby("category", sort=False).calls.sum().items()]
+    what, table = "operator" if kernels.are_operators else "kernel", kernels.table
+    calls, kinds = int(table.calls.sum()), table.groupby("category", sort=False).calls.sum()
+    per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
+    by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
     result = Report("Kernel launches")
     result.facts([
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
-        ("operator calls" if on_cpu else "launches", f"{calls:,}{per_step}" + (f"; {', '.join(kinds)}" if kinds[1:] else "")),
-        ("distinct", tables.counted(len(rows), "operator" if on_cpu else "kernel")),
+        ("operator calls" if kernels.are_operators else "launches", f"{calls:,}{per_step}{by_kind}"),
+        ("distinct", tables.counted(len(rows), what)),
         ("total time", _time(table.duration_ns.sum())),
-        ("busy", _busy(kernels)),
+        ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
     ])  # fmt: skip
     longest = max(row.total_ns for row in rows), max(row.max_ns or row.mean_ns for row in rows)
     (whole, per_whole), (single, per_single) = (tables.time_unit(ns / 1e6) for ns in longest)
-    header = ["operator" if on_cpu else "kernel", "calls", f"total {whole}", *(f"{x} {single}" for x in ("mean", "min", "max"))]
+    header = [what, "calls", f"total {whole}", *(f"{x} {single}" for x in ("mean", "min", "max")), "share %"]
     body = [
         [kernel_names.short_name(row.name), row.calls, row.total_ns / 1e6 * per_whole,
          *(ns and ns / 1e6 * per_single for ns in (row.mean_ns, row.min_ns, row.max_ns)), 100 * row.share]
         for row in rows[:top]
     ]  # fmt: skip
-    title = f"{'Operators' if on_cpu else 'Kernels'} that take longest, {len(body)} of {len(rows)}"
-    result.table([*header, "share %"], body, title, code=header[:1])
+    result.table(header, body, f"{what.capitalize()}s that take longest, {len(body)} of {len(rows)}", code=[what])
     return result
 
 
@@ -102,16 +99,14 @@ def _time(ns: float) -> str:
     return tables.format_time(ns / 1e6)
 
 
-def _busy(kernels: Kernels) -> str:
-    found = gaps(kernels)
+def _busy(found: Gaps | None) -> str:
     if found is None:
-        why = "see the note" if SERIALIZED_NOTE in kernels.notes else "this source has sums, but no start times"
-        return f"left out: {why}"
+        return "left out: this source has no times of one launch after the other"
     share = 100 * found.busy_ns / found.window_ns if found.window_ns else 100.0
     line = f"{share:.1f} % of {_time(found.window_ns)} from the first start to the last end; gaps: {len(found.idle_ns):,}"
-    if not len(found.idle_ns):
-        return line
-    return f"{line}, median {_time(statistics.median(found.idle_ns))}, longest {_time(max(found.idle_ns))}"
+    if len(found.idle_ns):
+        line += f", median {_time(float(numpy.median(found.idle_ns)))}, longest {_time(max(found.idle_ns))}"
+    return line
 
 
 def _short(kernels: Kernels) -> str:
@@ -119,7 +114,7 @@ def _short(kernels: Kernels) -> str:
     table = kernels.table
     short = table[table.duration_ns < SHORT_NS * table.calls]
     count, time = int(short.calls.sum()), short.duration_ns.sum()
-    by_mean = "" if (table.calls == 1).all() else ", by the mean of each kernel"
+    by_mean = "" if (table.calls == 1).all() else ", by the mean of each row"
     shares = f"{100 * count / table.calls.sum():.1f} % of them, {100 * time / (table.duration_ns.sum() or 1):.1f} % of the time"
     return f"{count:,}: {shares}{by_mean} (launch-bound candidates)"
 

@@ -74,11 +74,6 @@ def test_on_one_stream_every_kernel_is_on_the_path(kernels):
     assert step.path.gap_us.sum() == pytest.approx(step.window_us - step.busy_us)
 
 
-def test_kernels_without_duration():
-    step = measured((7, 0, 0))
-    assert critical_path.summary(step)["busy, %"] == 100 and path(step) == [(0, 0, 0)]
-
-
 def test_the_step_is_the_median_one(tmp_path):
     profile = branched_traces.write(tmp_path, scales=(1.0, 4.0, 2.0))
     assert critical_path.step(loaded(profile)[1]).window_us == pytest.approx(86)
@@ -124,28 +119,9 @@ def test_spans_by_their_time_on_the_path(profile):
     ]  # fmt: skip
 
 
-def test_the_files_of_the_report_hold_every_launch(profile, tmp_path):
-    report = critical_path.report(profile, step_profile.read(profile), COSTS)
-    written = {path.name: path for path in report.write(tmp_path / "out", critical_path.STEM)}
-    assert set(written) == {"critical_path.csv", "critical_path.md", "timeline.csv"}
-    header, *launches = (line.split(",") for line in written["timeline.csv"].read_text().splitlines())
-    rows = [dict(zip(header, launch, strict=True)) for launch in launches]
-    assert [row["start_us"] for row in rows] == ["0.0", "11.0", "12.0", "22.0", "33.0", "36.0"]
-    assert rows[1] == {
-        "start_us": "11.0", "duration_us": "19.0", "stream": "8", "name": "nvjet_weight", "span": "other", "phase": "backward",
-        "on_path": "True", "gap_us": "1.0", "overlaps": "True",
-    }  # fmt: skip
-
-
 def test_a_profile_of_a_cpu_shows_its_operators(cpu_profile):
     text = critical_path.report(cpu_profile, step_profile.read(cpu_profile), COSTS).terminal()
     assert "No kernel of a GPU ran in this profile, so it has no critical path." in text and "aten::mm" in text
-
-
-def test_a_profile_without_its_trace_is_refused(profile):
-    (profile.parent / "trace_1.json").unlink()
-    with pytest.raises(UsageError, match=r"cannot read .*trace_1\.json"):
-        critical_path.report(profile, step_profile.read(profile), COSTS)
 
 
 def test_profiles_of_several_versions_stand_side_by_side(tmp_path):

@@ -38,7 +38,7 @@ def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(writ
     with written[1].open() as file:
         assert [row["counter"] for row in csv.DictReader(file)][-1] == "FlopCounterMode"
     shown = flop_counts.report(flop_counts.read(written[0])).terminal()
-    assert "FlopCounterMode" in shown and "DeepSpeed is not installed here" in shown and "peak 67 TFLOP/s (data sheet)" in shown
+    assert "FlopCounterMode" in shown and "peak 67 TFLOP/s (data sheet)" in shown
 
 
 def test_a_device_that_is_not_listed_has_no_percentage(tmp_path):
@@ -46,21 +46,6 @@ def test_a_device_that_is_not_listed_has_no_percentage(tmp_path):
     profile = flop_counts.read(path)
     assert "peak is not listed" in flop_counts.report(profile).terminal()
     assert all(row[-2:] == [None, None] for row in flop_counts.mfu_rows(profile)[1])
-
-
-def test_norms_have_a_row_that_no_count_includes(written):
-    """Square, mean, division and weight for each of B S D elements, and two FLOPs for each token, in 9 norms."""
-    counts, tokens = flop_counts.read(written[0]), 8 * 128
-    [table] = [
-        item.content
-        for part in flop_counts.report(counts).sections
-        for item in part.items
-        if item.content[2:3] == ("Forward pass by part",)
-    ]
-    rows = {row[0]: row for row in table.rows}
-    assert rows["(norms)"][2] == 9 * (4 * tokens * 256 + 2 * tokens) / 1e9
-    assert rows["(norms)"][3] == pytest.approx(100 * rows["(norms)"][2] / rows["total"][1])
-    assert rows["total"][1] == sum(rows[part][1] for part in ("projections", "attention", "mlp", "head"))
 
 
 def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written, tmp_path):

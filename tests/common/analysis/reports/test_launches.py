@@ -3,10 +3,10 @@
 import csv
 import re
 
-from common.analysis.profiles import kernel_table, load_kernels, pytorch
+from common.analysis.profiles import load_kernels, pytorch
 from common.analysis.reports import launches
 from tests.conftest import ROOT
-from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SCALE, STATS, TRACE, put, write_database
+from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SCALE, TRACE, put, write_database
 from tests.small_traces import STEPS
 
 import pytest
@@ -38,26 +38,6 @@ def facts(output: str) -> dict[str, str]:
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
 
-def test_of_an_even_number_of_gaps_the_median_lies_between(tmp_path):
-    rows = [(SCALE, 0, 10_000), (SCALE, 11_000, 10_000), (SCALE, 24_000, 10_000)]  # gaps of 1 and 3 us
-    found = facts(launches.analyze(write_database(tmp_path / "results.db", rows), 5, None))
-    assert "gaps: 2, median 2 us, longest 3 us" in found["busy"] and found["distinct"] == "1 kernel"
-    found = facts(launches.analyze(write_database(tmp_path / "more.db", [*rows, (SCALE, 44_000, 10_000)]), 5, None))
-    assert "gaps: 3, median 3 us, longest 10 us" in found["busy"]
-
-
-def test_the_busy_share_is_left_out_without_starts(tmp_path):
-    put(tmp_path / "1_kernel_stats.csv", STATS.replace(",2,5000,", ",20,50000,"))
-    found = facts(launches.analyze(tmp_path, 5, None))
-    assert found["launches"] == "21; kernel 20, memcpy 1" and found["busy"].startswith("left out: this source has sums")
-    assert found["under 10 us"].startswith("20: 95.2 % of them, 79.4 % of the time, by the mean of each kernel")
-
-
-def test_gaps_of_a_counting_profiler_are_not_the_programs():
-    found = facts(launches.analyze(FIXTURES / "pmc_perf.csv", 5, None))
-    assert found["note"] == kernel_table.SERIALIZED_NOTE and found["busy"] == "left out: see the note"
-
-
 def test_script_reports_a_kernel_trace(tmp_path, execute):
     put(tmp_path / "results.csv_kernel_trace.csv", TRACE)
     shown = execute(SCRIPT, "--trace-file", "results.csv", "--csv-out", "tables/launches.csv", "--top", 1).out
@@ -81,16 +61,5 @@ def test_operators_are_called_operators(cpu_trace):
     assert int(each.replace(",", "")) == round(int(calls.replace(",", "")) / STEPS) and "aten::mm" in text
 
 
-def test_a_column_of_times_has_the_unit_of_its_largest_value(tmp_path):
-    rows = [(SCALE, 0, 4_000_000), (SCALE, 5_000_000, 2_000), (COPY, 0, 3_000_000_000)]
-    text = launches.analyze(write_database(tmp_path / "results.db", rows), 5, None)
-    header, copied, scaled = (re.split(" {2,}", line) for line in text.splitlines()[-3:])
-    assert header[2:6] == ["total s", "mean s", "min s", "max s"] and copied[2] == "3" and scaled[4] == "2e-06"
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--trace-file", "missing.csv"), "missing.csv does not exist: give "), (("--top", "0"), "not a positive whole number"),
-    (("--trace-file", "missing.csv", "--csv-out", "."), "--csv-out: . is a folder"),
-])  # fmt: skip
-def test_script_refuses_bad_input_in_one_line(refused, arguments, message):
-    assert message in refused(SCRIPT, *arguments)
+def test_a_missing_file_is_one_line(refused):
+    assert "missing.csv does not exist: give " in refused(SCRIPT, "--trace-file", "missing.csv")
