@@ -48,12 +48,11 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
 
 def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
     """The Markdown of a generated part: `source` is the marker's text up to the first column."""
+    files, _, part = source.partition("#")
     if kind == "rows":
-        files, _, part = source.partition("#")
         return rows.rows(columns, rows.found(files.split()), part)
     if kind == "section":
-        files, _, anchor = source.partition("#")
-        return sections.section(anchor, rows.found(files.split()), columns)
+        return sections.section(part, rows.found(files.split()), columns)
     if kind == "table":
         return _called(source)
     shown = drawn(source)

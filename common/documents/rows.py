@@ -49,17 +49,10 @@ def rows(columns: Sequence[str], paths: Sequence[Path], part: str = "") -> str:
         facts = run_facts.columns(run_record.read_timed(path)) if record.get("schema") == run_record.SCHEMA else {}
         if part and "device" in record:
             facts["device"] = run_facts.device(record)
-        for row in _listed(value_of(record, part, path) if part else record):
+        for row in value_of(record, part, path) if part else [record]:
             body.append([_cell(column, row, facts, path) for column in columns])
     heads = [column.partition(" = ")[0] for column in columns]
     return f"{conditions(records)}\n\n{tables.markdown(heads, body)}"
-
-
-def _listed(content: Any) -> list[Any]:
-    """The rows of a part: those of a list, or of a dictionary of dictionaries, whose keys are then the column `name`."""
-    if isinstance(content, Mapping) and all(isinstance(value, Mapping) for value in content.values()):
-        return [{"name": name, **value} for name, value in content.items()]
-    return content if isinstance(content, list) else [content]
 
 
 def _cell(column: str, row: Mapping[str, Any], facts: Mapping[str, object], path: Path) -> object:
