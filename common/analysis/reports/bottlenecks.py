@@ -1,8 +1,7 @@
 """Where a profiled step spends its time, what limits each operator, and the most that each optimization could gain.
 
-Reads one profile and writes the report and, under its name, the times of all operators (CSV) and the targets (JSON). Times come
-from the profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows from the two
-as the report explains.
+Times come from one profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows
+from the two as the report explains.
 """
 
 from collections import defaultdict
@@ -17,8 +16,7 @@ from common.analysis.output.report import Report
 from common.analysis.profiles.kernel_names import communication_or
 from common.analysis.reports import bandwidth, profile_summary, roofline
 from common.errors import UsageError
-from common.files import writable_file, write_text
-from common.records import run_record, step_profile
+from common.records import step_profile
 from common.records.step_profile import Profile
 
 FOLDER = Path("bottleneck_analysis")
@@ -34,9 +32,8 @@ LIMITS = {
 OVERLAP = 1.02  # times the time in which a kernel runs, from which the sum of all kernels' times gets a line
 IDLE = "GPU idle"
 ABOUT_PARTS = (
-    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary "
-    "(gradients that meet at a residual are added in the norm before it). Collectives are communication, wherever they are "
-    "called. The last row is time that no operator covers."
+    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary. "
+    "Collectives are communication, wherever they are called. The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
     "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The profiler slows "
@@ -45,8 +42,7 @@ ABOUT_LAUNCHES = (
 ABOUT_OPERATORS = (
     "The lower bound of a call is max(FLOPs / peak, bytes / bandwidth, time of a small operation). The largest of the three "
     "binds it, and `% of ceiling` is how close the call comes. FLOPs and bytes follow from its shapes, with every tensor "
-    "moved once. Above 100 %, tensors came from a cache, or a product beat the one that set the ceiling. Launch-bound "
-    "operators are too small for either ceiling, or (views, autograd nodes) have no work at all."
+    "moved once. Above 100 %, tensors came from a cache, or a product beat the one that set the ceiling."
 )
 ABOUT_TARGETS = (
     "t is the time of the operators concerned and of the overhead at their calls: views and autograd nodes of that part, "
@@ -91,11 +87,8 @@ def overlap(times: float, busy: float) -> list[str]:
 
 
 def outside(step: Step) -> str:
-    """The name of the time that no operator covers, in which processes on a CPU wait for each other."""
-    if step.on_gpu:
-        return IDLE
-    several = run_record.processes(step.profile["run"]) > 1
-    return "outside operators (Python, dispatch, waiting for processes)" if several else "outside operators (Python, dispatch)"
+    """The name of the time that no operator covers."""
+    return IDLE if step.on_gpu else "outside operators (Python, dispatch)"
 
 
 def by_limit(step: Step) -> list[list[Any]]:
@@ -207,8 +200,5 @@ def analyze(profile_data: Path, output_report: Path, version: str) -> str:
     path, step = find(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
-    writable_file(output_report, "--output-report")
     result = report(step, path, targets(step), output_report.stem)
-    write_text(output_report, result.markdown())
-    written = [output_report, *result.write(output_report.parent, "", ("csv", "json"), "--output-report")]
-    return f"{result.terminal()}\n\nwritten: {', '.join(map(str, written))}"
+    return result.publish_as(output_report, ("md", "csv", "json"), "--output-report")

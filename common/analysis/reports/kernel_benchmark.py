@@ -94,31 +94,20 @@ def figure(measured: KernelBenchmark) -> Figure:
     """Share of the ceiling over the sequence length: operations down, hidden sizes across, a line for each contender."""
     rows = measured["rows"]
     names, widths = list(dict.fromkeys(row["operation"] for row in rows)), sorted({row["hidden_size"] for row in rows})
-    contenders = list(dict.fromkeys(row["contender"] for row in rows))
-    lengths = sorted({row["sequence_length"] for row in rows})
     drawing = plots.new(max(PAGE_INCHES, 2.6 * len(widths) + 1), 2.2 * len(names) + 0.6)
-    axes = drawing.subplots(len(names), len(widths), squeeze=False, sharex=True, sharey="row")
-    for line, name in zip(axes, names, strict=True):
-        for axis, width in zip(line, widths, strict=True):
-            for who in contenders:
-                own = [row for row in rows if (row["operation"], row["hidden_size"], row["contender"]) == (name, width, who)]
-                own.sort(key=lambda row: row["sequence_length"])
-                shares = [share(row, measured) for row in own]
-                axis.plot([row["sequence_length"] for row in own], shares, "o-", color=COLOURS[who], label=who, markersize=3)
-            axis.axhline(100, color="grey", linewidth=0.5)
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
-            axis.minorticks_off()
-            axis.margins(x=0.12)
-        shown = [row for row in rows if row["operation"] == name]
-        line[0].set_ylim(0, 1.08 * max(share(row, measured) for row in shown))
-        ceiling = "copy" if shown[0]["unit"] == BYTES else "GEMM"
+    panels = drawing.subplots(len(names), len(widths), squeeze=False, sharex=True, sharey="row")
+    for name, line in zip(names, panels, strict=True):
+        for width, axes in zip(widths, line, strict=True):
+            own = [row for row in rows if (row["operation"], row["hidden_size"]) == (name, width)]
+            for who in dict.fromkeys(row["contender"] for row in own):
+                points = sorted((row["sequence_length"], share(row, measured)) for row in own if row["contender"] == who)
+                axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[who], label=who, markersize=3)
+            axes.axhline(100, color="grey", linewidth=0.5)
+            axes.set(xscale="log", xlabel="S", title=f"D = {width:,}", ylim=(0, None))
+        ceiling = "copy" if own[0]["unit"] == BYTES else "GEMM"
         line[0].set_ylabel(f"{name}\n% of measured {ceiling}", fontsize=8)
-    for axis, width in zip(axes[0], widths, strict=True):
-        axis.set_title(f"D = {width:,}", fontsize=10)
-    for axis in axes[-1]:
-        axis.set_xlabel("S")
     title = f"{measured['device']['name']}, {measured['precision']['compute']}, torch {measured['environment']['torch']}"
-    legend = dict(loc="outside upper center", ncols=3 if len(widths) < 3 else 6, fontsize=8, title=title, title_fontsize=8)
-    drawing.legend(*axes[0][0].get_legend_handles_labels(), **legend)
+    lines = {label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    legend = dict(loc="outside upper center", ncols=3, fontsize=8, title=title, title_fontsize=8)
+    drawing.legend(list(lines.values()), list(lines), **legend)
     return drawing

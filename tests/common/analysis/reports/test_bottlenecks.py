@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import re
 from pathlib import Path
 
 from common.analysis.reports import bandwidth, bottlenecks
@@ -40,40 +39,6 @@ def by_name(step):
 
 
 # ------------------------------------------------------------------------------------------------------ report and bounds
-
-
-def test_the_script_writes_report_timing_and_targets_and_prints_them(execute, cpu_profile, tmp_path):
-    (tmp_path / "profile_0.json").write_text("older, and not even JSON")
-    shown = execute(SCRIPT, "--profile-data", ".", "--output-report", "bottlenecks_v1.md").out
-    folder = tmp_path / "bottleneck_analysis"
-    written = [f"bottlenecks_v1{end}" for end in (".md", "_operator_timing.csv", "_optimization_targets.json")]
-    assert {path.name for path in folder.iterdir()} == {*written}
-    report = (folder / "bottlenecks_v1.md").read_text()
-    for part in ("attention", "feed-forward", "norms", "residuals", "embedding", "loss", "optimizer", "outside operators"):
-        assert f"| {part}" in report or f" {part} |" in report, part
-    assert "some CPU" in report and "profile_1.json" in report and "a bound, not a forecast" in report
-    assert "mixed precision" in report and "Not bounded: the bf16 ceiling of this device is not known" in report
-    for name in written:
-        assert f"bottleneck_analysis/{name}" in shown
-    assert "QKV fusion" in shown and "outside operators" in shown
-    assert " GFLOP/s, no MFU (peak not listed)" in report and "launches" not in report.partition("## The operators")[0]
-
-
-def test_two_reports_with_a_folder_go_there_each_with_data_of_its_own(analyze, cpu_profile, tmp_path):
-    for name in ("a", "b"):
-        analyze(cpu_profile, f"reports/one/{name}.md")
-    assert (tmp_path / "reports/one/b.md").read_text().startswith("# Bottlenecks")
-    assert len(list((tmp_path / "reports/one").iterdir())) == 6 and not (tmp_path / "bottleneck_analysis").exists()
-
-
-@pytest.mark.parametrize(("columns", "kept"), [
-    (80, ["operator", "span", "phase", "ms", "bound by", "% of ceiling"]),
-    (120, ["operator", "span", "phase", "shapes", "calls", "ms", "bound by", "% of ceiling"]),
-])  # fmt: skip
-def test_a_narrow_terminal_keeps_what_tells_rows_apart_and_what_binds_them(columns, kept, analyze, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    (header,) = re.findall("^operator .*", analyze(RESULTS / "v1_tiny_profile.json.gz"), re.MULTILINE)
-    assert re.split(" {2,}", header) == kept
 
 
 def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(analyze, cpu_profile, tmp_path):
@@ -187,20 +152,6 @@ def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(cpu_pro
     assert by_name(bottlenecks.read_step(cpu_profile))["QKV fusion"]["calls"] == 3
 
 
-def test_products_of_unknown_cost_or_in_bf16_are_no_target(cpu_profile):
-    with changed(cpu_profile) as content:
-        products = [row for row in content["operators"] if row["name"] in ("aten::mm", "aten::bmm")]
-        products[0]["input_types"] = json.dumps(["c10::Float8_e4m3fn"] * len(json.loads(products[0]["input_types"])))
-    step = bottlenecks.read_step(cpu_profile)
-    found = by_name(step)["mixed precision"]["calls"]
-    assert found == sum(row["calls"] for row in products[1:]) / content["profiled_steps"]
-    assert "unknown" in {row.bound for row in step.rows if row.name == products[0]["name"]}
-    assert {row.percent for row in step.rows if row.bound == "launch"} == {None}
-    with changed(cpu_profile) as content:
-        content["run"]["precision"]["compute"] = "bf16"
-    assert "mixed precision" not in by_name(bottlenecks.read_step(cpu_profile))
-
-
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
     analyze(".")
@@ -208,13 +159,6 @@ def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu
     assert "not classed" in report.read_text() and "--measure-peak" in report.read_text()
     content = json.loads((tmp_path / "bottleneck_analysis/bottlenecks_v1_optimization_targets.json").read_text())
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
-
-
-def test_processes_on_a_cpu_wait_for_each_other_outside_operators(cpu_trace, tmp_path):
-    write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=2)
-    step = bottlenecks.read_step(tmp_path / "profile_1.json")
-    expected = "outside operators (Python, dispatch, waiting for processes)"
-    assert bottlenecks.breakdown(step)[-1][0] == expected in [row[0] for row in bottlenecks.by_limit(step)]
 
 
 def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_trace, tmp_path):
@@ -226,7 +170,7 @@ def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_tra
     assert set(by_name(step)) == {"QKV fusion", "flash attention", "elementwise fusion", "mixed precision"}
 
 
-def test_on_a_gpu_time_is_the_kernels_the_rest_is_idle_and_the_report_speaks_of_launches(gpu_profile, analyze, tmp_path):
+def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
     step = bottlenecks.read_step(gpu_profile)
     assert step.us == (125 + 60) / 2 and step.outside_us == step.us - 159 / 2
     parts = {row[0]: row[4:] for row in bottlenecks.breakdown(step)}
@@ -239,22 +183,13 @@ def test_on_a_gpu_time_is_the_kernels_the_rest_is_idle_and_the_report_speaks_of_
     assert by_name(step)["mixed precision"]["floor_us"] == pytest.approx(sum(floors))
     assert all(row.us > 0 for row in step.rows), "an operator without kernels takes no time on a GPU"
 
-    analyze(gpu_profile)
-    report = (tmp_path / "bottleneck_analysis/bottlenecks_v1.md").read_text()
-    for fact in (
-        "launches 3 kernels", "15 us after its launch call", "busy for 86 % of the step", "data sheet's bf16 peak, 989 TFLOP/s",
-        "% of 67 TFLOP/s (data sheet)", "% of the measured copy", "FLOP/byte; ridge point 5", "launches: 3 at 1 us each: ",
-        "| launches |",
-    ):  # fmt: skip
-        assert fact in report, fact
-
     with changed(gpu_profile) as content:
         content["device_busy_us"] = 2 * sum(content["step_us"])
     step = bottlenecks.read_step(gpu_profile)
     assert step.outside_us == 0 and "launch overhead" not in by_name(step)
 
 
-def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_are_said_to(analyze, tmp_path):
+def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_are_said_to(tmp_path):
     trace = rank_trace(0)
     trace["traceEvents"] += [event("cpu_op", "record_param_comms", *times) for times in ((2.95, 4.95), (5.95, 7.05))]
     (tmp_path / "trace_1.json").write_text(json.dumps(trace))
@@ -264,8 +199,7 @@ def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_a
     assert part[4] == 80 and part[6] == 3 and ["communication", 80, 40] in bottlenecks.by_limit(step)
     assert not any("record_param_comms" in target["operators"] for target in bottlenecks.targets(step))
     assert "left out: collectives, 0.08 ms a step" in bandwidth.from_profile(step.profile)[1]
-    assert "add up to 133 % of the time in which the GPU is busy" in " ".join(analyze("profile_1.json").split())
-    assert bottlenecks.overlap(101, 100) == []
+    assert "133 % of the time in which the GPU is busy" in bottlenecks.overlap(133, 100)[0] and not bottlenecks.overlap(101, 100)
 
 
 def test_a_versions_own_kernels_count_for_bytes_and_flops_if_they_were_launched(cpu_profile):
