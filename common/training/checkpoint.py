@@ -35,7 +35,6 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from typing_extensions import TypedDict
 
-SAVED = MODEL, CONFIG, TOKENIZER, SETTINGS = "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"
 KEPT = 2  # newest checkpoints
 NAME = "step-" + 8 * "[0-9]"  # of a checkpoint's folder
 BUILDING, POSITION = ".writing", "position.json"
@@ -54,19 +53,19 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
     `state` has Version 1's names, of which the tied `lm_head.weight` is left out, as transformers does.
     """
     tensors = {f"model.{name}": value.detach().cpu().contiguous() for name, value in state.items() if name != "lm_head.weight"}
-    with _failure_explained(f"cannot write {folder / MODEL}"):
-        save_file(tensors, folder / MODEL, metadata={"format": "pt"})
+    with _failure_explained(f"cannot write {folder / 'model.safetensors'}"):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     llama = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **config.for_transformers(),
         "head_dim": config.head_dim, "attention_bias": False, "mlp_bias": False, "bos_token_id": None, "eos_token_id": None,
         "torch_dtype": "float32",
     }  # fmt: skip
-    write_json(folder / CONFIG, llama)
-    shutil.copymode(folder / CONFIG, folder / MODEL)  # which safetensors lets only its owner read
+    write_json(folder / "config.json", llama)
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which safetensors lets only its owner read
     if dataset.tokenizer:
-        shutil.copy(dataset.tokenizer, folder / TOKENIZER)
+        shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        write_json(folder / SETTINGS, settings)
+        write_json(folder / "tokenizer_config.json", settings)
 
 
 # ---------------------------------------------------------------------------------------------------------- to go on from

@@ -12,7 +12,6 @@ numbers; fully_shard gathers the float32 weights, twice the bytes of weights in 
 """
 
 import contextlib
-import hashlib
 import inspect
 import os
 import signal
@@ -26,10 +25,8 @@ from typing import Any, cast
 
 from common import device as devices
 from common import ranks, signals
-from common.data import Dataset
 from common.errors import RunError, UsageError, first_line
 from common.options import RunOptions
-from common.training import agreement
 from common.training.capture import Model, Optimizer
 
 import torch
@@ -186,22 +183,7 @@ def equal(tensors: list[Tensor]) -> bool:
     return bool(((most - least).amax(1) <= ROUNDING * most[:, 1]).all())
 
 
-# ------------------------------------------------------------------------------------------------------------ agreement
-
-
-def require_same_inputs(dataset: Dataset) -> None:
-    """Raises UsageError in all processes if their command lines, tokens or releases of PyTorch differ: names the first rank."""
-    facts = {
-        "the command line": sys.argv[1:], "the release of PyTorch": torch.__version__,
-        "the sha256 of --data's tokens": hashlib.sha256(dataset.tokens.data).hexdigest(),
-    }  # fmt: skip
-    with signals.immediate():
-        first, *others = agreement.gathered(facts)
-    for rank, other in enumerate(others, 1):
-        for name, value in first.items():
-            if value != other[name]:
-                differing = f"{name} is {other[name]} on rank {rank}, and {value} on rank 0"
-                raise UsageError(f"{differing}: give all processes the same", shared=True)
+# ------------------------------------------------------------------------------------------------------------- meetings
 
 
 class Meetings:

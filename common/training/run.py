@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common import cli, data, ranks, signals, spans
 from common import device as devices
-from common.errors import OutOfMemory, RunError, first_line
-from common.files import writable_file, write_measurement
+from common.errors import OutOfMemory, RunError, UsageError, first_line
+from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.progress import duration, progress
@@ -117,12 +117,9 @@ class Run:
         if ranks.here().main_process:
             writable_file(self.metrics, "--metrics-out")
             if options.save_model:
-                from common.training import checkpoint
-
-                for name in checkpoint.SAVED:
-                    writable_file(options.save_model / name, "--save-model")
+                writable_folder(options.save_model, "--save-model")
             if options.enable_deepspeed_flops:
-                writable_file(options.flops_dir / "flops_profile.json", "--flops-dir")
+                writable_folder(options.flops_dir, "--flops-dir")
         if options.capture_step:
             capture.check_supported(device, options.switches.get("torch-compile"), options.parallel)
         with ExitStack() as stack:
@@ -138,8 +135,8 @@ class Run:
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
             shape, here = (options.batch_size, options.seq_len, options.num_steps), ranks.here()
             self.data = data.Batches(self.dataset, *shape, options.seed, device, here.rank, here.world_size)
-            if options.parallel:
-                distributed.require_same_inputs(self.dataset)
+            if len({*agreement.gathered(self.dataset.sha256)}) > 1:
+                raise UsageError("--data is another text for another process: give all the same", shared=True)
             if options.checkpoint_dir:
                 from common.training import checkpoint
 

@@ -143,14 +143,6 @@ def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp
     assert captured == eager and len(eager) >= 2
 
 
-@pytest.mark.parametrize("flag, default, device, captured", [
-    (None, False, CUDA, False), (True, False, CUDA, True), (None, True, CUDA, True), (False, True, CUDA, False),
-    (None, True, torch.device("cpu"), False),
-])  # fmt: skip
-def test_the_flag_decides_and_without_it_the_version(flag, default, device, captured):
-    assert capture.wanted(flag, default, device) is captured
-
-
 @pytest.mark.parametrize("flags, captured", [((), True), (("--time-phases",), False), (("--no-capture-step",), False)])
 def test_a_version_that_captures_does_so_unless_phases_are_timed(monkeypatch, flags, captured):
     monkeypatch.setattr(devices, "is_gpu", lambda device: True)
@@ -196,8 +188,7 @@ def test_the_capturable_optimizer_keeps_its_settings():
 
 
 @pytest.mark.parametrize("theirs, error", [([3.0, -4.0], 0.0), ([3.0, -3.0], 0.2), ([3.0, float("nan")], float("inf"))])
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_difference_is_relative_to_the_norm(theirs, error, order):
-    """The tensor that differs most counts, wherever it stands; NaN counts as infinite."""
+def test_the_difference_is_relative_to_the_norm(theirs, error):
+    """The tensor that differs most counts; NaN counts as infinite."""
     first, same = torch.tensor([3.0, -4.0]), torch.tensor([8.0])
-    assert capture.difference([first, same][::order], [torch.tensor(theirs), same][::order]) == pytest.approx(error)
+    assert capture.difference([first, same], [torch.tensor(theirs), same]) == pytest.approx(error)
