@@ -175,7 +175,7 @@ def test_a_test_imports_no_other_test_and_leaves_the_search_path_alone():
     edits = re.compile(
         r"""sys\.path\s*(\[|\.(insert|append|extend)|\+?=[^=])|syspath_prepend|setattr\(sys, "path", (?!\[\*sys\.path\]\))"""
     )
-    wrong, free = [], ("test_house", "quick_python")  # this one names them; that one takes the place of python
+    wrong, free = [], ("test_house",)  # which names them
     for name, path in TESTS.items():
         wrong += [f"{name} imports {found}" for found in imports(path) if ".test_" in f".{found}" and found.startswith("tests")]
         wrong += [f"{name} edits sys.path" for _ in edits.finditer(path.read_text(encoding="utf-8")) if path.stem not in free]
