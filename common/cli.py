@@ -1,4 +1,4 @@
-"""The command line that all versions share, and how a command ends."""
+"""The command line that all scripts share: flags, how they become options, and how a command ends."""
 
 import argparse
 import contextlib
@@ -10,26 +10,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import NoReturn, TypeVar, get_args
 
 from common import config as configs
-from common import loading, ranks, signals  # noqa: F401  # `loading` for what it prints
+from common import ranks, signals
 from common.errors import RunError, UsageError
 from common.files import inputs_kept
-from common.options import Options, RunOptions
-from common.precision import AMP_DTYPES
-from common.terminal import replace_unprintable
-
-import torch
+from common.options import MODEL, PROCESSES, PROFILING, TRAINING, Options, RunOptions
 
 Kind = TypeVar("Kind", bound=Options)
 RunKind = TypeVar("RunKind", bound=RunOptions)
+Flags = argparse._ActionsContainer  # a parser, or a group of one
 
-# What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
-SORT_KEYS = (
-    "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
-    "self_device_time_total", "cpu_memory_usage", "cuda_memory_usage", "device_memory_usage", "count",
-)  # fmt: skip
 OVERRIDES = {  # section of the configuration: its key, and the flag that overrides it
     "model": {
         "hidden_size": "hidden_dim", "num_layers": "num_layers", "num_attention_heads": "num_heads",
@@ -40,34 +32,36 @@ OVERRIDES = {  # section of the configuration: its key, and the flag that overri
         "seed": "seed",
     },
 }  # fmt: skip
-SCHEDULES = ("constant", "cosine")
 ALONE = ("exact-attention", "fp8")  # switches that fuse nothing, so `all-fusion` leaves them as they are
-LONGEST_MESSAGE = 300  # characters of what argparse says, which repeats what was given
 GRACE = 1.0  # seconds
+
+
+# -------------------------------------------------------------------------------------------------------------- parsing
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"{message} (--help lists the flags)")
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors, and which takes no abbreviated flags."""
 
-    def __init__(self, description: str | None, **kwargs) -> None:
-        form = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=form, allow_abbrev=False, **kwargs)
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        self.error = _refuse  # type: ignore[method-assign]
 
-    def error(self, message: str) -> NoReturn:
-        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
-        raise UsageError(f"{shown} (--help lists the flags)")
 
-    def print_help(self, file=None) -> None:
-        if ranks.here().main_process:
-            super().print_help(file)
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of the command line, with the errors and the help of `Parser`, from a plain parser of argparse."""
+    parser.error, parser.allow_abbrev = _refuse, False  # type: ignore[method-assign]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    return parser.parse_args()
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 to the largest that the configuration takes."""
+    """A whole number from 1 on."""
     if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    if len(text.lstrip("0")) > len(str(configs.LARGEST)) or int(text) > configs.LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is above {configs.LARGEST:,}")
     return int(text)
 
 
@@ -96,31 +90,49 @@ def amount(text: str) -> float:
     return value
 
 
-Flags = argparse._ActionsContainer  # a parser, or a group of one
-SHARED: dict[str, dict[str, Any]] = {  # flags that other scripts have too
-    "--preset": dict(choices=configs.PRESETS, default="tiny", help="named sizes (default: tiny)"),
-    "--config": dict(type=Path, metavar="FILE.yaml", help="file whose sections `model:` and `training:` override the preset"),
-    "--batch-size": dict(type=int, metavar="B", help="sequences in a step (default: 8, or the preset's)"),
-    "--seq-len": dict(type=int, metavar="S", help="tokens in a sequence (default: 128, or the preset's)"),
-    "--seed": dict(type=int, help="seed of weights and data (default: 0)"),
-    "--device": dict(choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD's ROCm (default: auto)"),
-    "--use-amp": dict(action="store_true", help="mixed precision by autocast"),
-    "--amp-dtype": dict(choices=AMP_DTYPES, help="number format of --use-amp (default: bfloat16)"),
-    "--capture-step": dict(
-        action=argparse.BooleanOptionalAction,
-        help="run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)",
-    ),
-}
+# ---------------------------------------------------------------------------------------------------------------- flags
 
 
 def add(group: Flags, *flags: str) -> None:
-    """Adds flags of SHARED."""
+    """Adds flags of RunOptions, such as "--device"."""
+    declared = {f"--{field.name.replace('_', '-')}": field for field in fields(RunOptions)}
     for flag in flags:
-        group.add_argument(flag, **SHARED[flag])
+        field = declared[flag]
+        taken = {key: value for key, value in field.metadata.items() if key not in ("group", "also")}
+        kinds = [kind for kind in get_args(field.type) or (field.type,) if kind is not type(None)]
+        if field.type is bool:
+            taken |= {"action": "store_true", "default": False}
+        elif kinds == [bool]:
+            taken["action"] = argparse.BooleanOptionalAction
+        elif "choices" not in taken:
+            taken.setdefault("type", positive if kinds == [int] else kinds[0])
+        if taken["default"] is not None and field.type is not bool and "(default" not in taken["help"]:
+            taken["help"] += f" (default: {taken['default']})"
+        group.add_argument(flag, *filter(None, [field.metadata.get("also")]), **taken)
 
 
-def add_output_dir(group: Flags, default: str) -> None:
-    group.add_argument("--output-dir", type=Path, default=Path(default), metavar="DIR", help=f"default: {default}")
+def _add_group(parser: argparse.ArgumentParser, name: str) -> Flags:
+    """Adds all flags of a group of RunOptions."""
+    group = parser.add_argument_group(name)
+    add(group, *(f"--{field.name.replace('_', '-')}" for field in fields(RunOptions) if field.metadata.get("group") == name))
+    return group
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """--preset, --config, and the sizes of a model."""
+    group = _add_group(parser, MODEL)
+    for (key, flag), letter in zip(OVERRIDES["model"].items(), "DLHKFV", strict=True):
+        shown = "key/value heads; fewer than H: grouped-query attention (default: H)" if letter == "K" else key.replace("_", " ")
+        group.add_argument(f"--{flag.replace('_', '-')}", type=positive, metavar=letter, help=shown)
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    _add_group(parser, TRAINING)
+    _add_group(parser, PROCESSES)
+
+
+def add_profiling_flags(parser: argparse.ArgumentParser) -> None:
+    _add_group(parser, PROFILING)
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
@@ -134,6 +146,24 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
     if "torch-compile" in switches:
         modes = ("default", "reduce-overhead", "max-autotune")
         group.add_argument("--torch-compile-mode", choices=modes, help="mode of torch.compile (default: default)")
+
+
+def add_output_dir(group: Flags, default: str) -> None:
+    group.add_argument("--output-dir", type=Path, default=Path(default), metavar="DIR", help=f"default: {default}")
+
+
+def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
+    """All flags of a version's run, and those of its switches."""
+    result = Parser(description)
+    add_model_flags(result)
+    add_training_flags(result)
+    add_profiling_flags(result)
+    if switches:
+        add_switches(result, switches)
+    return result
+
+
+# -------------------------------------------------------------------------------------------------------------- options
 
 
 def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
@@ -157,210 +187,107 @@ def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dic
     return result
 
 
-def amp_dtype(options: Options | argparse.Namespace) -> torch.dtype | None:
-    """What --use-amp and --amp-dtype ask of autocast; None without --use-amp. UsageError: --amp-dtype without it."""
-    if options.amp_dtype and not options.use_amp:
-        raise UsageError("--amp-dtype has no effect without --use-amp")
-    return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
-
-
-def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
-    """All flags that every version has, and those of its switches. `parse` turns them into options."""
-    result = Parser(description)
-    group = result.add_argument_group("model")
-    add(group, "--preset", "--config")
-    group.add_argument("--hidden-dim", type=int, metavar="D")
-    group.add_argument("--num-layers", type=int, metavar="L")
-    group.add_argument("--num-heads", type=int, metavar="H")
-    fewer = "key/value heads; fewer than H: grouped-query attention (default: H)"
-    group.add_argument("--num-kv-heads", type=int, metavar="K", help=fewer)
-    group.add_argument("--intermediate-dim", type=int, metavar="F")
-    group.add_argument("--vocab-size", type=int, metavar="V")
-
-    group = result.add_argument_group("training")
-
-    def number(flag: str, default: int | None, metavar: str, shown: str) -> None:
-        group.add_argument(flag, type=positive, default=default, metavar=metavar, help=shown)
-
-    def path(flag: str, metavar: str, shown: str) -> None:
-        group.add_argument(flag, type=Path, metavar=metavar, help=shown)
-
-    def on(flag: str, shown: str, *others: str) -> None:
-        group.add_argument(flag, *others, action="store_true", help=shown)
-
-    add(group, "--batch-size", "--seq-len")
-    group.add_argument("--num-steps", type=int, help="optimizer steps (default: 300)")
-    group.add_argument("--learning-rate", type=float, help="learning rate of AdamW (default: the preset's; tiny: 1.5e-3)")
-    group.add_argument("--lr-schedule", choices=SCHEDULES, default="constant", help="of the learning rate (default: constant)")
-    count = "steps in which the learning rate rises to its full value (default: 0)"
-    group.add_argument("--lr-warmup-steps", type=int, default=0, metavar="N", help=count)
-    number("--lr-decay-steps", None, "N", "the step at which a cosine has reached 0 (default: --num-steps)")
-    add(group, "--seed")
-    number("--warmup-steps", 3, "N", "passes before the first step, neither timed nor trained on (default: 3)")
-    text = "text to train on (default: the Python standard library's source)"
-    group.add_argument("--data", default="stdlib", metavar="stdlib|synthetic|FILE", help=text)
-    add(group, "--device", "--use-amp", "--amp-dtype", "--capture-step")
-    on("--allow-tf32", "let fp32 matrix products round to TF32 (on an MI300 to XF32)")
-    number("--log-every", 20, "N", "steps between lines (default: 20)")
-    path("--metrics-out", "FILE", "file for the record (default: metrics_<version>.json)")
-    path("--save-model", "DIR", "save a checkpoint that transformers opens")
-    path("--checkpoint-dir", "DIR", "save all that the next step needs at the end of the run, in DIR/step-N")
-    number("--checkpoint-every", None, "N", "save also every N steps, but none that is profiled; the two newest are kept")
-    on("--resume", "go on from the newest checkpoint in --checkpoint-dir, or start if there is none")
-
-    started = "torchrun --standalone --nproc-per-node N SCRIPT ..."
-    group = result.add_argument_group(f"several processes ({started}; --batch-size is of each)")
-    form = "DistributedDataParallel, the same with a sharded optimizer, or fully_shard (default under torchrun: ddp)"
-    group.add_argument("--parallel", choices=ranks.FORMS, help=form)
-    number("--distributed-timeout", 600, "SECONDS", "how long a process waits for the others before the job fails (default: 600)")
-
-    group = result.add_argument_group("profiling (each of these that writes a profile turns the profiler on)")
-    on("--enable-pytorch-profiler", "profile the last steps of the run")
-    path("--profile-dir", "DIR", "folder for profiles (default: pytorch_profiles)")
-    number("--profile-steps", None, "N", "steps to profile, fewer if --num-steps is short (default: 3)")
-    on("--profile-memory", "record every allocation: memory over time in run.html", "--enable-memory-profiling")
-    on("--profile-operators", "print the table of operators")
-    order = f"order of that table: {', '.join(SORT_KEYS)} (default: self time)"
-    group.add_argument("--sort-by", choices=SORT_KEYS, metavar="KEY", help=order)
-    on("--profile-attention-only", "keep only what runs inside the attention span, forward and backward")
-    on("--profile-with-stack", "put Python's calls into the trace (slower steps, a larger trace)")
-    on("--profile-with-flops", "add torch.profiler's FLOPs, which it counts for few operators")
-    on("--enable-deepspeed-flops", "count FLOPs by formula, FlopCounterMode and DeepSpeed")
-    path("--flops-dir", "DIR", "where these counts go, and count (default: flops_analysis)")
-    on("--enable-all-profiling", "profiler, memory, operator table, FLOPs")
-    on("--measure-peak", "time a large GEMM and a copy first; also gives the %% of measured GEMM")
-    on("--time-phases", "after the run, time forward, backward and optimizer apart in steps of their own")
-    on("--validate-setup", "check the installation and every output, line by line")
-    if switches:
-        add_switches(result, switches)
-    return result
-
-
-def parse(arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunOptions:
-    """The options of a run from the flags of `parser`, which got the same switches; errors as in `parse_as`."""
-    return parse_as(RunOptions, arguments, switches)
-
-
-def parse_as(kind: type[RunKind], arguments: argparse.Namespace, switches: Mapping[str, bool] | None = None) -> RunKind:
-    """As `parse`, for a program with own flags; `kind` as in `resolve`. UsageError: a value is wrong or contradicts another."""
-    options, every = resolve(kind, arguments, switches), arguments.enable_all_profiling
-    asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
-    profiled = every or any(getattr(arguments, f"profile_{what}") for what in asked)
-    options = replace(
-        options,
-        profile_memory=options.profile_memory or every,
-        profile_operators=options.profile_operators or every,
-        enable_pytorch_profiler=options.enable_pytorch_profiler or profiled,
-        profile_dir=options.profile_dir or Path("pytorch_profiles"),
-        profile_steps=options.profile_steps or 3,
-        enable_deepspeed_flops=options.enable_deepspeed_flops or every or options.flops_dir is not None,
-        flops_dir=options.flops_dir or Path("flops_analysis"),
-    )
-    if options.parallel and not ranks.here().launched:
-        flag = f"--parallel {options.parallel}"
-        raise UsageError(f"{flag} needs torchrun: torchrun --standalone --nproc-per-node 2 SCRIPT {flag} ...")
-    if (options.resume or options.checkpoint_every) and not options.checkpoint_dir:
-        raise UsageError(f"{'--resume' if options.resume else '--checkpoint-every'} needs a folder: add --checkpoint-dir")
-    if options.lr_decay_steps and options.lr_schedule == "constant":
-        raise UsageError("--lr-decay-steps has no effect with a constant learning rate: add --lr-schedule cosine")
-    if not 0 <= options.lr_warmup_steps < (options.lr_decay_steps or options.num_steps):
-        raise UsageError(
-            f"--lr-warmup-steps {options.lr_warmup_steps} must be 0 or more, and less than the steps of the schedule "
-            f"({options.lr_decay_steps or options.num_steps})"
-        )
-    if options.time_phases and options.capture_step:
-        raise UsageError("--time-phases needs the host between the phases, which --capture-step removes: leave one of them out")
-    if options.profile_with_flops and options.profile_attention_only:
-        raise UsageError("--profile-with-flops counts the whole step: leave --profile-attention-only out")
-    if arguments.profile_steps and not options.enable_pytorch_profiler:
-        raise UsageError("--profile-steps needs the profiler: add --enable-pytorch-profiler")
-    if options.sort_by and not options.profile_operators and not hasattr(arguments, "analyze_existing"):
-        raise UsageError(f"--sort-by {options.sort_by} orders the table of operators: add --profile-operators")
-    if options.sort_by and "memory" in options.sort_by and not options.profile_memory:
-        raise UsageError(f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory")
-    return options
-
-
 def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None) -> Kind:
     """Options of a class from flags, filled in from preset and file; `defaults` are the version's switches.
 
-    Each field of `kind` without a default is a flag, or of the preset. UsageError: a value is wrong, or contradicts another.
+    A flag that the script does not have stands at its default. UsageError: a value is wrong, or contradicts another.
     """
-    given = vars(arguments)
+    given = {field.name: field.metadata.get("default") for field in fields(kind) if field.metadata} | vars(arguments)
     sections = {section: {key: given.get(flag) for key, flag in flags.items()} for section, flags in OVERRIDES.items()}
     config = configs.resolve(given["preset"], given["config"], **sections)
     values = given | {flag: getattr(config.training, key) for key, flag in OVERRIDES["training"].items()}
     values |= {"model": config.model, "switches": switches(arguments, defaults or {})}
+    if values.get("amp_dtype") and not values.get("use_amp"):
+        raise UsageError("--amp-dtype has no effect without --use-amp")
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 
-def flag_of(path: object, arguments: Sequence[str]) -> str | None:
-    """The flag among the arguments whose value is the path or a folder around it; the longest value if several are."""
-    flag, found = None, {}
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, _, value = argument.partition("=")
-        else:
-            value = argument
-        around = os.path.abspath(value)
-        if flag and value and isinstance(path, str) and f"{os.path.abspath(path)}/".startswith(f"{around.rstrip('/')}/"):
-            found[len(around)] = flag
-    return found[max(found)] if found else None
+def run_options(
+    arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None, kind: type[RunKind] = RunOptions
+) -> RunKind:
+    """The options of a training run; `kind` and `defaults` as in `resolve`. UsageError: a value contradicts another."""
+    given = resolve(kind, arguments, defaults)
+    every = given.enable_all_profiling
+    asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
+    profiled = given.enable_pytorch_profiler or every or any(getattr(given, f"profile_{name}") for name in asked)
+    options = replace(
+        given,
+        profile_memory=given.profile_memory or every,
+        profile_operators=given.profile_operators or every,
+        enable_pytorch_profiler=profiled,
+        profile_dir=given.profile_dir or Path("pytorch_profiles"),
+        profile_steps=given.profile_steps or 3,
+        enable_deepspeed_flops=given.enable_deepspeed_flops or every or given.flops_dir is not None,
+        flops_dir=given.flops_dir or Path("flops_analysis"),
+    )
+    scheduled = options.lr_decay_steps or options.num_steps
+    refused = {
+        f"--parallel {options.parallel} needs torchrun: torchrun --standalone --nproc-per-node 2 SCRIPT --parallel ...":
+            options.parallel and not ranks.here().launched,
+        "--resume and --checkpoint-every need a folder: add --checkpoint-dir":
+            (options.resume or options.checkpoint_every) and not options.checkpoint_dir,
+        "--lr-decay-steps has no effect with a constant learning rate: add --lr-schedule cosine":
+            options.lr_decay_steps and options.lr_schedule == "constant",
+        f"--lr-warmup-steps must be 0 or more, and less than the steps of the schedule ({scheduled})":
+            not 0 <= options.lr_warmup_steps < scheduled,
+        "--time-phases needs the host between the phases, which --capture-step removes: leave one of them out":
+            options.time_phases and options.capture_step,
+        "--profile-with-flops counts the whole step: leave --profile-attention-only out":
+            options.profile_with_flops and options.profile_attention_only,
+        "--profile-steps needs the profiler: add --enable-pytorch-profiler":
+            given.profile_steps and not options.enable_pytorch_profiler,
+        "--sort-by orders the table of operators: add --profile-operators":
+            options.sort_by and not options.profile_operators and not hasattr(arguments, "analyze_existing"),
+        f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory":
+            "memory" in (options.sort_by or "") and not options.profile_memory,
+    }  # fmt: skip
+    for message, wrong in refused.items():
+        if wrong:
+            raise UsageError(message)
+    return options
 
 
-def command(main: Callable[[], int | None]) -> None:
+# -------------------------------------------------------------------------------------------------- the end of a command
+
+
+def command(main: Callable[[], int | None]) -> NoReturn:
     """Runs a script's main function and exits.
 
     Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n, 141 the reader of our output
-    (head, less) has left. Output that cannot be written (a full disk) is a run that failed.
-
-    Of several processes each says with its rank why it ends, unless all end alike. Where the first of all, or of a node, may say
-    the same, the others wait for GRACE seconds: if it fails, too, torchrun ends them meanwhile.
+    (head, less) has left.
     """
-    here = ranks.Ranks()
-    replace_unprintable(sys.stdout, sys.stderr)
     try:
-        here = ranks.here()
         with signals.raised(), inputs_kept():
             code = main() or 0
-            if sys.stdout:  # None where it was closed beforehand
-                sys.stdout.flush()  # or what cannot be written would show only after the exit code is chosen
+            sys.stdout.flush()
     except (UsageError, RunError) as error:
-        code, rank = 2 if isinstance(error, UsageError) else 1, f"rank {here.rank}: " if here.world_size > 1 else ""
-        if here.rank and error.shared or here.local_rank and code == 2:
-            time.sleep(GRACE)
-        said = f"error: {error}" if error.shared else f"error: {rank}{error}"
-        _end(said if here.main_process or not error.shared else None, code)
+        code = _end_of_a_rank(error)
     except KeyboardInterrupt as stop:
         number = signals.number(stop)
-        code = _end("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", 128 + number)
+        print("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", file=sys.stderr)
+        code = 128 + number
     except BrokenPipeError:
         code = 128 + 13  # SIGPIPE, which Python turns into this error
-    except PermissionError as error:
-        flag = flag_of(error.filename, sys.argv[1:])
-        code = _end(f"error: {f'{flag}: ' * bool(flag)}{error.filename}: {error.strerror}", 2)
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
     except OSError as error:
-        code = _end(f"error: {error}", 1)
-    _drop_what_cannot_be_written(sys.stdout, sys.stderr)
+        print(f"error: {f'{error.filename}: ' * bool(error.filename)}{error.strerror or error}", file=sys.stderr)
+        code = 2 if isinstance(error, PermissionError) else 1
     if ranks.gloo_started:  # before Python 3.14, a thread of gloo that gives a tensor back after Python's end aborts the process
         os._exit(code)
     sys.exit(code)
 
 
-def _end(said: str | None, code: int) -> int:
-    """Prints why the command ends, if this process is the one that prints, and if its output is still read."""
-    with contextlib.suppress(OSError):
-        if said:
-            print(said, file=sys.stderr, flush=True)
+def _end_of_a_rank(error: UsageError | RunError) -> int:
+    """Prints the error and returns the exit code. Of several processes each names its rank, unless all end alike.
+
+    Where the first of all, or of a node, may say the same, the others wait for GRACE seconds: torchrun ends them meanwhile.
+    """
+    here, code = ranks.Ranks(), 2 if isinstance(error, UsageError) else 1
+    with contextlib.suppress(UsageError):  # of an environment that names no process
+        here = ranks.here()
+    if (here.rank and error.shared) or (here.local_rank and code == 2):
+        time.sleep(GRACE)
+    if here.main_process or not error.shared:
+        print(f"error: {f'rank {here.rank}: ' * (here.world_size > 1 and not error.shared)}{error}", file=sys.stderr, flush=True)
     return code
-
-
-def _drop_what_cannot_be_written(*streams: TextIO | None) -> None:
-    """Python flushes its streams at the end, and would turn a failure into exit code 120."""
-    for stream in streams:
-        if not stream:
-            continue
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,31 +8,32 @@ Shape letters, the same in every file of this repository:
 """
 
 import math
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from common.errors import UsageError
-from common.files import opened
+from common.files import read_text
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-LARGEST = 10**9  # upper limit of every size and count; below it, memory sets the limit
-Count = Annotated[int, Field(gt=0, le=LARGEST)]
+
+def _number(value: Any) -> Any:
+    """YAML 1.1, which PyYAML follows, takes 1e-3 for text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Count = Annotated[int, Field(gt=0, le=10**9)]  # below that, memory sets the limit
+Amount = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 
 
 class StrictModel(BaseModel):
-    """Unknown keys are errors, values do not change, and text is read as a number where one is asked for."""
+    """Unknown keys are errors, values do not change, and true is not 1."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_booleans(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # YAML's yes, no, on and off; pydantic would read them as 1 and 0
-            raise ValueError("input should be a number, not yes or no")
-        return value
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class ModelConfig(StrictModel):
@@ -45,9 +46,9 @@ class ModelConfig(StrictModel):
     num_key_value_heads: Count = 8  # K; as many as there are attention heads unless given
     intermediate_size: Count = 512  # F
     max_sequence_length: Count = 128  # longest S that the rotary tables cover
-    rope_theta: PositiveFloat = 10000.0
-    rms_norm_eps: PositiveFloat = 1e-5
-    initializer_range: PositiveFloat | None = None  # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
+    rope_theta: Amount = 10000.0
+    rms_norm_eps: Amount = 1e-5
+    initializer_range: Amount | None = None  # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
 
     @property
     def head_dim(self) -> int:
@@ -90,9 +91,9 @@ class TrainingConfig(StrictModel):
     """The settings of one training run."""
 
     batch_size: Count = 8  # B
-    sequence_length: int = Field(default=128, ge=2, le=LARGEST)  # S; with a single token, q and k would learn nothing
+    sequence_length: int = Field(default=128, ge=2, le=10**9)  # S; with a single token, q and k would learn nothing
     num_steps: Count = 300
-    learning_rate: PositiveFloat = 1.5e-3
+    learning_rate: Amount = 1.5e-3
     seed: int = Field(default=0, ge=0, lt=2**63)
 
 
@@ -122,54 +123,13 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class YamlLoader(yaml.SafeLoader):
-    """PyYAML with the numbers of YAML 1.2, and with an error for a key that a mapping has twice.
-
-    By YAML 1.1, which PyYAML follows, 010 is 8, 1:30 is 90, and 1e-3 is text. Here they are 10, text and 0.001.
-    """
-
-    yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
-        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
-
-
-_DIGITS = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-for _tag, _form in (  # of several that fit, the first counts
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
-    ("float", rf"{_DIGITS}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
-):
-    YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"({_form})$"), list("-+.0123456789"))
-YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_yaml_int)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a configuration file; `model:` and `training:` are its only sections.
-
-    UsageError: the file is missing, not YAML, has a key or a section twice, or is not a mapping of mappings.
-    """
+def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a configuration file. UsageError: it is missing, not YAML, or not a mapping of mappings."""
+    text = read_text(path)
     try:
-        with opened(path, "--config") as file:
-            content = yaml.load(file.read().decode("utf-8"), YamlLoader)
-    except OSError as error:
-        raise UsageError(f"--config: cannot read config {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise UsageError(f"config {path} is not valid YAML: it is nested too deep") from error
-    except (LookupError, AttributeError) as error:  # PyYAML's own, as of `!!bool 3`
-        raise UsageError(f"config {path} is not valid YAML: a value does not fit the tag before it (!!...)") from error
-    except (yaml.YAMLError, ValueError) as error:  # also text that is not UTF-8, and numbers of thousands of digits
-        raise UsageError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # also a date that does not exist, and a number of thousands of digits
+        raise UsageError(f"config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
         raise UsageError(f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines")
     return content
@@ -178,42 +138,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[str, Any]) -> Config:
     """Merges preset, YAML file and flags (None: not given), by section. UsageError: a value is wrong, or contradicts another."""
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
-    read = read_yaml(file) if file else {}
     given = {name: {key: value for key, value in values.items() if value is not None} for name, values in overrides.items()}
-    for source in (read, given):
+    for source in (read_yaml(file) if file else {}, given):
         for name, values in source.items():
             sections.setdefault(name, {}).update(values)
-
-    def origin(place: tuple) -> str:
-        """The file, where a value or an unknown section comes from it."""
-        section, *key = place
-        of_file = (
-            key[0] in read.get(section, {}) and key[0] not in given.get(section, {}) if key else section not in PRESETS[preset]
-        )
-        return f"config {file}: " if of_file else ""
-
     try:
         config = Config.model_validate(sections)
     except ValidationError as error:
-        raise UsageError("; ".join(f"{origin(item['loc'])}{_describe(item)}" for item in error.errors())) from error
+        raise UsageError(f"config {file}: " * bool(file) + "; ".join(map(_describe, error.errors()))) from error
     length, longest = config.training.sequence_length, config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
-        raise UsageError(
-            f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len or raise it there"
-        )
+        raise UsageError(f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len")
     if length > longest:  # the rotary tables grow with the run: no parameter depends on their length
         config = config.model_copy(update={"model": config.model.model_copy(update={"max_sequence_length": length})})
     return config
 
 
 def _describe(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
-    message = item["msg"].removeprefix("Value error, ")
+    where, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        *section, _ = item["loc"]
-        sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "training": TrainingConfig}
-        known = sections[section[0]] if section else Config
+        known = {"model": ModelConfig, "training": TrainingConfig}.get(item["loc"][0], Config)
         return f"unknown key {where} (known: {', '.join(known.model_fields)})"
-    if item["type"] == "value_error" and len(item["loc"]) == 1:
-        return message
-    return f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"
+    return message if item["type"] == "value_error" else f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"

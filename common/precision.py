@@ -2,7 +2,7 @@
 
 import functools
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 from common.errors import UsageError
 
@@ -12,6 +12,11 @@ from torch import Tensor
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 Name = Literal["fp32", "bf16", "fp16"]
 SHORT: dict[torch.dtype, Name] = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def amp_dtype(options: Any) -> torch.dtype | None:
+    """The autocast of options with `use_amp` and `amp_dtype`; None without it."""
+    return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
 
 
 class Precision:

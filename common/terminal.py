@@ -1,6 +1,5 @@
 """How text is shown: how wide a line may be, and a line of progress."""
 
-import io
 import os
 import shutil
 import textwrap
@@ -17,13 +16,6 @@ def width() -> int:
 def wrapped(line: str, indent: int = 0) -> str:
     """The line in as many as it takes, those after the first indented; words are not cut."""
     return textwrap.fill(line, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-
-
-def replace_unprintable(*streams: TextIO | None) -> None:
-    """A name that the encoding of a stream lacks is printed with question marks, and ends no command."""
-    for stream in streams:
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")
 
 
 class Line:

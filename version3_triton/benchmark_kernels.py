@@ -51,7 +51,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import schema_of, writable_file, write_measurement
 from common.options import Options, RunOptions
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.progress import progress
 from common.records.study_files import KernelBenchmark
 from common.rope import rope_tables
@@ -201,7 +201,7 @@ def measure(
     device = devices.select(options.device)
     devices.prepare(device, options.seed, options.allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     if reason := kernels.missing(device):
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:

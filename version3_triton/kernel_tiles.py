@@ -10,10 +10,9 @@ import statistics
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from common import cli
 from common import device as devices
 from common.analysis.output import tables
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.progress import progress
 from version3_triton import kernels
 from version3_triton.benchmark_kernels import BenchmarkOptions, Shape, case, replayed
@@ -62,7 +61,7 @@ def compare(options: BenchmarkOptions, shapes: list[Shape], operations: Sequence
     """Prints a table for each operation and shape."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed, options.allow_tf32)
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     for shape, operation in itertools.product(shapes, operations):
         with progress(f"timing {operation}"):
             found = rows(operation, shape, precision)

@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
+import argparse
+
 from common import cli, weights
 from common.config import ModelConfig
 from common.options import Options, RunOptions, Switches
@@ -183,10 +185,14 @@ def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Ru
 
 
 def main() -> int:
-    parser = cli.parser(__doc__, SWITCHES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    cli.add_model_flags(parser)
+    cli.add_training_flags(parser)
+    cli.add_profiling_flags(parser)
+    cli.add_switches(parser, SWITCHES)
     parser.add_argument("--mode", choices=("train", "benchmark"), default="train", help="default: train")
-    arguments = parser.parse_args()
-    options = cli.parse(arguments, SWITCHES)
+    arguments = cli.parse(parser)
+    options = cli.run_options(arguments, SWITCHES)
     if arguments.mode == "benchmark":
         return benchmark_kernels.of_version(options)
     return train(options).exit_code

@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
+import argparse
+
 from common import cli, weights
 from common.config import ModelConfig
 from common.errors import UsageError
@@ -236,8 +238,12 @@ def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Ru
 
 
 def main() -> int:
-    parser = cli.parser(__doc__, SWITCHES)
-    options = cli.parse(parser.parse_args(), SWITCHES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    cli.add_model_flags(parser)
+    cli.add_training_flags(parser)
+    cli.add_profiling_flags(parser)
+    cli.add_switches(parser, SWITCHES)
+    options = cli.run_options(cli.parse(parser), SWITCHES)
     return train(options).exit_code
 
 

@@ -26,7 +26,7 @@ from common.analysis.comparisons.ablation_effects import FUSIONS
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
 from common.options import Options
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.progress import progress
 from common.records.study_files import Ablation
 from common.timing import benchmark, summarize
@@ -70,7 +70,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     batch = version_files.random_batch(options, device)
     left_out = devices.compile_problem(device)
     if left_out:
@@ -151,7 +151,7 @@ def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Ker
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--num-steps", "5", "--profile-steps", "2", "--profile-dir", folder]  # the last two of five steps
-        options = cli.parse(cli.parser(None).parse_args(flags))
+        options = cli.run_options(cli.parser(None).parse_args(flags))
         profiler = Profiler(options, device)
         profiler.start()
         for step in range(options.num_steps):

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from common import cli
 from common import device as devices
 from common.analysis.output.report import Report
 from common.errors import RunError
 from common.options import Options
-from common.precision import SHORT, Precision
+from common.precision import SHORT, Precision, amp_dtype
 from common.progress import progress
 from common.training import step as steps
 from common.training import version_files
@@ -74,7 +73,7 @@ def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags
         rounding = errors_against_float64(baseline, baseline, options, [])
         given = inputs(baseline, options)
         expected = run(baseline, plain, given, None)
-        got = run(optimized, chosen, given, cli.amp_dtype(options))
+        got = run(optimized, chosen, given, amp_dtype(options))
     errors = [
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
@@ -91,7 +90,7 @@ def errors_against_float64(baseline: ModuleType, version: ModuleType, options: O
     plain, chosen = version_files.switched(baseline, options), version_files.switched(version, options, *flags)
     given = inputs(baseline, options)
     exact = run(baseline, plain, given, None, torch.float64)
-    got = run(version, chosen, given, cli.amp_dtype(options))
+    got = run(version, chosen, given, amp_dtype(options))
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 

@@ -23,7 +23,7 @@ from common import device as devices
 from common.errors import RunError, UsageError
 from common.files import schema_of
 from common.options import Options
-from common.precision import SHORT, Precision
+from common.precision import SHORT, Precision, amp_dtype
 from common.records.fields import Timed
 from common.records.study_files import METRICS, Benchmark
 from common.studies import accuracy, job_runner, known_models
@@ -47,7 +47,7 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
         if model.captured:
             capture.check_supported(device)
         if not model.path:
-            model.load().check(device, cli.amp_dtype(arguments))
+            model.load().check(device, amp_dtype(arguments))
         elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
             raise UsageError(f"{model.name}: products in FP8 need a GPU")
     shapes = [dict(batch_size=b, seq_len=s) for s in sorted(arguments.seq_lengths) for b in sorted(arguments.batch_sizes)]
@@ -57,7 +57,7 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
 def measure(arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path) -> int:
     """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `run_all`'s."""
     smallest, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
-    measured = record.header(schema_of(Benchmark), None, SHORT[cli.amp_dtype(smallest) or torch.float32]) | {
+    measured = record.header(schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]) | {
         "status": "interrupted",  # until the end is reached
         "packages": {module: _version(module) for module in sorted(packages)},
         "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
@@ -118,7 +118,7 @@ def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     version, device = model.load(), devices.select(options.device)
     capture_step = model.captured or None  # None: as the model has it
     settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     devices.prepare(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)

@@ -112,7 +112,7 @@ class Peer:
     CAPTURED = False  # as in a version: whether the step is captured unless asked otherwise
 
     def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        """Raises UsageError if the baseline cannot run here, or not in this precision (`cli.amp_dtype`)."""
+        """Raises UsageError if the baseline cannot run here, or not in this precision (`precision.amp_dtype`)."""
         missing = [install for module, install in self.packages.items() if importlib.util.find_spec(module) is None]
         if missing:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")

@@ -8,9 +8,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import ROOT, cli
+from common import ROOT
 from common import device as devices
 from common.errors import UsageError
+from common.precision import amp_dtype
 from common.studies import external_baselines
 from common.training import version_files
 
@@ -61,7 +62,7 @@ def available(options: Namespace, known: dict[str, Model]) -> list[str]:
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         try:
             if not model.path:
-                model.load().check(device, cli.amp_dtype(options))
+                model.load().check(device, amp_dtype(options))
         except UsageError as error:
             problem = str(error)
         if problem:

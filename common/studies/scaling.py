@@ -33,7 +33,7 @@ from common.analysis.profiles import communication
 from common.errors import RunError, UsageError
 from common.files import schema_of
 from common.options import Options
-from common.precision import SHORT
+from common.precision import SHORT, amp_dtype
 from common.records import run_record, study_files
 from common.records.study_files import Scaling, ScalingCell, Split
 from common.studies import job_runner
@@ -90,7 +90,7 @@ def measure(
     arguments: Namespace, options: Options, cells: list[ScalingCell], left_out: list[str], known: dict[str, Model]
 ) -> int:
     """Measures what `plan` returned, and writes scaling.json after each job; the exit code is `run_all`'s."""
-    precision = SHORT[cli.amp_dtype(options) or torch.float32]
+    precision = SHORT[amp_dtype(options) or torch.float32]
     measured = record.header(schema_of(Scaling), None, precision, model=options.model) | {
         "status": "interrupted",  # until the end is reached
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_"))},

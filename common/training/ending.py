@@ -11,7 +11,7 @@ from common.analysis.output import run_summary
 from common.errors import RunError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
-from common.timing import phase_times, summarize
+from common.timing import Clock, phase_times, summarize
 
 
 def report(run: Any, ended: BaseException | None) -> None:
@@ -43,7 +43,7 @@ def _save_model(run: Any) -> None:
 
 def _time_phases(run: Any) -> None:
     train = run.prepared.step
-    times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock)
+    times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock or Clock)
     run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
     print(run_summary.phases(run.record))
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from common import cli, data, ranks, signals, spans
+from common import data, ranks, signals, spans
 from common import device as devices
 from common.errors import OutOfMemory, RunError, UsageError, first_line
 from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.progress import duration, progress
 from common.terminal import Line, format_time
 from common.timing import Clock, summarize
@@ -131,7 +131,7 @@ class Run:
                 self.meetings = distributed.Meetings(device)
             devices.prepare(device, options.seed, options.allow_tf32)
             devices.limit_memory(device, devices.describe(device)["memory_mib"])
-            self.precision = Precision(device, cli.amp_dtype(options))
+            self.precision = Precision(device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
             shape, here = (options.batch_size, options.seq_len, options.num_steps), ranks.here()
             self.data = data.Batches(self.dataset, *shape, options.seed, device, here.rank, here.world_size)

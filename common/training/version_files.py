@@ -28,6 +28,9 @@ from common.options import Options, RunOptions
 import torch
 from torch import Tensor
 
+SHARED = (
+    "--preset", "--config", "--batch-size", "--seq-len", "--seed", "--device", "--use-amp", "--amp-dtype", "--capture-step",
+)  # fmt: skip
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 
 
@@ -58,14 +61,14 @@ def run_parser(version: ModuleType, description: str | None, analyzed: str = "")
 
 
 def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
-    """The options of a version's training run; errors as in `cli.parse`."""
-    return cli.parse(arguments, getattr(version, "SWITCHES", None))
+    """The options of a version's training run; errors as in `cli.run_options`."""
+    return cli.run_options(arguments, getattr(version, "SWITCHES", None))
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:
     """The flags of a comparison, for `resolve`; a script that goes through several values leaves that flag out for its own."""
     result, asked = cli.Parser(description), {"--batch-size": batch_size, "--seq-len": sequence_length, "--capture-step": capture}
-    cli.add(result, *(flag for flag in cli.SHARED if asked.get(flag, True)))
+    cli.add(result, *(flag for flag in SHARED if asked.get(flag, True)))
     return result
 
 

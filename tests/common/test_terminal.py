@@ -52,11 +52,3 @@ def test_progress_on_a_terminal_overwrites_one_line_that_does_not_wrap(monkeypat
             found += os.read(ours, 1000)
     assert found.decode().replace("\r\n", "\n") == f"{expected}end"
     os.close(ours)
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_name_that_cannot_be_printed_ends_nothing(encoding):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    terminal.replace_unprintable(stream, None, io.StringIO())
-    print("\N{LATIN CAPITAL LETTER L WITH STROKE}.json \udce9", file=stream, flush=True)
-    assert stream.buffer.getvalue().endswith(b".json ?\n")

@@ -1,17 +1,13 @@
 """Scripts start from any directory, use the code that they came with, and say in one line what their Python lacks."""
 
 import ast
-import importlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-from common import loading, progress, terminal
 from common.files import read_json
 from tests.conftest import ROOT, TINY, V1, finished
 from tests.pages import SCRIPTS
@@ -76,15 +72,6 @@ def test_ctrl_c_during_imports_is_one_line(copy, tmp_path):
     (tmp_path / "pydantic.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     done = start(tmp_path, copy / "version1_pytorch_baseline/tiny_llama_v1.py", "--help", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
-
-
-def test_slow_imports_say_what_they_wait_for(monkeypatch, capsys):
-    spoken, show = threading.Event(), terminal.Line.show
-    monkeypatch.setattr(progress, "SECONDS", 1e-3)
-    monkeypatch.setattr(terminal.Line, "show", lambda *text: (show(*text), spoken.set()))
-    monkeypatch.setattr(importlib, "import_module", lambda name: spoken.wait(300))
-    importlib.reload(loading)
-    assert re.match(r"loading PyTorch: \d+ s\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("safe", ["", "1"])

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from common import cli, ranks
 from common import device as devices
+from common import ranks
 from common.options import Options
+from common.precision import amp_dtype
 from version3_triton.kernels import reference
 from version3_triton.kernels.checks import INTERPRETED, refuse_other, refuse_wrong
 
@@ -62,7 +63,7 @@ def available(options: Options) -> dict[str, bool | str]:
             print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
         return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
     if options.use_amp:
-        refuse_wrong(cli.amp_dtype(options))
+        refuse_wrong(amp_dtype(options))
     return dict(options.switches)
 
 

@@ -17,7 +17,7 @@ FP32 = Precision(CPU, None)
 
 
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
-    options = cli.parse(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
+    options = cli.run_options(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
     options = replace(options, name="v1")
     outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}

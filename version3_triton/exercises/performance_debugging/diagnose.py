@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable
 
-from common import cli, data
+from common import data
 from common import device as devices
 from common.analysis.output import tables
 from common.options import RunOptions
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.training import distributed
 
 import torch
@@ -29,7 +29,7 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
     inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
     model = make_model(options).to(device)
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     with torch.no_grad(), precision.autocast():
         rows = statistics(model, inputs)
         loss = distributed.loss_of(model, (inputs, targets)).item()

@@ -23,7 +23,7 @@ from common import cli
 from common import device as devices
 from common.analysis.output import tables
 from common.options import RunOptions
-from common.precision import Precision
+from common.precision import Precision, amp_dtype
 from common.training import step, version_files
 from version4_ultra_fused import tiny_llama_v4 as v4
 from version4_ultra_fused.kernels.side_stream import SideStream
@@ -49,7 +49,7 @@ def losses(version: ModuleType, options: RunOptions) -> list[float]:
     """Of STEPS training steps, with two batches in turn."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
-    precision = Precision(device, cli.amp_dtype(options))
+    precision = Precision(device, amp_dtype(options))
     batches = [version_files.random_batch(replace(options, seed=options.seed + i), device) for i in range(2)]
     prepared = step.prepare(version, options, precision, batches[0])
     return [prepared.step(batches[i % 2]).item() for i in range(STEPS)]
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the variant")
     parser.add_argument("--check", action="store_true", help="compare its losses with Version 4's, in place of training")
     arguments = parser.parse_args()
-    version, options = version_files.load(arguments.file), cli.parse(arguments, v4.SWITCHES)
+    version, options = version_files.load(arguments.file), cli.run_options(arguments, v4.SWITCHES)
     if arguments.check:
         return check(version, options)
     return v4.train(replace(options, name=arguments.file.stem), version.make_model, version.make_step).exit_code
