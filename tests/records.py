@@ -108,9 +108,9 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
 
     def timed(products, point, share):
         for p in products:
-            ms = 2 * p["batch"] * p["m"] * p["n"] * p["k"] / (share * peak) * 1e3
+            ms = 2 * p.batch * p.m * p.n * p.k / (share * peak) * 1e3
             summary = {"median": ms, "p20": 0.9 * ms, "p80": 1.1 * ms, "count": 9}
-            yield {"batch_size": point[0], "sequence_length": point[1]} | p | {"ms": summary, "calls": 90}
+            yield {"batch_size": point[0], "sequence_length": point[1]} | p._asdict() | {"ms": summary, "calls": 90}
 
     return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
         "schema": schema_of(Gemms), "element_bytes": 4,

@@ -24,21 +24,20 @@ Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
 Names = Annotated[list[str], Field(min_length=1)]
 
 
-class Entry(Attempted):
+class BenchmarkCell(Attempted):
     model: str
     batch_size: PositiveInt
     sequence_length: PositiveInt
-
-
-class BenchmarkCell(Entry):
     runs: list[Timed]
 
 
-class Accuracy(Entry):
-    """The other keys are there if the status is "ok"; an error can be infinite."""
+class Accuracy(Attempted):
+    """At the smallest shape. The other keys are there if the status is "ok"; an error can be infinite."""
 
+    model: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
     loss: NotRequired[float]  # nats
-    floor: NotRequired[float]  # the entropy of the source
     logits_error: NotRequired[float]
     gradient_error: NotRequired[float]  # the largest of all gradients
     gradient: NotRequired[str]  # the parameter that it belongs to
@@ -179,13 +178,12 @@ def _with_runs(path: Path, study: Any) -> Any:
     return study
 
 
-Layout = Literal["NN", "NT", "TN"]
 Phase = Literal["forward", "input_grad", "weight_grad"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-class Product(TypedDict):
-    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
+class TimedProduct(TypedDict):
+    """A `gemm_operations.Product` at a point of the grid."""
 
     gemm: str
     phase: Phase
@@ -193,13 +191,8 @@ class Product(TypedDict):
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
-    layout: Layout
+    layout: Literal["NN", "NT", "TN"]
     per_step: PositiveInt
-
-
-class TimedProduct(Product):
-    """A product at a point of the grid."""
-
     batch_size: PositiveInt
     sequence_length: PositiveInt
     ms: Summary  # of one product; a sample is the mean of products back to back

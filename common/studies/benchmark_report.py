@@ -36,7 +36,7 @@ def analyze(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
     measured = study_files.read_benchmark(path)
     against, found = reference(measured), results(measured)
-    entries: list[study_files.Entry] = [*measured["cells"], *measured["accuracy"]]
+    entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(entry["status"] != "ok" for entry in entries):
         first = f"; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}" if entries else ""
         raise RunError(f"nothing was measured{first}")

@@ -25,7 +25,7 @@ from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple
 
 from common import device as devices
 from common import files
@@ -36,8 +36,8 @@ from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import AMP_DTYPES, Precision
 from common.progress import progress
-from common.records.fields import Ceilings, Summary
-from common.records.study_files import PHASES, Gemms, Layout, Product, TimedProduct
+from common.records.fields import Ceilings
+from common.records.study_files import PHASES, Gemms
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED
@@ -50,39 +50,42 @@ BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
 SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long: many times the clock's resolution
 POINT = ["batch_size", "sequence_length"]  # of the grid
-SHAPE = ["batch", "m", "n", "k", "layout"]
-Shape = tuple[int, int, int, int, Layout]
-KINDS = {  # in the figure: the products of each kind, and its colour
-    "Q, K, V projections": (("q_proj", "k_proj", "v_proj"), plots.BLUE),
-    "attention products": (("scores", "weighted_sum"), plots.ORANGE),
-    "output projection": (("o_proj",), plots.SKY),
-    "gate, up projections": (("gate_proj", "up_proj"), plots.GREEN),
-    "down projection": (("down_proj",), plots.PURPLE),
-    "LM head": (("lm_head",), plots.VERMILION),
-}
+Shape = tuple[int, int, int, int, str]  # batch, M, N, K, layout
 
 
-def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
-    """The products of a linear layer from `inputs` to `outputs` features."""
-    forward: Shape = (1, tokens, outputs, inputs, "NT")
-    return three(gemm, per_step, forward, (1, tokens, inputs, outputs, "NN"), (1, outputs, inputs, tokens, "TN"))
+class Product(NamedTuple):
+    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
+
+    gemm: str
+    phase: str  # of PHASES
+    batch: int
+    m: int
+    n: int
+    k: int
+    layout: str
+    per_step: int
+
+    @property
+    def shape(self) -> Shape:
+        return self.batch, self.m, self.n, self.k, self.layout
 
 
 def three(gemm: str, per_step: int, *shapes: Shape) -> list[Product]:
     """A forward product and those of its two gradients."""
-    return [
-        {"gemm": gemm, "phase": phase, "batch": batch, "m": m, "n": n, "k": k, "layout": layout, "per_step": per_step}
-        for phase, (batch, m, n, k, layout) in zip(PHASES, shapes, strict=True)
-    ]
+    return [Product(gemm, phase, *shape, per_step) for phase, shape in zip(PHASES, shapes, strict=True)]
+
+
+def linear(gemm: str, tokens: int, inputs: int, outputs: int, per_step: int) -> list[Product]:
+    """The products of a linear layer from `inputs` to `outputs` features."""
+    forward = 1, tokens, outputs, inputs, "NT"
+    return three(gemm, per_step, forward, (1, tokens, inputs, outputs, "NN"), (1, outputs, inputs, tokens, "TN"))
 
 
 def attention(config: ModelConfig, batch_size: int, length: int) -> list[Product]:
     """The products of attention: scores = q k^T and out = p v, over all S^2 pairs, and their gradients."""
     batch, head, layers = batch_size * config.num_attention_heads, config.head_dim, config.num_layers
     # torch.matmul folds batch and heads. With H = K it must copy k^T for that, row by row; with K < H it need not.
-    grouped = config.num_key_value_heads < config.num_attention_heads
-    keys: Layout = "NT" if grouped else "NN"
-    keys_grad: Layout = "NN" if grouped else "NT"
+    keys, keys_grad = ("NT", "NN") if config.num_key_value_heads < config.num_attention_heads else ("NN", "NT")
     square, narrow, wide = (batch, length, length, head), (batch, length, head, length), (batch, head, length, length)
     return [
         *three("scores", layers, (*square, keys), (*narrow, keys_grad), (*wide, "TN")),
@@ -109,39 +112,36 @@ def products(config: ModelConfig, batch_size: int, sequence_length: int) -> list
 
 def fused_products(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Product]:
     """The products that could replace q, k, v_proj and gate, up_proj: their outputs side by side."""
-    sizes = {row["gemm"]: row["n"] for row in products(config, batch_size, sequence_length) if row["phase"] == "forward"}
+    sizes = {each.gemm: each.n for each in products(config, batch_size, sequence_length) if each.phase == "forward"}
     fused = {whole: sum(sizes[part] for part in parts) for whole, parts in FUSED.items()}
     tokens, hidden, layers = batch_size * sequence_length, config.hidden_size, config.num_layers
-    return [row for whole, size in fused.items() for row in linear(whole, tokens, hidden, size, layers)]
+    return [each for whole, size in fused.items() for each in linear(whole, tokens, hidden, size, layers)]
 
 
-def shape_of(product: Product) -> Shape:
-    return product["batch"], product["m"], product["n"], product["k"], product["layout"]
-
-
-def operand(batch: int, rows: int, columns: int, transposed: bool, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def operand(batch: int, rows: int, columns: int, transposed: bool, precision: Precision) -> torch.Tensor:
     """Random [batch, rows, columns], without the first dimension for batch 1; stored transposed where asked."""
     stored = (columns, rows) if transposed else (rows, columns)
-    result = torch.randn(stored if batch == 1 else (batch, *stored), device=device, dtype=dtype)
+    shape = stored if batch == 1 else (batch, *stored)
+    result = torch.randn(shape, device=precision.device, dtype=precision.dtype)
     return result.mT if transposed else result
 
 
-def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> tuple[list[float], int]:
+def time_product(product: Product, precision: Precision) -> tuple[list[float], int]:
     """Milliseconds of a product on random operands in each sample, and the number of products in all samples.
 
     The output is newly allocated, as in eager PyTorch. Short products are repeated within a sample, and the number of samples
     follows from the time budget. RunError: memory ran out.
     """
-    batch, m, n, k, layout = shape_of(product)
+    batch, m, n, k, layout = product.shape
     try:
-        a = operand(batch, m, k, layout[0] == "T", device, dtype)
-        b = operand(batch, k, n, layout[1] == "T", device, dtype)
-        once = summarize(benchmark(lambda: a @ b, device, warmup=1, iterations=2))["median"]
+        a = operand(batch, m, k, layout[0] == "T", precision)
+        b = operand(batch, k, n, layout[1] == "T", precision)
+        once = summarize(benchmark(lambda: a @ b, precision.device, warmup=1, iterations=2))["median"]
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
         shape = f"{batch} x [{m}, {k}] @ [{k}, {n}]"
-        raise RunError(f"out of memory in {product['gemm']}, {shape}: lower --batch-sizes or --sequence-lengths") from error
+        raise RunError(f"out of memory in {product.gemm}, {shape}: lower --batch-sizes or --sequence-lengths") from error
     calls = max(1, round(SAMPLE_MS / once))
     samples = int(min(max(BUDGET_MS / (once * calls), MIN_SAMPLES), MAX_SAMPLES))
 
@@ -149,7 +149,7 @@ def time_product(product: Product, device: torch.device, dtype: torch.dtype) -> 
         for _ in range(calls):
             a @ b  # noqa: B018
 
-    times = benchmark(sample, device, warmup=1, iterations=samples)
+    times = benchmark(sample, precision.device, warmup=1, iterations=samples)
     return [milliseconds / calls for milliseconds in times], samples * calls
 
 
@@ -170,14 +170,14 @@ def measure(config: ModelConfig, asked: Namespace, path: Path) -> None:
         "element_bytes": precision.dtype.itemsize, "batch_sizes": asked.batch_sizes, "sequence_lengths": asked.sequence_lengths,
     }  # fmt: skip
 
-    def timings(of: Callable[..., list[Product]], points: list[tuple[int, int]]) -> list[TimedProduct]:
-        rows: list[TimedProduct] = []
-        for batch_size, length in points:
-            for product in of(config, batch_size, length):
-                shape = shape_of(product)
-                timed = {"ms": cast(Summary, summarize(samples[shape])), "calls": calls[shape]}
-                rows.append(cast(TimedProduct, {"batch_size": batch_size, "sequence_length": length, **product, **timed}))
-        return rows
+    def timings(of: Callable[..., list[Product]], points: list[tuple[int, int]]) -> list[dict[str, Any]]:
+        return [
+            dict(zip(POINT, point, strict=True))
+            | product._asdict()
+            | {"ms": summarize(samples[product.shape]), "calls": calls[product.shape]}
+            for point in points
+            for product in of(config, *point)
+        ]
 
     for number in range(1, ROUNDS + 1):
         start, timed = time.perf_counter(), set()
@@ -190,12 +190,11 @@ def measure(config: ModelConfig, asked: Namespace, path: Path) -> None:
             }  # fmt: skip
             for i, point in enumerate(grid, 1):
                 for product in (*products(config, *point), *fused_products(config, *point)):
-                    shape = shape_of(product)
-                    if shape not in timed:
-                        times, count = time_product(product, device, precision.dtype)
-                        samples[shape] += times
-                        calls[shape] += count
-                        timed.add(shape)
+                    if product.shape not in timed:
+                        times, count = time_product(product, precision)
+                        samples[product.shape] += times
+                        calls[product.shape] += count
+                        timed.add(product.shape)
                 complete = grid[:i] if number == 1 else grid
                 measured["gemms"], measured["fused"] = timings(products, complete), timings(fused_products, complete)
                 ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
@@ -208,7 +207,7 @@ def analyze(path: Path) -> Report:
     """The report on a gemm_analysis.json. UsageError: it is missing or damaged."""
     measured = files.read(path, Gemms)
     rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
-    shapes = rows.drop_duplicates(SHAPE)
+    shapes = rows.drop_duplicates(["batch", "m", "n", "k", "layout"])
     noisy = (100 * (shapes["p80"] - shapes["p20"]) / shapes["ms"] > run_facts.NOISY).sum()
     report = Report("Matrix products of a training step")
     report.text(
@@ -216,10 +215,9 @@ def analyze(path: Path) -> Report:
         f"{tables.format_time(1e3 * measured['ceilings']['operation_seconds'])}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
         *(f"The measurement is incomplete: {note}." for note in measured.get("notes", [])),
-        "Each product was timed alone, in rounds over all of them. Times are medians, with the 20th and 80th percentile. "
-        f"Products of one shape and layout share one measurement: {len(shapes)} were timed for {len(rows)} rows. Repeated calls "
-        "find operands in a cache, so a small product can be faster than its roofline bound.",
-        "gemm_analysis.csv has every product.",
+        "Each product was timed alone, in rounds over all of them. Times are medians. Products of one shape and layout share one "
+        f"measurement: {len(shapes)} were timed for {len(rows)} rows of gemm_analysis.csv. Repeated calls find operands in a "
+        "cache, so a small product can be faster than its roofline bound.",
         f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
@@ -238,10 +236,10 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def frame(timings: list[TimedProduct]) -> pandas.DataFrame:
+def frame(timings: list[Any]) -> pandas.DataFrame:
     """A row for each product; `ms`, `p20` and `p80` are of its summary."""
     rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
-    return rows[[*POINT, "gemm", "phase", *SHAPE, "per_step", "ms", "p20", "p80", "calls"]]
+    return rows[[*POINT, *Product._fields, "ms", "p20", "p80", "calls"]]
 
 
 def cells(rows: pandas.DataFrame) -> list[list[object]]:
@@ -256,7 +254,7 @@ def describe(measured: Gemms) -> pandas.DataFrame:
     (compute), for its bytes at the copy's bandwidth (memory), and for issuing one operation (launch).
     """
     rows, best = frame(measured["gemms"]), measured["ceilings"]
-    batch, m, n, k = (rows[name].astype(float) for name in SHAPE[:4])  # products of integers could exceed 64 bits
+    batch, m, n, k = (rows[name].astype(float) for name in ("batch", "m", "n", "k"))
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
     seconds = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}
     least = pandas.DataFrame(seconds).assign(launch=best["operation_seconds"])
@@ -264,8 +262,7 @@ def describe(measured: Gemms) -> pandas.DataFrame:
     return rows.assign(
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
         bound_tflops=flops / least[["compute", "memory"]].max(axis=1) / 1e12,
-        ceiling_percent=1e5 * least["compute"] / rows["ms"],
-        limit=least.idxmax(axis=1),
+        ceiling_percent=1e5 * least["compute"] / rows["ms"], limit=least.idxmax(axis=1),
         share_percent=100 * step_ms / step_ms.groupby([rows[name] for name in POINT]).transform("sum"),
     )  # fmt: skip
 
@@ -286,7 +283,7 @@ def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
 def fusion_table(measured: Gemms) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
-    def by_phase(timings: list[TimedProduct], fused: dict[str, str]) -> pandas.DataFrame:
+    def by_phase(timings: list[Any], fused: dict[str, str]) -> pandas.DataFrame:
         rows = frame(timings)
         rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
         rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
@@ -306,10 +303,11 @@ def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure
     axes = result.subplots()
     roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
     axes.set_title(f"filled: forward, hollow: gradients\n{roofline.describe(measured['ceilings'])}", fontsize=10)
-    for name, (gemms, colour) in KINDS.items():
-        own = rows[rows["gemm"].isin(gemms)]
-        faces = [colour if phase == "forward" else "none" for phase in own["phase"]]
-        axes.scatter(own["intensity"], own["tflops"], s=42, c=faces, edgecolors=colour, zorder=3)
-        axes.scatter([], [], s=64, c=colour, label=name)
-    result.legend(loc="outside lower center", ncols=3)
+    for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
+        style = {key: value for key, value in plots.style(i).items() if key in ("color", "marker")}
+        for filled, part in own.groupby(own["phase"] == "forward"):
+            fill = "full" if filled else "none"
+            label = name if filled else None
+            axes.plot(part["intensity"], part["tflops"], linestyle="", fillstyle=fill, label=label, **style)
+    result.legend(loc="outside lower center", ncols=5)
     return result
