@@ -9,23 +9,21 @@
     captured-tuned  captured-bf16 compiled with max-autotune and coordinate descent, which takes minutes (GPU)
     captured-fp8    captured with torchao's FP8 training of the blocks, one scale a tensor (GPU)
 
-A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. Its step
-drops the gradients (`zero_grad` sets them to None), so nothing is set to zero or added up. The benchmark runs a baseline as its
-users do, without the deterministic algorithms that versions ask for. These choices keep transformers from doing extra work:
+A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. These
+choices keep transformers from doing extra work:
 
-- Loss: `forward(labels=targets, shift_labels=targets)`. `labels` asks for the model's own loss, in the model's own precision.
-  `shift_labels` says that the targets are already the next tokens, so nothing is shifted.
-- There is no key/value cache (`use_cache=False`), no padding mask, no hidden states or attention weights returned, no dropout.
+- `forward(labels=targets, shift_labels=targets)` asks for the model's own loss of targets that are already shifted.
+- There is no key/value cache, no padding mask, no hidden states or attention weights returned, no dropout.
 - Attention: the function behind `attn_implementation="sdpa"`, under another name. Under the name "sdpa", transformers 5.23 looks
   in each step for several documents in one row, which waits for the GPU, and compiled code always builds the [B, 1, S, S] mask,
   with which PyTorch cannot use its flash kernel. For a name without a mask function transformers builds no mask, and the same
   function then asks for causal attention. transformers 4.51 has no mask functions, and builds no mask for "sdpa".
-- Liger replaces names inside transformers' module for the whole process: RoPE, and the classes of norm and feed-forward that
-  later models are made of. The benchmark therefore gives each model a process of its own.
+- Liger replaces names inside transformers' module for the whole process, so each model needs a process of its own.
 """
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from common import device as devices
 from common import weights
@@ -97,40 +95,56 @@ def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
-Llama = TinyLlama | captured_peer.TinyLlama
-
-
 @dataclass(frozen=True)
 class Peer:
     """An external baseline; it has what the module of a version has."""
 
     name: str
-    packages: dict[str, str]
+    packages: dict[str, str] = field(default_factory=dict)
     compiled: bool | str = False  # or a mode of torch.compile
     liger: bool = False
-
-    CAPTURED = False  # as in a version: whether the step is captured unless asked otherwise
+    CAPTURED: bool = False  # as in a version: the model of `captured_peer`, whose step is captured unless asked otherwise
+    working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
+    fp8: bool = False  # products of the blocks
 
     def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
         """Raises UsageError if the baseline cannot run here, or not in this precision (`precision.amp_dtype`)."""
         missing = [install for module, install in self.packages.items() if importlib.util.find_spec(module) is None]
         if missing:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")
-        if self.liger and not devices.is_gpu(device):
-            raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: its kernels do not run on a CPU")
+        if (self.liger or self.CAPTURED) and not devices.is_gpu(device):
+            raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU")
+        if (self.working or self.fp8) and amp_dtype != torch.bfloat16:
+            raise UsageError(f"{self.name} needs --use-amp with bfloat16")
+        if self.CAPTURED and (problem := devices.compile_problem(device)):
+            raise UsageError(problem)
 
-    def make_model(self, options: Options) -> Llama:
-        model = TinyLlama(options.model)
-        if self.liger:
-            from liger_kernel.transformers import apply_liger_kernel_to_llama
+    def make_model(self, options: Options) -> nn.Module:
+        if not self.CAPTURED:
+            model = TinyLlama(options.model)
+            if self.liger:
+                from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-            apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
-        return model
+                apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
+            return model
+        from torch._inductor import config
 
-    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=self.liger and bool(self.compiled))
+        config.coordinate_descent_tuning = self.compiled == TUNED
+        fused = captured_peer.TinyLlama(options.model)
+        if self.fp8:
+            from torchao.float8 import convert_to_float8_training
 
-    def make_step(self, model: Llama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
+            convert_to_float8_training(fused.layers)  # the head and attention stay in 16 bits
+        return fused
+
+    def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
+        if self.working:
+            assert isinstance(model, captured_peer.TinyLlama)
+            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, self.compiled)
+        fused = self.CAPTURED or (self.liger and bool(self.compiled))
+        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
+
+    def make_step(self, model: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
         """A function of a batch: one optimizer step as in Version 1, with the loss compiled if `compiled`."""
         loss_of = devices.compiled(model.loss, precision.device, self.compiled)
 
@@ -147,48 +161,15 @@ class Peer:
         return step
 
 
-@dataclass(frozen=True)
-class HandFused(Peer):
-    """An external baseline with the model of `captured_peer`, whose step is captured."""
-
-    working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
-    fp8: bool = False  # products of the blocks
-
-    CAPTURED = True
-
-    def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        super().check(device, amp_dtype)
-        if not devices.is_gpu(device):
-            raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU: a CPU has no graph that could hold its step")
-        if (self.working or self.fp8) and amp_dtype != torch.bfloat16:
-            raise UsageError(f"{self.name} needs --use-amp with bfloat16")
-        if problem := devices.compile_problem(device):
-            raise UsageError(problem)
-
-    def make_model(self, options: Options) -> Llama:
-        from torch._inductor import config
-
-        config.coordinate_descent_tuning = self.compiled == TUNED
-        model = captured_peer.TinyLlama(options.model)
-        if self.fp8:
-            from torchao.float8 import convert_to_float8_training
-
-            convert_to_float8_training(model.layers)  # the head and attention stay in 16 bits
-        return model
-
-    def make_optimizer(self, model: Llama, options: Options) -> torch.optim.Optimizer:
-        if self.working and isinstance(model, captured_peer.TinyLlama):
-            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, self.compiled)
-        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)  # capturable once it is captured
-
-
-PEERS = {
-    "hf": Peer("hf", TRANSFORMERS),
-    "hf-compile": Peer("hf-compile", TRANSFORMERS, compiled=True),
-    "liger": Peer("liger", TRANSFORMERS | LIGER, liger=True),
-    "liger-compile": Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
-    "captured": HandFused("captured", {}, compiled=True),
-    "captured-bf16": HandFused("captured-bf16", {}, compiled=True, working=torch.bfloat16),
-    "captured-tuned": HandFused("captured-tuned", {}, compiled=TUNED, working=torch.bfloat16),
-    "captured-fp8": HandFused("captured-fp8", TORCHAO, compiled=True, fp8=True),
-}
+BF16 = torch.bfloat16
+EVERY = (
+    Peer("hf", TRANSFORMERS),
+    Peer("hf-compile", TRANSFORMERS, compiled=True),
+    Peer("liger", TRANSFORMERS | LIGER, liger=True),
+    Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
+    Peer("captured", compiled=True, CAPTURED=True),
+    Peer("captured-bf16", compiled=True, CAPTURED=True, working=BF16),
+    Peer("captured-tuned", compiled=TUNED, CAPTURED=True, working=BF16),
+    Peer("captured-fp8", TORCHAO, compiled=True, CAPTURED=True, fp8=True),
+)
+PEERS = {peer.name: peer for peer in EVERY}
