@@ -1,12 +1,8 @@
 """The ablation: a measured study holds every combination, torch.compile may be missing, and a signal ends it."""
 
-import gc
 import os
 import signal
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
 
 from common import device as devices
 from common.analysis.comparisons import ablation_effects
@@ -14,14 +10,11 @@ from common.files import read_json, schema_of
 from common.records.study_files import Ablation
 from common.studies import ablation
 from common.training import version_files
-from common.training.step import prepare
 from tests import study_options
 from tests.conftest import ROOT
 from version2_pytorch_fused import tiny_llama_v2
 
-import pandas
 import pytest
-import torch
 
 SCRIPT = ROOT / "version2_pytorch_fused/fusion_ablation_study.py"
 
@@ -76,29 +69,6 @@ def test_a_study_of_version_2(study, capsys):
 
 
 @pytest.mark.usefixtures("few_combinations")
-def test_every_combination_is_captured_and_keeps_its_model(study, monkeypatch):
-    """On the CPU, so the step is not captured in truth; a graph would not keep the weights that it reads."""
-    captured, models = [], []
-
-    def eager(version, options, precision, batch):
-        captured.append(options.capture_step)
-        prepared = prepare(version, replace(options, capture_step=False), precision, batch)
-        models.append(weakref.ref(prepared.model))
-        return prepared._replace(step=lambda batch: torch.ones(()))
-
-    def timed(function, device, warmup, iterations):
-        gc.collect()
-        assert all(model() for model in models[1:])  # the first is built for what all share, and not kept
-        return [1.0] * iterations
-
-    monkeypatch.setattr(ablation, "prepare", eager)
-    monkeypatch.setattr(ablation, "benchmark", timed)
-    monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
-    measured, text = study("--capture-step")
-    assert captured == [True] * 4 and measured["settings"] == {"capture_step": True} and "capture step on" in text
-
-
-@pytest.mark.usefixtures("few_combinations")
 def test_a_signal_ends_the_study_in_half_precision_after_the_round(study, monkeypatch):
     def interrupted(function, device, warmup, iterations):
         function()
@@ -135,8 +105,3 @@ def test_with_torch_compile(run_script, config, tmp_path):
     run_script(SCRIPT, "--config", config, "--rounds", "1", "--all-combinations")
     measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", schema_of(Ablation))
     assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)
-
-
-def test_launches_are_those_of_a_step_without_copies():
-    table = pandas.DataFrame({"category": ["kernel", "operator", "memcpy"], "calls": [4, 2, 9]})
-    assert ablation.launches_per_step(SimpleNamespace(table=table, steps=2)) == 3

@@ -75,14 +75,8 @@ def sees_one_token_more(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=~future, enable_gqa=True)
 
 
-def reads_another_heads_keys(q, k, v):
-    groups = q.shape[1] // k.shape[1]
-    return tiny_llama_v1.attention(q, k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1))
-
-
 MISTAKES = {
     "the future is seen": (dict(attention=sees_one_token_more), "logits"),
-    "another head's keys": (dict(attention=reads_another_heads_keys), "logits"),
     "weights of norms forgotten": (dict(rms_norm=lambda x, weight, eps: rms_norm(x, weight / weight, eps)), "logits"),
     "queries not rotated": (
         dict(apply_rope=lambda q, k, cos, sin: (q, apply_rope(q, k, cos, sin)[1])),
@@ -139,13 +133,6 @@ def has_other_names(model: nn.Module) -> None:
 def test_a_weight_without_gradient_or_that_does_not_come_back_is_an_error(config, change, message):
     with pytest.raises(RunError, match=message):
         compare(config, changed(change))
-
-
-@pytest.mark.parametrize(
-    "expected, got, error", [([2.0, -4.0], [2.0, -3.0], 0.25), ([0.0], [0.0], 0.0), ([0.0], [1.0], float("inf"))]
-)
-def test_the_error_is_relative_to_the_largest_element(expected, got, error):
-    assert accuracy.error(torch.tensor(expected), torch.tensor(got)) == error
 
 
 def test_one_error_past_the_tolerance_fails():

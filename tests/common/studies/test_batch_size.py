@@ -4,7 +4,7 @@ import csv
 import math
 from collections.abc import Callable
 
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from common.files import read_json, schema_of, write_json
 from common.records.study_files import BatchSearch
 from common.studies import batch_size
@@ -38,7 +38,7 @@ class Machine:
         return trial(size, OUT) if size > self.room else trial(size, OVER if size > self.allowed else FITS, self.time(size))
 
 
-@pytest.mark.parametrize("limit", [1, 3, 64, 100, 1000])
+@pytest.mark.parametrize("limit", [1, 64, 100, 1000])
 @pytest.mark.parametrize("kind", ["room", "allowed"])
 def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     machine = Machine(**{kind: limit})
@@ -47,13 +47,6 @@ def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     assert len(machine.sizes) < 18
     status = OUT if kind == "room" else OVER
     assert f"does not fit: {status}" in found["ended"] and found["reason"].endswith(f"does not: {status}")
-
-
-def test_memory_without_a_limit_ends_at_the_maximum():
-    machine = Machine()
-    found = batch_size.search(machine, "memory", 100)
-    assert machine.sizes == [1, 2, 4, 8, 16, 32, 64, 100] and found["batch_size"] == 100
-    assert found["ended"] == "the maximum is reached: 100 (--max-batch-size)" and "limit lies above" in found["reason"]
 
 
 def test_a_step_that_takes_long_ends_the_doubling():
@@ -102,11 +95,10 @@ def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(measured, 
     assert "batch size     3  out of memory\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name, raised", [("ValueError", RunError), ("UsageError", UsageError)])
-def test_any_other_failure_ends_it_with_its_message(measured, monkeypatch, name, raised):
-    failed = {"status": "failed", "reason": f"{name}: a mistake in the version"}
+def test_any_other_failure_ends_it_with_its_message(measured, monkeypatch):
+    failed = {"status": "failed", "reason": "ValueError: a mistake in the version"}
     monkeypatch.setattr(batch_size.job_runner, "in_a_process", lambda *_: failed)
-    with pytest.raises(raised, match=f"trial of batch size 1 failed: {name}: a mistake in the version"):
+    with pytest.raises(RunError, match="trial of batch size 1 failed: ValueError: a mistake in the version"):
         measured("pass")
 
 

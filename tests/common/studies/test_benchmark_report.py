@@ -68,15 +68,6 @@ def test_speedups_have_the_range_of_the_repeats():
     assert rows["v1", 4, 8][2:] == [None, ""] and ("v2", 8, 16) not in rows
 
 
-def test_one_batch_size_is_drawn_as_bars():
-    throughput, memory, *_ = benchmark_report.figure(records.benchmark_of_shapes(), "a title").axes
-    assert len(throughput.lines) == 2
-    shape = {"batch_sizes": [4], "sequence_lengths": [8]}
-    throughput, memory = benchmark_report.figure(records.benchmark_of_shapes() | shape, "a title").axes
-    assert [bar.get_height() for bar in throughput.patches] == pytest.approx([1000, 2000])
-    assert [label.get_text() for label in memory.get_xticklabels()] == ["v1", "v2"] and not throughput.lines
-
-
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     measured = records.benchmark_of_shapes()
     for entry in measured["cells"] + measured["accuracy"]:

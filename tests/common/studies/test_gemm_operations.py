@@ -10,7 +10,6 @@ from common import files
 from common.config import ModelConfig, resolve
 from common.errors import RunError
 from common.files import write_json
-from common.precision import Precision
 from common.records.study_files import Gemms
 from common.studies import gemm_operations
 from tests import records, study_options
@@ -64,14 +63,6 @@ def test_a_fused_product_does_the_work_of_its_parts_in_every_phase(name):
     separate, fused = (made(CONFIGS[name], 2, 8) for made in (gemm_operations.products, gemm_operations.fused_products))
     for (whole, parts), phase in itertools.product(gemm_operations.FUSED.items(), gemm_operations.PHASES):
         assert work(fused, [whole], phase) == work(separate, parts, phase) > 0
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_operands_have_the_shape_and_layout_asked_for(batch, transposed):
-    made = gemm_operations.operand(batch, 4, 6, transposed, Precision(torch.device("cpu"), None))
-    assert made.shape[-2:] == (4, 6) and (made.dim() == 3) == (batch == 3)
-    assert made.stride(-2 if transposed else -1) == 1
 
 
 def test_rates_shares_and_bounds_follow_from_the_times():
