@@ -4,29 +4,7 @@ python page.py pytorch_profiles
 python page.py profile_a.json profile_b.json --output two.html
 """
 
-from pathlib import Path
-
-from common import cli
-from common.analysis.formulas import own_kernels
-from common.analysis.page import run_page
-from common.documents import sections
-from common.files import writable_file, write_text
-from common.records import step_profile
-
-
-def main() -> None:
-    parser = cli.Parser(__doc__)
-    parser.add_argument("run", type=Path, metavar="A", help="a profile, trace or record of a run, or what another profiler wrote")
-    parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
-    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
-    options = parser.parse_args()
-    output = writable_file(options.output, "--output")
-    paths = [step_profile.find(path) for path in (options.run, options.other) if path]
-    known = sections.RENDERERS, own_kernels.kernel_costs
-    page = run_page.compare(paths, *known) if options.other else run_page.build(paths[0], *known)
-    write_text(output, page.html())
-    print(f"written: {output}")
-
+from common.documents import page
 
 if __name__ == "__main__":
-    cli.command(main)
+    page.command()

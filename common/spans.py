@@ -7,14 +7,9 @@ of PyTorch emit as roctx (`rocprofv3 --marker-trace`, `nsys`, `ncu --nvtx`). Oth
 import functools
 from collections.abc import Callable
 
-import torch
+from common.span_names import INNER_SPANS, SPANS
 
-FORWARD_SPANS = ("embed", "norm", "attention", "mlp", "loss")
-SPANS = (*FORWARD_SPANS, "backward", "optimizer")
-INNER_SPANS = {  # name: the span in which it is nested
-    "qkv_projection": "attention", "attention_core": "attention", "output_projection": "attention",
-    "gate_up": "mlp", "activation": "mlp", "down": "mlp",
-}  # fmt: skip
+import torch
 
 recording = False  # set while a torch profile is being taken
 observer: Callable[[str, bool], None] | None = None  # called with (name, entering), not of inner spans; the phase clock sets it

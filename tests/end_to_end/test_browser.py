@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.analysis.formulas import own_kernels
-from common.analysis.page import run_page
-from common.documents import sections
+from common.documents.page import report
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
 
@@ -56,8 +54,7 @@ def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
 
 
 def built(*paths: Path) -> str:
-    known = sections.RENDERERS, own_kernels.kernel_costs
-    return (run_page.build(paths[0], *known) if len(paths) == 1 else run_page.compare(paths, *known)).html()
+    return report(*paths).html()
 
 
 @pytest.fixture
@@ -187,31 +184,6 @@ def test_paper_shows_the_whole_timeline_and_every_column(opened, tmp_path):
     edges = "[...document.querySelectorAll('table, canvas')].map(shown => shown.getBoundingClientRect().right)"
     assert 900 < max(page.evaluate(edges)) <= 1047
     assert page.locator(".groups").is_visible() and not page.locator("input").is_visible()
-
-
-def test_fifty_thousand_events(opened, tmp_path, capsys):
-    """Says how long a frame takes; a clock of a machine that others use proves nothing."""
-    events = [
-        {"ph": "X", "name": f"work {i % 90}", "cat": "abc"[i % 3], "pid": 1, "tid": i % 6, "ts": i, "dur": 5}
-        for i in range(50_000)
-    ]
-    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    page = opened(built(tmp_path / "other.json"))
-    assert page.evaluate("charts[0].data.nodes.length") == 50_000
-    times = page.evaluate(
-        """() => new Promise(done => {
-          const times = [];
-          const frame = before => requestAnimationFrame(now => {
-            if (before) times.push(now - before);
-            if (times.length === 60) return done(times.sort((one, other) => one - other));
-            charts[0].move(times.length % 20 < 10 ? 0.8 : 1.25, 0.01);
-            frame(now);
-          });
-          frame(0);
-        })"""
-    )
-    with capsys.disabled():
-        print(f" 50,000 events: a frame takes {times[30]:.0f} ms in the median, {times[-1]:.0f} ms at most")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -20,7 +20,7 @@ from common.analysis.profiles.kernel_table import Kernels
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile
-from common.spans import FORWARD_SPANS
+from common.span_names import FORWARD_SPANS
 
 import pandas
 from matplotlib.figure import Figure

@@ -9,7 +9,7 @@
 Two files have both timelines, what went and what came, and the numbers that differ.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,8 @@ from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile
 
-Renderers = Mapping[str, Callable[[Path], Report]]
+Renderer = Callable[[Path], Report]
+Renderers = Callable[[str], Renderer | None]
 CostsOf = Callable[[Profile], timeline.Costs]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
@@ -146,12 +147,12 @@ def _add_critical_path(result: Report, trace: Trace) -> None:
 
 
 def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
-    """The page of a file; `renderers` are those of our other records, by schema, and `costs` is as in `of_run`."""
+    """The page of a file; `renderers` gives that of a study's record by its schema, and `costs` is as in `of_run`."""
     source, schema = load_kernels.recognize(path), _schema(path)
     if schema == run_record.SCHEMA:
         return runs.show([path])
-    if schema in renderers:
-        return renderers[schema](path)
+    if schema.startswith("tiny-llama") and source == "JSON" and (render := renderers(schema)):
+        return render(path)
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)

@@ -24,7 +24,7 @@ from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports.critical_path import operator_costs
 from common.errors import UsageError
 from common.records.run_record import Run
-from common.spans import FORWARD_SPANS, SPANS
+from common.span_names import FORWARD_SPANS, SPANS
 
 Costs = Mapping[tuple[str, str], Cost]
 EVENTS = 50_000

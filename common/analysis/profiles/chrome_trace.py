@@ -35,7 +35,7 @@ from common.analysis.profiles.trace_events import Event
 from common.errors import UsageError
 from common.progress import progress
 from common.records.step_profile import Sums
-from common.spans import FORWARD_SPANS, INNER_SPANS
+from common.span_names import FORWARD_SPANS, INNER_SPANS
 
 import pandas
 

@@ -3,10 +3,9 @@
 import json
 import re
 
-from common.analysis.formulas import own_kernels
-from common.analysis.page import run_page, timeline
+from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace
-from common.documents import sections
+from common.documents.page import report as build
 from common.errors import UsageError
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
@@ -15,11 +14,6 @@ from tests.small_traces import gpu_trace, rank_trace, write_profile
 import pytest
 
 H200 = ROOT / "results" / "h200"
-
-
-def build(*paths):
-    known = sections.RENDERERS, own_kernels.kernel_costs
-    return run_page.build(*paths, *known) if len(paths) == 1 else run_page.compare(paths, *known)
 
 
 def titles(report) -> list[str]:

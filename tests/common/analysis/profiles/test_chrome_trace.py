@@ -5,7 +5,7 @@ import json
 
 from common.analysis.profiles import chrome_trace, load_kernels
 from common.errors import UsageError
-from common.spans import INNER_SPANS
+from common.span_names import INNER_SPANS
 from tests import small_traces
 from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, rank_trace
 

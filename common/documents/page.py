@@ -1,0 +1,43 @@
+"""Makes one HTML page of a run, or of two side by side.
+
+python page.py pytorch_profiles
+python page.py profile_a.json profile_b.json --output two.html
+"""
+
+from pathlib import Path
+
+from common import cli
+from common.analysis.formulas import own_kernels
+from common.analysis.output.report import Report
+from common.analysis.page import run_page
+from common.files import writable_file, write_text
+from common.records import step_profile
+
+
+def main() -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("run", type=Path, metavar="A", help="a profile, trace or record of a run, or what another profiler wrote")
+    parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
+    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
+    options = parser.parse_args()
+    output = writable_file(options.output, "--output")
+    write_text(output, report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html())
+    print(f"written: {output}")
+
+
+def report(*paths: Path) -> Report:
+    """The page of one file or of two."""
+    known = study_report, own_kernels.kernel_costs
+    return run_page.compare(paths, *known) if paths[1:] else run_page.build(paths[0], *known)
+
+
+def study_report(schema: str) -> run_page.Renderer | None:
+    """What makes the report of a study's record; it needs PyTorch, which the pages of other files do not."""
+    from common.documents import sections
+
+    return sections.RENDERERS.get(schema)
+
+
+def command() -> None:
+    """`page.py`, and the command of the installed package."""
+    cli.command(main)
