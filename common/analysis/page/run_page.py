@@ -105,7 +105,7 @@ def of_events(path: Path) -> Report:
     unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
     rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
     result.section("Trace")
-    left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or a possible duration." * (damaged > 0)
+    left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end." * (damaged > 0)
     result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
     result.section(EVENTS_BY_NAME)

@@ -126,7 +126,7 @@ def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
 
 def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]], int]:
     """All timed events of any Chrome trace, by category; calls and us by name, of those beyond EVENTS too; and the number of
-    damaged events, which are left out. An event that has no end lasts as long as the trace.
+    events that are left out, because they are damaged or have no end.
     """
     labels: dict[str | tuple[str, str], str] = {}  # of a process, and of one of its threads
     found: list[tuple[tuple[str, str], Event]] = []
@@ -147,9 +147,6 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]],
                 found.append((track, _timed(first | event | {"ts": first["ts"]}, float(event["ts"]) - float(first["ts"]))))
         except (KeyError, TypeError, ValueError, AttributeError):
             damaged += 1
-    end = max((event.start + event.duration for _, event in found), default=0.0)
-    unended = [(track, event) for track, open_ in begun.items() for event in open_]
-    found += [(track, _timed(event, max(0.0, end - float(event["ts"])))) for track, event in unended]
     if not found:
         raise UsageError(f"{path} holds no timed event")
     names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
@@ -159,7 +156,7 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]],
     for event in made:
         calls, us = sums.get(event.name, (0, 0.0))
         sums[event.name] = calls + 1, us + event.duration
-    return _timeline(made), sums, damaged
+    return _timeline(made), sums, damaged + sum(map(len, begun.values()))
 
 
 def _timed(event: dict[str, Any], duration: float | str) -> Event:

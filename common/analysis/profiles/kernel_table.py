@@ -100,5 +100,7 @@ def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False
     if not fits.all():
         row = int(fits.argmin())
         problem = "is negative" if found.iloc[row] < 0 else "is not a number"
-        raise UsageError(f"{path} is damaged: {column} in row {row + 2} {problem}: {shortened(frame[column].iloc[row], 60)!r}")
+        raise UsageError(
+            f"{path} is damaged: {column} in row {row + 2} {problem}: {shortened(str(frame[column].iloc[row]), 60)!r}"
+        )
     return found

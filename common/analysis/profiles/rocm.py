@@ -3,7 +3,6 @@
 import itertools
 import re
 import sqlite3
-from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def read_pmc_perf(path: Path) -> Kernels:
         by_pass = itertools.groupby(passes(path), lambda each: each.stem.split("_")[2:3])  # of pmc_perf_PASS_PID
         numbered = ((process, each) for _, databases in by_pass for process, each in enumerate(databases))
         rows = [(process, *row) for process, each in numbered for row in _query(each, sql)]
-        frame = _as_text(rows, ("Process", *COUNTER_COLUMNS))
+        frame = pandas.DataFrame(rows, columns=["Process", *COUNTER_COLUMNS])
     else:
         frame = pandas.concat(map(read_frame, passes(path) or [path]), ignore_index=True)
     launches = _launches(path, frame)
@@ -118,7 +117,7 @@ def read_rocpd(path: Path) -> Kernels:
     columns = [name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")]
     agent, process = (name if name in columns else "0" for name in ("agent_log_index", "guid"))
     rows = _query(path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start')
-    frame = _as_text(rows, ("Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS))
+    frame = pandas.DataFrame(rows, columns=["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS])
     return build("rocpd", path, _launches(path, frame), notes=_notes(frame))
 
 
@@ -126,11 +125,6 @@ def _notes(frame: pandas.DataFrame) -> tuple[str, ...]:
     """Each process may see one GPU alone, which then has the same number in all of them."""
     columns = [column for column in GPU_COLUMNS if column in frame]
     return several_gpus(len(frame.drop_duplicates(columns)), "GPUs or processes") if columns else ()
-
-
-def _as_text(rows: list[tuple], columns: Iterable[str]) -> pandas.DataFrame:
-    """Rows of a database in the form of `read_frame`."""
-    return pandas.DataFrame([["" if cell is None else str(cell) for cell in row] for row in rows], columns=list(columns))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:

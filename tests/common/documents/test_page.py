@@ -62,5 +62,7 @@ def test_an_installed_package_has_the_command(tmp_path):
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps([{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 5}]))
     for path in (trace, write_gpu_trace(tmp_path / "gpu.json")):
-        subprocess.run([tmp_path / "venv/bin/tiny-llama-page", path, "--output", tmp_path / "page.html"], cwd=tmp_path, check=True)
+        subprocess.run(
+            [tmp_path / "venv/bin/tiny-llama-page", path, "--output", tmp_path / "page.html"], cwd=tmp_path, check=True
+        )
         assert "<html" in (tmp_path / "page.html").read_text()
