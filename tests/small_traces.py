@@ -103,8 +103,8 @@ def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
     return {"schemaVersion": 1, "traceEvents": host + device}
 
 
-def rank_trace(rank: int, sizes: bool = True) -> dict:
-    """One step on a GPU with two all-reduces of 1,000 floats and an all-gather of 500 on each of two ranks.
+def rank_trace(rank: int) -> dict:
+    """One step on a GPU with two all-reduces and an all-gather on each of two ranks.
 
     Computing runs from 0 to 100 us and from 130 to 150. Rank 0 is in the all-reduces from 60 to 90 and 90 to 120, rank 1 from 70
     to 90 and 100 to 120; both are in the all-gather from 140 to 160. So rank 0 waits 10 us in each all-reduce, beside computing,
@@ -116,8 +116,7 @@ def rank_trace(rank: int, sizes: bool = True) -> dict:
     found = [("gemm", 0, 100), *((names[0], *each) for each in times), ("gemm", 130, 150), (names[1], 140, 160)]
     for number, (name, start, end) in enumerate(found, 1):
         events.append(event("cuda_runtime", "cudaLaunchKernelExC", 1 + number, 2 + number, correlation=number))
-        count = {"In msg nelems": 1000 if name == names[0] else 500, "dtype": "Float"} if sizes and name != "gemm" else {}
-        events.append(event("kernel", name, start, end, 0, stream=number % 2, correlation=number, **count))
+        events.append(event("kernel", name, start, end, 0, stream=number % 2, correlation=number))
     return {"schemaVersion": 1, "traceEvents": events}
 
 

@@ -188,7 +188,7 @@ def communicated(profiles: Path, processes: int) -> dict[str, Any]:
         paths = communication.find(profiles)
         if len(paths) != processes:
             raise UsageError(f"{len(paths)} processes of {processes} wrote a trace")
-        return {"ranks": communication.split([communication.load(path) for path in paths])}
+        return {"ranks": communication.split(paths)}
     except UsageError as error:
         return {"trace_problem": str(error)}
 

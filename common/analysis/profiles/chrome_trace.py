@@ -52,7 +52,7 @@ OPERATOR_COLUMNS = (
     "input_shapes", "input_types", "allocated_bytes", "detail",
 )  # fmt: skip
 KERNEL_COLUMNS = (
-    "name", "category", "start_us", "duration_us", "stream", "collective", "span", "phase", "step", "launch_delay_us",
+    "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us",
     "operators", "graph", "detail",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
@@ -73,8 +73,7 @@ class Trace:
             operator again, or one of PASSED_ON, is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
             if that is not in the trace); `operators` are rows of that frame: the one that launched it, and those around it;
-            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone);
-            `collective` is its name, where PyTorch says it.
+            `graph` is the start of the call that launched the graph which holds it (NaN for a kernel launched alone).
     """
 
     operators: pandas.DataFrame
@@ -231,7 +230,7 @@ def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval])
     rows: list[tuple] = []
     before = -1  # the step of the kernel before
     for kernel in device:
-        own = kernel.name, kernel.kind, kernel.start, kernel.duration, kernel.stream, kernel.collective
+        own = kernel.name, kernel.kind, kernel.start, kernel.duration, kernel.stream
         launch = launches.get(kernel.correlation)
         if launch is None:
             if before >= 0 or kernel.correlation is None:

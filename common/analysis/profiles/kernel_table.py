@@ -99,8 +99,6 @@ def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False
     fits = ((values >= 0) & (values < float("inf"))) | (gaps & numpy.isnan(values))
     if not fits.all():
         row = int(fits.argmin())
-        problem = "is negative" if found.iloc[row] < 0 else "is not a number"
-        raise UsageError(
-            f"{path} is damaged: {column} in row {row + 2} {problem}: {shortened(str(frame[column].iloc[row]), 60)!r}"
-        )
+        problem, cell = "is negative" if found.iloc[row] < 0 else "is not a number", shortened(str(frame[column].iloc[row]), 60)
+        raise UsageError(f"{path} is damaged: {column} in row {row + 2} {problem}: {cell!r}")
     return found

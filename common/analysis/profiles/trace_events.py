@@ -47,7 +47,6 @@ class Event:
     duration: float
     correlation: int | str | None = None  # of a launch and its work
     stream: int | str | None = None
-    collective: str = ""  # its name, where PyTorch says it
     number: int | None = None  # an operator's sequence number
     shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
     types: str = "[]"
@@ -157,7 +156,6 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
         result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
     else:
         result.correlation, result.stream = arguments.get("correlation"), arguments.get("stream")
-        result.collective = str(arguments.get("Collective name", ""))
     hash((result.correlation, result.stream, result.number))  # TypeError: these are lists or objects
     return result
 
