@@ -22,7 +22,7 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
 
 
 def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> str:
-    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these; then its text.
+    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these.
 
     UsageError: a file is damaged or has no renderer, or its report has no such section.
     """
@@ -41,4 +41,4 @@ def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> 
         named = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         parts.append(f"`{named.as_posix()}`: {rows.conditions([record])}")
         parts.append(tables.markdown([found[0].header[place] for place in places], body, found[0].code).strip())
-    return "\n\n".join([*parts, *(item.content for item in items if item.kind == "text")])
+    return "\n\n".join(parts)
