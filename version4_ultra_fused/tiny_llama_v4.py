@@ -33,7 +33,7 @@ from version4_ultra_fused.kernels import costs, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype, without_gradient
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, without_gradient
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 
 import torch
@@ -83,7 +83,7 @@ class FeedForwardFunction(torch.autograd.Function):
     """x + branch, and what the feed-forward network on its norm adds to that; all [N, D]."""
 
     @staticmethod
-    def forward(ctx, x, branch, norm, gate_up, down, block: "Block", plan: AutogradPlan):
+    def forward(ctx, x, branch, norm, gate_up, down, block: "Block", plan: MemoryPlan):
         dtype = products_dtype(x)
         with span("norm"):
             x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, dtype)
@@ -157,7 +157,7 @@ class TinyLlama(nn.Module):
         self.register_buffer("one", torch.ones(()), persistent=False)  # the gradient of the loss
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
-        self.plan = AutogradPlan()  # until the optimizer makes a memory plan
+        self.plan = MemoryPlan()  # empty until the optimizer makes buffers
         self.optimizer_communicates = bool(switches["memory-plan"])  # DistributedDataParallel would find no gradients
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -5,7 +5,7 @@ They share one weight, so its gradient has two parts: the head's comes first in 
 
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, products_dtype
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class EmbeddingFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, weight: Tensor, ids: Tensor, plan: AutogradPlan, gradient: bool) -> Tensor:
+    def forward(ctx, weight: Tensor, ids: Tensor, plan: MemoryPlan, gradient: bool) -> Tensor:
         ctx.weight, ctx.plan, ctx.sorted = weight, plan, []
         if gradient:
             plan.with_the_loss(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
@@ -39,7 +39,7 @@ class LossFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, branch, norm, head, targets: Tensor, eps: float, plan: AutogradPlan, one: Tensor) -> Tensor:
+    def forward(ctx, x, branch, norm, head, targets: Tensor, eps: float, plan: MemoryPlan, one: Tensor) -> Tensor:
         plan.begin_loss()
         weight = plan.weight(head, products_dtype(x))
         _, y, kept, rstd = kernels.add_norm(x, branch, norm, eps, weight.dtype)

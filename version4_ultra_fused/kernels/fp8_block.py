@@ -10,7 +10,7 @@ from common.options import Options
 from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan, products_dtype, without_gradient
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, without_gradient
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.kernels.scales import GRADIENT, WEIGHT, X
 
@@ -136,6 +136,6 @@ class FeedForwardFunction(torch.autograd.Function):
         return *plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad), None, None, None, None
 
 
-def functions(plan: AutogradPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:
+def functions(plan: MemoryPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:
     """The two Functions of a block where its products on x are in FP8."""
     return (AttentionFunction, FeedForwardFunction) if plan.scales and products_dtype(x) == torch.bfloat16 else None

@@ -1,11 +1,36 @@
-"""Where a product finds its weight, and where the gradient of a weight goes. A model has one of two plans.
+"""Where a product finds its weight, where the gradient of a weight goes, and what runs beside the main stream.
 
-    AutogradPlan    a product casts its weight, and gradients are returned to autograd, which adds them to `.grad`
-    MemoryPlan      a product reads a copy of the weight that the optimizer keeps in the products' dtype, and a gradient is
-                    written to a buffer of its own, which the next step overwrites; autograd is given nothing
+A model starts with an empty plan: a product casts its weight, and gradients are returned to autograd, which adds them to `.grad`.
+`MasterAdamW.plan_memory` makes a plan with buffers. A product then reads a copy of the weight that AdamW keeps in the products'
+dtype, and each gradient is written to a buffer of its own, which the next step overwrites. Autograd is given nothing.
 
-The backward pass is the same under both. Under `MemoryPlan` gradients of weights may be computed on a side stream, and a block
-may be updated on another, while the backward pass of the blocks before it goes on.
+Who writes which buffer, and when. Time runs down, a column is a stream of a captured step, and an arrow waits:
+
+    main                              products                       updates
+    ----                              --------                       -------
+    forward: each block keeps
+      x, y, q k v, attended,
+      gates, hidden
+    loss: logits, then their          sort the ids
+      gradient over the logits
+    backward: the head           -->  gradient[head]
+    for each block, last first:
+      d(hidden)                  -->  gradient[down]
+      d(gates) over gates        -->  gradient[gate, up]
+      d(stream), parts           ---------------------------------> gradient[norm]
+      d(attended)                -->  gradient[output]
+      d(q k v)                   -->  gradient[qkv]
+      d(stream), parts           ---------------------------------> gradient[norm]
+                                      the block's gradients are there -->
+                                                                     AdamW of the block: moments,
+                                                                     master, working
+    the embedding: adds to       <--  gradient[head]
+      gradient[head]
+    join, AdamW of norms and head
+      and of blocks not yet updated
+
+Nothing reads `working` of a block after its backward pass, so its update may run beside the blocks before it. Without side
+streams the same work is done in line, in the order of issue.
 """
 
 import functools
@@ -35,25 +60,101 @@ def without_gradient(ctx, x: Tensor) -> Tensor:
     return x
 
 
-class AutogradPlan:
-    """Weights are cast, and gradients are autograd's."""
+class MemoryPlan:
+    """The buffers of a model's weights and gradients, and the streams of its step.
 
-    communicates = False  # whether gradients are added up over processes as they are written
-    scales: Scales | None = None  # of products in FP8
+    Args:
+        working: of each parameter, the weight that products read; empty without the memory plan.
+        gradient: of each parameter, the buffer of its gradient; likewise.
+        update_block: updates the matrices of a block, beside the backward pass of the blocks before it; None: not before its end.
+        communicates: whether gradients are added up over processes as they are written.
+        scales: of products in FP8.
+    """
+
+    def __init__(
+        self,
+        working: dict[Tensor, Tensor] | None = None,
+        gradient: dict[Tensor, Tensor] | None = None,
+        update_block: Callable[[nn.Module], None] | None = None,
+        communicates: bool = False,
+        scales: Scales | None = None,
+    ) -> None:
+        self.working, self.gradient = working or {}, gradient or {}
+        self.update_block, self.communicates, self.scales = update_block, communicates, scales
+        # For products that write gradients of weights, and for sums of norms' parts and updates of blocks, which move bytes. They
+        # stay for all steps, because a library has a workspace for each stream.
+        self.streams: tuple[SideStream, SideStream] | None = None
+        self.beside: tuple[SideStream, SideStream] | None = None  # in a step that uses them
+        self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []  # for the loss
+        self.written: dict[Tensor, torch.cuda.Event] = {}  # by the products' stream, in this step
+
+    @contextmanager
+    def step(self, tokens: int, beside: bool) -> Iterator[None]:
+        """Around the forward and backward pass of a training step on so many tokens.
+
+        Args:
+            beside: whether gradients of weights are written on the side streams.
+        """
+        if beside:
+            self.streams = self.streams or (SideStream(), SideStream())
+        self.beside = self.streams if beside else None
+        self.waiting.clear()  # of a step that ended in an error
+        if self.scales:
+            self.scales.begin(tokens)
+        yield
+        for stream in self.beside or ():
+            stream.join()
+        if self.scales:
+            self.scales.end()
+        self.beside = None
+        self.written.clear()
 
     def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """The parameter's values in `dtype`."""
-        return parameter.detach().to(dtype)
+        working = self.working.get(parameter)
+        return working if working is not None and working.dtype == dtype else parameter.detach().to(dtype)
+
+    def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Does work that only an update waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
+        if not self.beside:
+            work()
+            return
+        done = self.beside[0].run(work, *tensors)
+        if parameter is not None:
+            self.written[parameter] = done
 
     def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-        """The gradient dy^T x of a weight W [O, I] in the product x W^T, from dy [N, O] and x [N, I]; for autograd."""
-        return (dy.T @ x).to(parameter.dtype)
+        """The gradient dy^T x of a weight W [O, I] in the product x W^T, from dy [N, O] and x [N, I].
+
+        This and the following return it for autograd, or write it to its buffer and return None.
+        """
+        out = self.gradient.get(parameter)
+        if out is None:
+            return (dy.T @ x).to(parameter.dtype)
+
+        def write() -> None:
+            if out.dtype == dy.dtype:
+                torch.mm(dy.T, x, out=out)
+            elif out.dtype == torch.float32 and adds_in_float32(dy.device):
+                torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
+            else:
+                out.copy_(dy.T @ x)
+
+        self.later(parameter, write, dy, x)
+        return None
 
     def norm_gradient(self, parameter: Tensor, parts: Tensor) -> Tensor | None:
-        """The gradient of a norm's weight [D] from `parts` [parts, D] of `add_norm_backward`; for autograd."""
-        gradient = torch.empty_like(parameter, requires_grad=False)
-        kernels.sum_parts(parts, gradient)
-        return gradient
+        """The gradient of a norm's weight [D] from `parts` [parts, D] of `add_norm_backward`."""
+        if not self.gradient:
+            gradient = torch.empty_like(parameter, requires_grad=False)
+            kernels.sum_parts(parts, gradient)
+            return gradient
+        work = functools.partial(kernels.sum_parts, parts, self.gradient[parameter])
+        if self.beside:
+            self.beside[1].run(work, parts)
+        else:
+            work()
+        return None
 
     def norm_backward(
         self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, kept: Tensor, rstd: Tensor, needed: tuple[bool, ...]
@@ -83,121 +184,36 @@ class AutogradPlan:
         return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
-        """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D]; for autograd."""
-        gradient = torch.zeros_like(parameter, requires_grad=False)
-        kernels.add_embedding_gradient(dx, ids, order, gradient)
-        return gradient
+        """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D].
 
-    def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that reads `tensors` and that the backward pass needs: at once, or beside the loss."""
-        work()
-
-    def begin_loss(self) -> None:
-        """To be called when all blocks of the forward pass have been issued."""
-
-    def block_done(self, block: nn.Module) -> None:
-        """To be called when the backward pass of a block has been issued."""
-
-    @contextmanager
-    def step(self, tokens: int, beside: bool) -> Iterator[None]:
-        """As of `MemoryPlan`; it has no effect here."""
-        yield
-
-
-class MemoryPlan(AutogradPlan):
-    """Weights are copies in the products' dtype, and gradients are written to buffers.
-
-    Args:
-        working: of each parameter, the weight that products read.
-        gradient: of each parameter, the buffer of its gradient.
-        update_block: updates the matrices of a block, beside the backward pass of the blocks before it; None: not before its end.
-        communicates, scales: as in `AutogradPlan`.
-    """
-
-    def __init__(
-        self, working: dict[Tensor, Tensor], gradient: dict[Tensor, Tensor],
-        update_block: Callable[[nn.Module], None] | None, communicates: bool, scales: Scales | None,
-    ) -> None:  # fmt: skip
-        self.working, self.gradient, self.update_block = working, gradient, update_block
-        self.communicates, self.scales = communicates, scales
-        # For products that write gradients of weights, and for sums of norms' parts and updates of blocks, which move bytes. They
-        # stay for all steps, because a library has a workspace for each stream.
-        self.streams: tuple[SideStream, SideStream] | None = None
-        self.beside: tuple[SideStream, SideStream] | None = None  # in a step that uses them
-        self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
-        self.written: dict[Tensor, torch.cuda.Event] = {}  # by the products' stream, in this step
-
-    @contextmanager
-    def step(self, tokens: int, beside: bool) -> Iterator[None]:
-        """Around the forward and backward pass of a training step on so many tokens.
-
-        Args:
-            beside: whether gradients of weights are written on the side streams.
+        In a buffer it is added to that of the head, which has the same weight. This runs on the main stream, beside the update of
+        the first block. The products' stream sorts the ids before it computes the head's gradient, so one event says that both are
+        there.
         """
-        if beside:
-            self.streams = self.streams or (SideStream(), SideStream())
-        self.beside = self.streams if beside else None
-        self.waiting.clear()  # of a step that ended in an error
-        if self.scales:
-            self.scales.begin(tokens)
-        yield
-        for stream in self.beside or ():
-            stream.join()
-        if self.scales:
-            self.scales.end()
-        self.beside = None
-        self.written.clear()
-
-    def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that only an update waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
-        if not self.beside:
-            work()
-            return
-        done = self.beside[0].run(work, *tensors)
-        if parameter is not None:
-            self.written[parameter] = done
-
-    def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.working[parameter] if self.working[parameter].dtype == dtype else super().weight(parameter, dtype)
-
-    def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> None:
-        out = self.gradient[parameter]
-
-        def write() -> None:
-            if out.dtype == dy.dtype:
-                torch.mm(dy.T, x, out=out)
-            elif out.dtype == torch.float32 and adds_in_float32(dy.device):
-                torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
-            else:
-                out.copy_(dy.T @ x)
-
-        self.later(parameter, write, dy, x)
-
-    def norm_gradient(self, parameter: Tensor, parts: Tensor) -> None:
-        work = functools.partial(kernels.sum_parts, parts, self.gradient[parameter])
-        if self.beside:
-            self.beside[1].run(work, parts)
-        else:
-            work()
-
-    def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> None:
-        """Adds to the gradient of the head, which has the same weight; on the main stream, beside the update of the first block.
-
-        The products' stream sorts the ids before it computes the head's gradient, so one event says that both are there.
-        """
+        if not self.gradient:
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+            kernels.add_embedding_gradient(dx, ids, order, gradient)
+            return gradient
         if parameter in self.written:
             torch.cuda.current_stream().wait_event(self.written[parameter])
         kernels.add_embedding_gradient(dx, ids, order, self.gradient[parameter])
+        return None
 
     def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
-        self.waiting.append((work, tensors))
+        """Does work that reads `tensors` and that the backward pass needs: at once, or with buffers beside the loss."""
+        if self.gradient:
+            self.waiting.append((work, tensors))
+        else:
+            work()
 
     def begin_loss(self) -> None:
+        """To be called when all blocks of the forward pass have been issued."""
         for work, tensors in self.waiting:
             self.later(None, work, *tensors)
         self.waiting.clear()
 
     def block_done(self, block: nn.Module) -> None:
+        """To be called when the backward pass of a block has been issued: updates it, where that may run beside the rest."""
         if self.beside and self.update_block:
             products, updates = self.beside
             updates.wait(products)

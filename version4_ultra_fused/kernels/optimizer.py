@@ -20,7 +20,7 @@ from typing import Protocol
 
 from common import ranks
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan, MemoryPlan
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan
 from version4_ultra_fused.kernels.scales import Scales
 
 import torch
@@ -114,14 +114,14 @@ class Planned(Protocol):
     """A model for `MasterAdamW`."""
 
     layers: nn.ModuleList
-    plan: AutogradPlan
+    plan: MemoryPlan
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a `MemoryPlan`.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a memory plan.
 
     Args:
         model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
@@ -199,7 +199,7 @@ class MasterAdamW(torch.optim.Optimizer):
                 all_gather(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
 
     def plan_memory(self, dtype: torch.dtype, early: bool = False) -> None:
-        """Gives the model a `MemoryPlan`, after `communicate` and before the first step.
+        """Gives the model buffers (`MemoryPlan`), after `communicate` and before the first step.
 
         Args:
             dtype: of the products; float32 stands for the weights' own.

@@ -19,7 +19,7 @@ import torch
 pytest.importorskip("triton")
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels import KERNELS, fp8_block, reference
-from version4_ultra_fused.kernels.memory_plan import AutogradPlan
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.kernels.scales import ASSUMED, GRADIENT, HISTORY, Scales
@@ -109,7 +109,7 @@ def test_logits_are_compared_in_the_format_that_trains():
     logits = []
     for fp8 in (False, True):
         model = made(fp8)[0]
-        model.plan = AutogradPlan()  # as of a new model
+        model.plan = MemoryPlan()  # as of a new model
         logits.append(accuracy.outputs(tiny_llama_v4, model, SimpleNamespace(learning_rate=1e-3), batch(), BF16)["logits"])
     assert (logits[1] - logits[0]).norm() > 0.02 * logits[0].norm()  # bfloat16 rounds to 0.004
 
