@@ -24,7 +24,7 @@ from version3_triton.kernels import KERNELS as V3
 from version3_triton.kernels import launch_sizes
 from version4_ultra_fused.kernels import KERNELS as V4
 from version4_ultra_fused.kernels import attention, elementwise, matmul, matmul_norm_backward, short_attention, tiles
-from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.reference import Norm, Rope, Slot
 
 import torch
 import triton
@@ -93,12 +93,12 @@ def plain_norms(size: int, dtype: torch.dtype) -> None:
     x, y, weight = torch.zeros(16, size), torch.zeros(16, size, dtype=dtype), torch.zeros(size)
     V4["add_norm"](x, y, weight, 1e-5, dtype)
     for dx in (y, x):  # that of the first layer is for the embedding
-        V4["add_norm_backward"](y, y, x, weight, torch.zeros(16), dx.dtype)
+        V4["add_norm_backward"](y, y, Norm(weight, x, torch.zeros(16)), dx.dtype)
 
 
 def plain_rotation(size: int, dtype: torch.dtype) -> None:
     each, table = torch.zeros(1, 4, 64, size, dtype=dtype), torch.zeros(64, size)
-    V4["rotate_back"](each, each, each, table, table)
+    V4["rotate_back"](each, each, each, Rope(table, table, 64))
 
 
 def plain_loss(size: int, dtype: torch.dtype) -> None:
@@ -131,7 +131,8 @@ def embedding(size: int, dtype: torch.dtype) -> None:
 def update(size: int, dtype: torch.dtype) -> None:
     weights, moments, working = torch.zeros(size), (torch.zeros(size), torch.zeros(size)), torch.zeros(size, dtype=dtype)
     copy = None if dtype == torch.float32 else working
-    V4["adamw"](weights, *moments, working, copy, torch.zeros(1)[0], 1e-3, 0.9, 0.999, 1e-8, 0.01)
+    rest = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+    V4["adamw"](weights, moments, working, copy, torch.zeros(1)[0], **rest)
 
 
 def products(size: int, dtype: torch.dtype) -> None:
@@ -139,14 +140,14 @@ def products(size: int, dtype: torch.dtype) -> None:
     x, weight, table = (torch.zeros(*shape, dtype=dtype) for shape in ((256, size), (2048, size), (256, 64)))
     choices = tiles.TILES[launch_sizes.family()]
     for tile in choices["rope"]:
-        matmul.qkv_rope(x, weight, table.float(), table.float(), 256, 1536, most=2048 * 256, blocks=tile)
+        matmul.qkv_rope(x, weight, Rope(table.float(), table.float(), 256), 1536, most=2048 * 256, blocks=tile)
     for tile in choices["swiglu"]:
         matmul.gate_up_swiglu(x, weight, most=2048 * 256, blocks=tile)
     y, dots, rstd = torch.zeros(256, 512, dtype=dtype), torch.zeros(2, 256), torch.zeros(256)
     for tile in choices["norm"]:
         for out in (dtype, torch.float32):  # that of the first layer is for the embedding
             matmul_norm_backward.product_norm_backward(
-                x, weight[:size, :512], dots, y, y, rstd, rstd, out, most=1 << 40, blocks=tile
+                x, dots, weight[:size, :512], y, Norm(rstd, y, rstd), dtype=out, most=1 << 40, blocks=tile
             )
 
 
@@ -154,7 +155,7 @@ def whole_heads(size: int, dtype: torch.dtype) -> None:
     tokens, table, lse = 256, torch.zeros(128, size), torch.zeros(2, 4, 128)
     dy, qkv = torch.zeros(tokens, 4 * size, dtype=dtype), torch.zeros(tokens, 8 * size, dtype=dtype)
     for most in (0, 1 << 40):
-        short_attention.attend_backward(qkv, dy, lse, dy, table, table, attention.SHORT, 4, 2, most)
+        short_attention.attend_backward(dy, qkv, (dy, lse), Rope(table, table, attention.SHORT), (4, 2, 2), most=most)
 
 
 TABLE = [

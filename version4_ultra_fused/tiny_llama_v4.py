@@ -12,6 +12,7 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
@@ -33,8 +34,9 @@ from version4_ultra_fused.kernels import costs, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, without_gradient
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.kernels.reference import Rope
 
 import torch
 import torch.nn as nn
@@ -48,6 +50,14 @@ SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multipr
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
 
+class Shared(NamedTuple):
+    """What all blocks share in one forward and backward pass."""
+
+    plan: MemoryPlan
+    rope: Rope
+    exact: bool  # whether attention repeats bit for bit
+
+
 class AttentionFunction(torch.autograd.Function):
     """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D].
 
@@ -55,14 +65,14 @@ class AttentionFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, branch, norm, qkv, output, block: "Block", model: "TinyLlama", length: int):
-        plan, attn, dtype = model.plan, block.self_attn, products_dtype(x)
+    def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
+        (norm_weight, qkv, output), plan, attn, dtype = weights, shared.plan, block.self_attn, products_dtype(x)
         with span("norm"):
-            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, dtype)
+            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, dtype)
         with span("attention"):
-            packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), model.cos, model.sin, length, attn.rotated)
-            attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
-            ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, kept, rstd, attended), (norm, qkv, output), block, plan
+            packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), shared.rope, attn.rotated)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.exact)
+            ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, norm, attended), (qkv, output), block, plan
             with span("output_projection"):
                 return without_gradient(ctx, x), attended.out @ plan.weight(output, dtype).T
 
@@ -70,26 +80,26 @@ class AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, kept, rstd, attended), (norm, qkv, output), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, norm, attended), (qkv, output), plan = saved(ctx), ctx.weights, ctx.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked, dots = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        gradients = plan.product_norm_backward(norm, dpacked, qkv, dots, dbranch, kept, rstd, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.product_norm_backward((dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad)
         plan.block_done(ctx.block)
-        return *gradients, dqkv, doutput, None, None, None
+        return dx, dbranch, None, None, dnorm, dqkv, doutput
 
 
 class FeedForwardFunction(torch.autograd.Function):
     """x + branch, and what the feed-forward network on its norm adds to that; all [N, D]."""
 
     @staticmethod
-    def forward(ctx, x, branch, norm, gate_up, down, block: "Block", plan: MemoryPlan):
-        dtype = products_dtype(x)
+    def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
+        (norm_weight, gate_up, down), plan, dtype = weights, shared.plan, products_dtype(x)
         with span("norm"):
-            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, dtype)
+            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, dtype)
         with span("mlp"):
             gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
-            ctx.saved, ctx.weights, ctx.plan = (y, kept, rstd, gates, hidden), (norm, gate_up, down), plan
+            ctx.saved, ctx.weights, ctx.plan = (y, norm, gates, hidden), (gate_up, down), plan
             with span("down"):
                 return without_gradient(ctx, x), hidden @ plan.weight(down, dtype).T
 
@@ -97,12 +107,12 @@ class FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, kept, rstd, gates, hidden), (norm, gate_up, down), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, norm, gates, hidden), (gate_up, down), plan = saved(ctx), ctx.weights, ctx.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, kept)
+        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, norm.kept)
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        gradients = plan.product_norm_backward(norm, dgates, gate_up, dots, dbranch, kept, rstd, ctx.needs_input_grad)
-        return *gradients, dgate_up, ddown, None, None
+        dx, dbranch, dnorm = plan.product_norm_backward((dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad)
+        return dx, dbranch, None, None, dnorm, dgate_up, ddown
 
 
 class Attention(nn.Module):
@@ -129,13 +139,13 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, branch: Tensor | None, model: "TinyLlama", length: int) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
         """The residual stream and what the layer before adds to it -> the same for the next; all [N, D]."""
-        attention, feed_forward = fp8_block.functions(model.plan, x) or (AttentionFunction, FeedForwardFunction)
+        attention, feed_forward = fp8_block.functions(shared.plan, x) or (AttentionFunction, FeedForwardFunction)
         norm, attn = self.input_layernorm.weight, self.self_attn
-        x, branch = attention.apply(x, branch, norm, attn.qkv_proj.weight, attn.o_proj.weight, self, model, length)
+        x, branch = attention.apply(x, branch, self, shared, norm, attn.qkv_proj.weight, attn.o_proj.weight)
         norm, mlp = self.post_attention_layernorm.weight, self.mlp
-        return feed_forward.apply(x, branch, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight, self, model.plan)
+        return feed_forward.apply(x, branch, self, shared, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight)
 
 
 class TinyLlama(nn.Module):
@@ -165,8 +175,10 @@ class TinyLlama(nn.Module):
         with span("embed"):
             embedded = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan, torch.is_grad_enabled())
         x, branch = embedded, None
+        rope = Rope(self.cos, self.sin, input_ids.shape[1])
+        shared = Shared(self.plan, rope, bool(self.switches["exact-attention"]))
         for layer in self.layers:
-            x, branch = layer(x, branch, self, input_ids.shape[1])
+            x, branch = layer(x, branch, shared)
         return x, branch
 
     @torch.no_grad()
@@ -179,9 +191,7 @@ class TinyLlama(nn.Module):
         """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            return LossFunction.apply(
-                x, branch, self.norm.weight, self.lm_head.weight, targets.flatten(), self.norm.eps, self.plan, self.one
-            )
+            return LossFunction.apply(x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight)
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names, from any version."""

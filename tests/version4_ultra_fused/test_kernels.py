@@ -5,6 +5,7 @@ Without a GPU the kernels run in Triton's interpreter.
 
 import importlib.util
 import sys
+from collections.abc import Callable
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
@@ -17,6 +18,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import elementwise, matmul, matmul_norm_backward, reference, tiles
+from version4_ultra_fused.kernels.reference import Norm, Rope
 
 WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest element: a few units of rounding
 
@@ -48,30 +50,44 @@ def tensors(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(*shape, generator=generator).half().to(DEVICE, dtype) for shape in shapes]
 
 
+def changed(change: Callable[[Tensor], Tensor], x):
+    """An argument of an operation whose tensors are changed."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, Rope):
+        return Rope(change(x.cos), change(x.sin), x.length)
+    return Norm(*map(change, x)) if isinstance(x, Norm) else x
+
+
+def found(returned) -> list[Tensor]:
+    """The tensors of floating-point numbers among results or arguments, those of a Norm included."""
+    nested = [
+        [*each] if isinstance(each, Norm) else [each] for each in (returned if isinstance(returned, tuple) else (returned,))
+    ]
+    return [x for each in nested for x in each if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def rope(head_dim: int, positions: int, length: int) -> Rope:
+    return Rope(*(table.to(DEVICE) for table in rope_tables(head_dim, positions, 1e4)), length)
+
+
 def check(name: str, *arguments) -> None:
     """The kernel's results against the same in float64, from the same arguments; a second call gives the same bits.
 
     What an operation writes into its arguments counts as a result. An argument that is a dtype becomes float64 as well.
     """
 
-    def wide(x):
-        if isinstance(x, torch.dtype):
-            return torch.float64
-        return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-
     def run(operation, arguments) -> list[Tensor]:
-        arguments = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
-        returned = operation(*arguments)
-        returned = returned if isinstance(returned, tuple) else (returned,)
-        return [x for x in (*returned, *arguments) if isinstance(x, Tensor) and x.is_floating_point()]
+        arguments = [changed(Tensor.clone, x) for x in arguments]
+        return [*found(operation(*arguments)), *found(tuple(arguments))]
 
-    exact, ours, again = (
-        run(operation, values)
-        for operation, values in (
-            (getattr(reference, name), list(map(wide, arguments))), (kernels.KERNELS[name], arguments),
-            (kernels.KERNELS[name], arguments),
-        )
-    )  # fmt: skip
+    wide = [torch.float64 if isinstance(x, torch.dtype) else changed(double, x) for x in arguments]
+    exact = run(getattr(reference, name), wide)
+    ours, again = (run(kernels.KERNELS[name], arguments) for _ in range(2))
     for right, got, repeated in zip(exact, ours, again, strict=True):
         assert torch.equal(got, repeated)
         error = (got.double() - right).abs().max() / right.abs().max()
@@ -97,8 +113,8 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
     (x,), (dx, dy) = tensors(torch.float32, shape), tensors(dtype, shape, shape)
     (weight,) = tensors(torch.float32, shape[1:])
     rstd = (x.square().mean(-1) + 1e-6).rsqrt()
-    arguments = (dy, dx if elsewhere else None, x, weight, rstd)
-    exact = reference.add_norm_backward(*(None if each is None else each.double() for each in arguments), torch.float64)
+    arguments = (dy, dx if elsewhere else None, Norm(weight, x, rstd))
+    exact = reference.add_norm_backward(*(changed(double, each) for each in arguments), torch.float64)
     ours, parts = kernels.add_norm_backward(*arguments, x.dtype if wide else dtype)
     assert ours.dtype == (x.dtype if wide else dtype)
     for right, got in zip(exact, (ours, parts.sum(0, keepdim=True)), strict=True):
@@ -121,12 +137,12 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
     y = (x * rstd[:, None] * weight).to(dtype)
     dgates, dots = kernels.swiglu_backward(dhidden, kernels.gate_up_swiglu(y, gate_and_up)[0], x)
     assert (dots is not None) == fused
-    arguments = (dgates, gate_and_up, dots, dx, x, weight, rstd)
-    exact = reference.product_norm_backward(*(each if each is None else each.double() for each in arguments), torch.float64)
-    ours = kernels.product_norm_backward(*arguments, torch.float32 if wide else dtype)
+    arguments = (dgates, dots, gate_and_up, dx, Norm(weight, x, rstd))
+    exact = reference.product_norm_backward(*(changed(double, each) for each in arguments), dtype=torch.float64)
+    ours = kernels.product_norm_backward(*arguments, dtype=torch.float32 if wide else dtype)
     for right, got in zip(exact, (ours[0], ours[1].sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
-    assert torch.equal(ours[1], kernels.product_norm_backward(*arguments, ours[0].dtype)[1])
+    assert torch.equal(ours[1], kernels.product_norm_backward(*arguments, dtype=ours[0].dtype)[1])
 
 
 @runs_kernels
@@ -135,8 +151,8 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
 def test_a_wide_tile_is_stored_in_halves(epilogues, tokens, hidden, rows, dtype):
     x, weight = tensors(dtype, (tokens, hidden), (rows, hidden))
     weight = weight / hidden**0.5
-    found = matmul.gate_up_swiglu(x, weight, blocks=tiles.TILES["sm_90"]["swiglu"][0])
-    for got, right in zip(found, reference.gate_up_swiglu(x.double(), weight.double()), strict=True):
+    both = matmul.gate_up_swiglu(x, weight, blocks=tiles.TILES["sm_90"]["swiglu"][0])
+    for got, right in zip(both, reference.gate_up_swiglu(x.double(), weight.double()), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
 
 
@@ -165,12 +181,12 @@ def test_swiglu_of_more_pairs_than_half_of_an_int32(pairs):
 @pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])
 def test_rope(length, heads, kv_heads, head_dim, fused, dtype):
     x, weight = tensors(dtype, (2 * length, 48), ((heads + 2 * kv_heads) * head_dim, 48))
-    cos, sin = (table.to(DEVICE) for table in rope_tables(head_dim, length + 3, 1e4))
-    check("qkv_rope", x, weight, cos, sin, length, (heads + kv_heads) * head_dim)
+    tables = rope(head_dim, length + 3, length)
+    check("qkv_rope", x, weight, tables, (heads + kv_heads) * head_dim)
     dq, dk, dv = (
         each.transpose(1, 2) for each in tensors(dtype, *((2, length, n, head_dim) for n in (heads, kv_heads, kv_heads)))
     )
-    check("rotate_back", dq, dk, dv, cos, sin)
+    check("rotate_back", dq, dk, dv, tables)
 
 
 @runs_kernels
@@ -182,8 +198,8 @@ def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_sa
     if hidden == 36:
         assert not matmul.in_epilogue("swiglu", tokens, rows, x, weight)
         return
-    (qkv,), (cos, sin) = tensors(torch.float16, (60, 16)), (table.to(DEVICE) for table in rope_tables(10, 9, 1e4))
-    check("qkv_rope", x, qkv, cos, sin, 9, 50)  # of 120 bytes
+    (qkv,) = tensors(torch.float16, (60, 16))
+    check("qkv_rope", x, qkv, rope(10, 9, 9), 50)  # of 120 bytes
 
 
 @runs_kernels
@@ -287,17 +303,19 @@ def test_adamw_is_pytorchs(dtype):
     master, *gradients = tensors(torch.float32, *[(2, 777)] * 4)
     parameter = torch.nn.Parameter(master.clone())
     theirs = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.1)
-    exp_avg, exp_avg_sq = torch.zeros_like(master), torch.zeros_like(master)
+    moments = torch.zeros_like(master), torch.zeros_like(master)
+    rest = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
     working = None if dtype is None else torch.empty_like(master, dtype=dtype)
     rate = torch.tensor(1e-2, device=DEVICE)
     for step, gradient in enumerate(gradients, 1):
         parameter.grad = gradient
         theirs.step()
         steps = torch.tensor(float(step), device=DEVICE)
-        copies, rest = [x.clone() for x in (master, exp_avg, exp_avg_sq)], (0.9, 0.999, 1e-8, 0.1)
-        kernels.KERNELS["adamw"](*copies, 2 * gradient, None, steps, rate, *rest, 0.5)  # a sum over two processes
-        kernels.KERNELS["adamw"](master, exp_avg, exp_avg_sq, gradient, working, steps, 1e-2, *rest)
-        assert all(map(torch.equal, copies, (master, exp_avg, exp_avg_sq)))  # the same bits with the rate on the device
+        copy, first, second = (x.clone() for x in (master, *moments))
+        adamw = kernels.KERNELS["adamw"]
+        adamw(copy, (first, second), 2 * gradient, None, steps, lr=rate, scale=0.5, **rest)  # a sum over two processes
+        adamw(master, moments, gradient, working, steps, lr=1e-2, **rest)
+        assert all(map(torch.equal, (copy, first, second), (master, *moments)))  # the same bits with the rate on the device
     torch.testing.assert_close(master, parameter.data, rtol=1e-5, atol=1e-6)
     assert working is None or torch.equal(working, master.to(dtype))
 
@@ -323,13 +341,13 @@ def test_what_kernels_read_may_have_any_strides():
     heads = big[:24].view(2, 2, 12, 32)[..., ::2]  # Dh 16 with a stride of 2
     calls = {
         "add_norm": (x[::2], branch[::2], weight, 1e-6, torch.float32),
-        "add_norm_backward": (x[::2], branch[::2], x[1::2], weight, rstd, torch.float32),
+        "add_norm_backward": (x[::2], branch[::2], Norm(weight, x[1::2], rstd), torch.float32),
         "sum_parts": (x[::2], torch.zeros(64, device=DEVICE)),
-        "qkv_rope": (x[::2], big[::2], table, table, 6, 48),
-        "rotate_back": (heads, heads, heads, table.repeat(2, 1), table.repeat(2, 1)),
+        "qkv_rope": (x[::2], big[::2], Rope(table, table, 6), 48),
+        "rotate_back": (heads, heads, heads, Rope(table.repeat(2, 1), table.repeat(2, 1), 12)),
         "gate_up_swiglu": (x[::2], big[::2]),
         "swiglu_backward": (x[::2, :32], gates),
-        "product_norm_backward": (x[::2], big[:64], None, branch[::2], x[1::2], weight, rstd, torch.float32),
+        "product_norm_backward": (x[::2], None, big[:64], branch[::2], Norm(weight, x[1::2], rstd)),
         "cross_entropy": (logits, targets[::2], True),
         "add_embedding_gradient": (x, ids[::2], order[::2], torch.zeros(5, 64, device=DEVICE)),
     }
@@ -339,11 +357,11 @@ def test_what_kernels_read_may_have_any_strides():
         results = []
         for copy in (False, True):
             written = [each.clone() if isinstance(each, Tensor) and each.is_contiguous() else each for each in strided]
-            arguments = [each.contiguous() if copy and isinstance(each, Tensor) else each for each in written]
-            returned = kernels.KERNELS[name](*arguments)
-            results.append([*(returned if isinstance(returned, tuple) else [returned]), *written])
+            arguments = [changed(Tensor.contiguous, each) if copy else each for each in written]
+            named = {"dtype": torch.float32} if name == "product_norm_backward" else {}
+            results.append([*found(kernels.KERNELS[name](*arguments, **named)), *found(tuple(written))])
         for once, again in zip(*results, strict=True):
-            assert not isinstance(once, Tensor) or torch.equal(once, again), name
+            assert torch.equal(once, again), name
 
 
 def test_float64_is_left_to_pytorch():

@@ -98,13 +98,13 @@ def operation(plain: Callable, kernels: Mapping[str, Callable]) -> Callable:
     name = plain.__name__
 
     @functools.wraps(plain)
-    def run(x: torch.Tensor, *args):
+    def run(x: torch.Tensor, *args, **named):
         if name in _instead:
-            return _instead[name](x, *args)
+            return _instead[name](x, *args, **named)
         if missing(x.device) or x.dtype == torch.float64:
-            return plain(x, *args)
+            return plain(x, *args, **named)
         refuse_other(x.device)
-        return kernels[name](x, *args)
+        return kernels[name](x, *args, **named)
 
     return run
 

@@ -50,22 +50,32 @@ def _adamw(
 
 @interpretable
 def adamw(
-    weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float | Tensor, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
-) -> None:  # fmt: skip
+    weight: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    working: Tensor | None,
+    steps: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    scale: float = 1.0,
+) -> None:
     """One update in place, of flat buffers [P].
 
     Args:
-        weight, exp_avg, exp_avg_sq: float32.
+        weight: float32.
+        moments: of the gradient and of its square, float32.
         gradient: in any dtype.
         working: takes the new weights in its own dtype, or None.
-        lr: a number, or one float32 element, which a captured step reads anew.
         steps: the number of this step, from 1, one float32 element.
+        lr: a number, or one float32 element, which a captured step reads anew.
         scale: of the gradient; 1 / n where it is a sum over n processes.
     """
     _adamw[ceil_div(weight.numel(), BLOCK),](
-        weight, exp_avg, exp_avg_sq, gradient, working, steps, weight.numel(),
-        lr, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), eps, decay, scale,
+        weight, *moments, gradient, working, steps, weight.numel(),
+        lr, *(1 - beta for beta in betas), *(math.log2(beta) for beta in betas), eps, weight_decay, scale,
         RATE_ON_DEVICE=isinstance(lr, Tensor), COPY=working is not None, BLOCK=BLOCK, num_warps=4,
         **dependent(),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from common.spans import span
 from version3_triton.kernels import HAS_TRITON, INTERPRETED, missing, reference
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.reference import Rope
 
 import torch
 from torch import Tensor
@@ -34,12 +35,15 @@ if HAS_TRITON:
     from version4_ultra_fused.kernels import short_attention
 
 
-def form(heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device, exact: bool) -> str:
-    """Which form of attention runs: `short`, `own` (Version 3's kernels) or `library`; `heads` are those of all sequences."""
-    if missing(device) or dtype.itemsize > 4 or heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
+def form(q: Tensor, exact: bool) -> str:
+    """Which form of attention runs for q [B, H, S, Dh]: `short`, `own` (Version 3's kernels) or `library`."""
+    batch, heads, length, head_dim = q.shape
+    if missing(q.device) or q.dtype.itemsize > 4:
+        return "library"
+    if batch * heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
     measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for short sequences spills registers
-    if measured and dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
+    if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
     return "own" if exact or length <= OWN else "library"
 
@@ -60,21 +64,17 @@ class CausalAttention:
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
-        cos, sin: [S_max, Dh], float32.
-        length: S.
         heads: H, K, K.
         exact: take kernels that repeat bit for bit, at any length.
         chosen: a form of `form`, in place of the measured choice.
     """
 
     @span("attention_core")
-    def __init__(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, length: int, heads: tuple[int, int, int], exact: bool, chosen: str = ""
-    ) -> None:
-        self.qkv, self.tables, self.length, self.heads = qkv, (cos, sin), length, heads
-        split = qkv.view(-1, length, sum(heads), cos.shape[1]).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
+    def __init__(self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], exact: bool, chosen: str = "") -> None:
+        self.qkv, self.rope, self.heads = qkv, rope, heads
+        split = qkv.view(-1, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        chosen = chosen or form(q.shape[0] * q.shape[1], length, cos.shape[1], qkv.dtype, qkv.device, exact)
+        chosen = chosen or form(q, exact)
         self.short, own = chosen == "short", chosen == "own"
         if self.short:
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
@@ -90,7 +90,7 @@ class CausalAttention:
     def gradient(self, dout: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and `dots` of its kernel, or None."""
         if self.short:
-            return short_attention.attend_backward(self.qkv, self.out, self.lse, dout, *self.tables, self.length, *self.heads[:2])
-        dout = dout.view(-1, self.length, self.heads[0], self.tables[0].shape[1]).transpose(1, 2)
+            return short_attention.attend_backward(dout, self.qkv, (self.out, self.lse), self.rope, self.heads)
+        dout = dout.view(-1, self.rope.length, self.heads[0], self.rope.head_dim).transpose(1, 2)
         with self.order():
-            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), *self.tables), None
+            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), self.rope), None

@@ -145,8 +145,9 @@ def kernel_flops(model: Counted, input_ids: Tensor) -> dict[str, int]:
     qkv, ffn, layers = block.self_attn.qkv_proj, block.mlp.down_proj.in_features, len(model.layers)
     tokens, length, hidden = input_ids.numel(), input_ids.shape[1], model.embed_tokens.embedding_dim
     pairs = layers * 2 * tokens * length * hidden
-    exact = bool(model.switches["exact-attention"])
-    chosen = form(tokens // length * (hidden // qkv.head_dim), length, qkv.head_dim, dtype, input_ids.device, exact)
+    queries = torch.empty((), dtype=dtype, device=input_ids.device)
+    queries = queries.expand(tokens // length, hidden // qkv.head_dim, length, qkv.head_dim)
+    chosen = form(queries, bool(model.switches["exact-attention"]))
     if chosen != "library":
         counted = {"forward": 2 * pairs, "backward": (5 if chosen == "short" else 7) * pairs}
     for epilogue, columns in (("rope", qkv.out_features), ("swiglu", 2 * ffn)):

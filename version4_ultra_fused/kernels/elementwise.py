@@ -9,9 +9,10 @@ They run where `tiles.py` has no epilogue for a product of this size on this GPU
     swiglu_backward    5 F e a token                 in place of gate and up
 """
 
-from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest
 
 import torch
@@ -116,42 +117,39 @@ def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None
     return gate_up, parts
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, cos: Tensor, sin: Tensor, heads: int, sign: int) -> None:
-    batch, own_heads, length, head_dim = q.shape
+def _launch(parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int) -> None:
+    """`parts` are q, k and v, of which the first `heads` heads are written."""
+    (q, k, v), (batch, own_heads, length, head_dim) = parts, parts[0].shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
-        q, k, v, out, cos, sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, k, v, out, rope.cos, rope.sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4, **dependent(),
     )  # fmt: skip
 
 
 @interpretable
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
-    """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place; cos and sin [S_max, Dh], float32."""
+def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
+    """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place."""
     assert qkv.is_contiguous()
-    x = qkv[:, :rotated].view(-1, length, rotated // cos.shape[1], cos.shape[1]).transpose(1, 2)  # [B, H + K, S, Dh]
-    v_heads = (qkv.shape[1] - rotated) // cos.shape[1]
+    head_dim = rope.head_dim
+    x = qkv[:, :rotated].view(-1, rope.length, rotated // head_dim, head_dim).transpose(1, 2)  # [B, H + K, S, Dh]
+    v_heads = (qkv.shape[1] - rotated) // head_dim
     heads = x.shape[1] - v_heads
-    _launch(x[:, :heads], x[:, heads:], x[:, heads:], qkv, cos, sin, x.shape[1], 1)
+    _launch((x[:, :heads], x[:, heads:], x[:, heads:]), qkv, rope, x.shape[1], 1)
     return qkv
 
 
 @interpretable
-def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
     Args:
         dq: [B, H, S, Dh], any strides with Dh contiguous.
         dk, dv: [B, K, S, Dh].
-        cos, sin: [S_max, Dh], float32.
-
-    Raises:
-        UsageError: Dh is odd or 0.
     """
-    refuse_odd(cos.shape[1])
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
     (batch, heads, length, head_dim), kv_heads = dq.shape, dk.shape[1]
     out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)
-    _launch(dq, dk, dv, out, cos, sin, heads + 2 * kv_heads, -1)
+    _launch((dq, dk, dv), out, rope, heads + 2 * kv_heads, -1)
     return out

@@ -5,7 +5,7 @@ They share one weight, so its gradient has two parts: the head's comes first in 
 
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved
 
 import torch
 from torch import Tensor
@@ -35,26 +35,27 @@ class EmbeddingFunction(torch.autograd.Function):
 class LossFunction(torch.autograd.Function):
     """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N] -> scalar.
 
-    `one` is a tensor that holds 1. A backward pass that starts from it, and not from an equal one, multiplies nothing.
+    `model.one` is a tensor that holds 1. A backward pass that starts from it, and not from an equal one, multiplies nothing.
     """
 
     @staticmethod
-    def forward(ctx, x, branch, norm, head, targets: Tensor, eps: float, plan: MemoryPlan, one: Tensor) -> Tensor:
+    def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
+        (norm_weight, head), plan = weights, model.plan
         plan.begin_loss()
         weight = plan.weight(head, products_dtype(x))
-        _, y, kept, rstd = kernels.add_norm(x, branch, norm, eps, weight.dtype)
+        _, y, norm = kernels.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
-        ctx.saved, ctx.weights, ctx.plan, ctx.one = (y, kept, rstd, logits), (norm, head), plan, one
+        ctx.saved, ctx.head, ctx.plan, ctx.one = (y, norm, logits), head, plan, model.one
         return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
 
     @staticmethod
     @once_differentiable
     @span("loss")
     def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, kept, rstd, dlogits), (norm, head), plan, ctx.saved = ctx.saved, ctx.weights, ctx.plan, None
+        (y, norm, dlogits), head, plan = saved(ctx), ctx.head, ctx.plan
         if dloss is not ctx.one:
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
         dy = dlogits @ plan.weight(head, dlogits.dtype)
-        dx, dbranch, dnorm = plan.norm_backward(norm, dy, None, kept, rstd, ctx.needs_input_grad)
-        return dx, dbranch, dnorm, dhead, None, None, None, None
+        dx, dbranch, dnorm = plan.norm_backward(dy, None, norm, ctx.needs_input_grad)
+        return dx, dbranch, None, None, dnorm, dhead

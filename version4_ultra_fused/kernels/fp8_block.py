@@ -10,7 +10,7 @@ from common.options import Options
 from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, without_gradient
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.kernels.scales import GRADIENT, WEIGHT, X
 
@@ -85,16 +85,16 @@ class AttentionFunction(torch.autograd.Function):
     """That of tiny_llama_v4.py, with its two products in FP8."""
 
     @staticmethod
-    def forward(ctx, x, branch, norm, qkv, output, block, model, length: int):
-        plan, attn = model.plan, block.self_attn
+    def forward(ctx, x, branch, block, shared, *weights: Tensor):
+        (norm_weight, qkv, output), plan, attn = weights, shared.plan, block.self_attn
         with span("norm"):
-            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.input_layernorm.eps, torch.bfloat16)
+            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16)
         with span("attention"):
             into, out_of = Product(plan, qkv), Product(plan, output)
             with span("qkv_projection"):
-                packed = kernels.rotate(into.forward(y), model.cos, model.sin, length, attn.rotated)
-            attended = CausalAttention(packed, model.cos, model.sin, length, attn.heads, model.switches["exact-attention"])
-            ctx.saved, ctx.norm, ctx.block, ctx.plan = (kept, rstd, attended, into, out_of), norm, block, plan
+                packed = kernels.rotate(into.forward(y), shared.rope, attn.rotated)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.exact)
+            ctx.saved, ctx.block, ctx.plan = (norm, attended, into, out_of), block, plan
             with span("output_projection"):
                 return without_gradient(ctx, x), out_of.forward(attended.out)
 
@@ -102,27 +102,28 @@ class AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (kept, rstd, attended, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        (norm, attended, into, out_of), plan = saved(ctx), ctx.plan
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
-        gradients = plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
         plan.block_done(ctx.block)
-        return *gradients, None, None, None, None, None
+        return dx, dbranch, None, None, dnorm, None, None
 
 
 class FeedForwardFunction(torch.autograd.Function):
     """That of tiny_llama_v4.py, with its two products in FP8."""
 
     @staticmethod
-    def forward(ctx, x, branch, norm, gate_up, down, block, plan: MemoryPlan):
+    def forward(ctx, x, branch, block, shared, *weights: Tensor):
+        (norm_weight, gate_up, down), plan = weights, shared.plan
         with span("norm"):
-            x, y, kept, rstd = kernels.add_norm(x, branch, norm, block.post_attention_layernorm.eps, torch.bfloat16)
+            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16)
         with span("mlp"):
             into, out_of = Product(plan, gate_up), Product(plan, down)
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]
             with span("activation"):
                 hidden = kernels.swiglu_quantized(gates, out_of.x)
-            ctx.saved, ctx.norm, ctx.plan = (kept, rstd, gates, into, out_of), norm, plan
+            ctx.saved, ctx.plan = (norm, gates, into, out_of), plan
             with span("down"):
                 return without_gradient(ctx, x), out_of.forward_stored(*hidden)
 
@@ -130,10 +131,11 @@ class FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (kept, rstd, gates, into, out_of), plan, ctx.saved = ctx.saved, ctx.plan, None
+        (norm, gates, into, out_of), plan = saved(ctx), ctx.plan
         dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
         dy = into.backward_stored(*dgates)
-        return *plan.norm_backward(ctx.norm, dy, dbranch, kept, rstd, ctx.needs_input_grad), None, None, None, None
+        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
+        return dx, dbranch, None, None, dnorm, None, None
 
 
 def functions(plan: MemoryPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:

@@ -18,10 +18,11 @@ A tile of 128 x 256 fills shared memory with three stages of its factors' blocks
 whole would not fit beside them. While one multiprocessor stores, others multiply, which hides most of SwiGLU in a long product.
 """
 
-from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
+from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
 
 import triton
@@ -109,8 +110,11 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most:
     return bool(TensorDescriptor) and aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
 
 
-def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *rope, blocks: Tile | None, HALF: int = 1) -> None:
-    (M, K), N = x.shape, w.shape[0]
+def _launch(
+    epilogue: str, x: Tensor, w: Tensor, results: tuple[Tensor, Tensor], blocks: Tile | None, *rope, HALF: int = 1
+) -> None:
+    """`results` are `out` and `gate_up` of the kernel; `rope` its length, rotated, cos and sin."""
+    (M, K), N, (out, gate_up) = x.shape, w.shape[0], results
     blocks = blocks or tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
@@ -124,36 +128,29 @@ def _launch(epilogue: str, x: Tensor, w: Tensor, out: Tensor, gate_up: Tensor, *
 
 @interpretable
 def qkv_rope(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int,
-    most: int | None = None, blocks: Tile | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, weight: Tensor, rope: Rope, rotated: int, *, most: int | None = None, blocks: Tile | None = None
+) -> Tensor:
     """x W^T with RoPE on its first `rotated` columns.
 
     Args:
         x: [B S, D].
         weight: [(H + 2 K) Dh, D], the rows of q and k interleaved.
-        cos, sin: [S_max, Dh], float32.
-        length: S.
         rotated: (H + K) Dh.
         most: as of `in_epilogue`.
         blocks: the tile, in place of the one that follows from the product's size.
 
     Returns:
         [B S, (H + 2 K) Dh].
-
-    Raises:
-        UsageError: Dh is odd or 0.
     """
-    refuse_odd(cos.shape[1])
     if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight, most=most):
-        return elementwise.rotate(x @ weight.T, cos, sin, length, rotated)
+        return elementwise.rotate(x @ weight.T, rope, rotated)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch("rope", x, weight, out, out, length, rotated, cos, sin, blocks=blocks, HALF=cos.shape[1] // 2)
+    _launch("rope", x, weight, (out, out), blocks, rope.length, rotated, rope.cos, rope.sin, HALF=rope.head_dim // 2)
     return out
 
 
 @interpretable
-def gate_up_swiglu(x: Tensor, weight: Tensor, most: int | None = None, blocks: Tile | None = None) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(x: Tensor, weight: Tensor, *, most: int | None = None, blocks: Tile | None = None) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:
@@ -165,5 +162,5 @@ def gate_up_swiglu(x: Tensor, weight: Tensor, most: int | None = None, blocks: T
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
     gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch("swiglu", x, weight, y, gate_up, blocks=blocks)
+    _launch("swiglu", x, weight, (y, gate_up), blocks)
     return gate_up, y

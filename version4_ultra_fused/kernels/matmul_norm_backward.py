@@ -20,6 +20,7 @@ from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
 from version4_ultra_fused.kernels.norm import add_norm_backward
+from version4_ultra_fused.kernels.reference import Norm
 from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
 
 import torch
@@ -55,31 +56,32 @@ def _matmul_norm_backward(
 
 @interpretable
 def product_norm_backward(
-    dout: Tensor, matrix: Tensor, dots: Tensor | None, dtotal: Tensor, kept: Tensor, weight: Tensor, rstd: Tensor,
-    dtype: torch.dtype, most: int | None = None, blocks: Tile | None = None,
+    dout: Tensor, dots: Tensor | None, matrix: Tensor, dtotal: Tensor, norm: Norm,
+    *, dtype: torch.dtype, most: int | None = None, blocks: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`add_norm_backward` of dy = dout W.
 
     Args:
         dout: [N, C].
-        matrix: W [C, D].
         dots: [parts, N], of which the sum is that of dout out over a row; None: it is not known.
-        dtotal, kept, weight, rstd, dtype: as of `add_norm_backward`.
+        matrix: W [C, D].
+        dtotal, norm, dtype: as of `add_norm_backward`.
         most, blocks: as of `matmul.qkv_rope`.
     """
-    (rows, size), columns = kept.shape, dout.shape[1]
+    (rows, size), columns, kept = norm.kept.shape, dout.shape[1], norm.kept
     most = largest("norm", columns) if most is None else most
     if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, kept, most=most):
         dy = dout @ matrix
         with span("norm"):
-            return add_norm_backward(dy, dtotal, kept, weight, rstd, dtype)
+            return add_norm_backward(dy, dtotal, norm, dtype)
     blocks = blocks or tile("norm", rows, size)
     m, n, k = blocks[:3]
     dx, parts = torch.empty_like(kept, dtype=dtype), dots.new_empty(ceil_div(rows, m), size)
     described = (dout, [m, k]), (matrix, [k, n]), (kept, [m, n]), (dtotal, [m, n]), (dx, [m, n])
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described), weight, rstd, dots, parts, rows, size, columns, len(dots),
+        *(TensorDescriptor.from_tensor(*each) for each in described), norm.weight, norm.rstd, dots, parts,
+        rows, size, columns, len(dots),
         PROGRAMS=programs, GROUP=GROUP, **blocks.arguments, **dependent(),
     )  # fmt: skip
     return dx, parts

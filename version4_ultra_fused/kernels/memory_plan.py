@@ -34,12 +34,14 @@ streams the same work is done in line, in the order of issue.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from common.precision import adds_in_float32
 from common.spans import span
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.reference import Norm
 from version4_ultra_fused.kernels.scales import Scales
 from version4_ultra_fused.kernels.side_stream import SideStream
 
@@ -58,6 +60,20 @@ def without_gradient(ctx, x: Tensor) -> Tensor:
     ctx.mark_non_differentiable(x)
     ctx.set_materialize_grads(False)
     return x
+
+
+def saved(ctx) -> tuple[Any, ...]:
+    """What a Function's forward pass saved for its backward pass, which gives it free.
+
+    Raises:
+        RuntimeError: a backward pass took it before.
+    """
+    if ctx.saved is None:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time: Version 4 frees what it saved, and writes over some of it"
+        )
+    taken, ctx.saved = ctx.saved, None
+    return taken
 
 
 class MemoryPlan:
@@ -157,38 +173,38 @@ class MemoryPlan:
         return None
 
     def norm_backward(
-        self, parameter: Tensor, dy: Tensor, dsum: Tensor | None, kept: Tensor, rstd: Tensor, needed: tuple[bool, ...]
+        self, dy: Tensor, dsum: Tensor | None, norm: Norm, needed: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The backward pass of `add_norm`.
 
         Args:
             dy: [N, D], the gradient of the norm's result.
             dsum: [N, D], the gradient of the sum from elsewhere, or None.
-            kept, rstd: from `add_norm`.
+            norm: from `add_norm`.
             needed: whether the gradients of x and of the branch are; of the two, one is.
 
         Returns:
             The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
         """
         with span("norm"):
-            dx, parts = kernels.add_norm_backward(dy, dsum, kept, parameter, rstd, parameter.dtype if needed[0] else dy.dtype)
-            return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
+            dx, parts = kernels.add_norm_backward(dy, dsum, norm, norm.weight.dtype if needed[0] else dy.dtype)
+            return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
 
     def product_norm_backward(
-        self, parameter: Tensor, dout: Tensor, matrix: Tensor, dots: Tensor | None, dsum: Tensor, kept: Tensor, rstd: Tensor,
-        needed: tuple[bool, ...],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `dots` as of the kernel's."""
-        dtype, weight = parameter.dtype if needed[0] else dout.dtype, self.weight(matrix, dout.dtype)
-        dx, parts = kernels.product_norm_backward(dout, weight, dots, dsum, kept, parameter, rstd, dtype)
-        return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(parameter, parts)
+        self, product: tuple[Tensor, Tensor | None], matrix: Tensor, dsum: Tensor, norm: Norm, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `product` is dout and `dots` of the kernel's."""
+        dout, dots = product
+        dtype, weight = norm.weight.dtype if needed[0] else dout.dtype, self.weight(matrix, dout.dtype)
+        dx, parts = kernels.product_norm_backward(dout, dots, weight, dsum, norm, dtype=dtype)
+        return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D].
 
         In a buffer it is added to that of the head, which has the same weight. This runs on the main stream, beside the update of
-        the first block. The products' stream sorts the ids before it computes the head's gradient, so one event says that both are
-        there.
+        the first block. The products' stream sorts the ids before it computes the head's gradient, so one event says that both
+        are there.
         """
         if not self.gradient:
             gradient = torch.zeros_like(parameter, requires_grad=False)

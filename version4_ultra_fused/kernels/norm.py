@@ -8,6 +8,7 @@ from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import LAUNCH, NORM_DWEIGHT, LaunchConfig, ceil_div, family, tile, tile_of
 from version3_triton.kernels.rms_norm import _rms_norm_backward, _rms_norm_dweight, _rms_norm_forward
+from version4_ultra_fused.kernels.reference import Norm
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 
 @interpretable
-def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x + branch in x's dtype, its norm in `dtype`, and for the backward pass x + branch in `dtype` and 1 / rms of each row.
+def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Norm]:
+    """x + branch in x's dtype, its norm in `dtype`, and what the backward pass needs, with x + branch in `dtype`.
 
     A sum in bf16 is rounded like the norm, which the backward pass reads as well, and takes half the memory.
 
@@ -29,7 +30,7 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
         weight: [D].
 
     Returns:
-        [N, D] three times, and [N].
+        [N, D] twice, and a Norm.
     """
     (rows, size), x = x.shape, x.contiguous()
     branch = None if branch is None else branch.contiguous()
@@ -42,35 +43,31 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
         ADD=branch is not None, COPY=kept is not total, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         **dependent(),
     )  # fmt: skip
-    return total, y, kept, rstd
+    return total, y, Norm(weight, kept, rstd)
 
 
 @interpretable
-def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, kept: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype,
-    sizes: LaunchConfig | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The gradient of the sum x + branch, which is that of both, and parts of the weight's.
 
     Args:
         dy: [N, D], the gradient of the norm.
         dtotal: [N, D], the gradient of the sum from elsewhere, or None.
-        kept, rstd: from `add_norm`.
+        norm: from `add_norm`.
         dtype: of the sum's gradient.
-        sizes: of the kernel, in place of the measured ones.
 
     Returns:
         [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
-    (rows, size), dy, kept = kept.shape, dy.contiguous(), kept.contiguous()
+    (rows, size), dy, kept = norm.kept.shape, dy.contiguous(), norm.kept.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
     dx = torch.empty_like(kept, dtype=dtype)
-    sizes = sizes or BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
+    sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
     blocks = tile_of(sizes, "norm_backward", size, kept.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
     parts = kept.new_empty(programs, size, dtype=torch.float32)
     _rms_norm_backward[programs,](
-        kept, weight, rstd, dy, dtotal, dx, None, parts, rows, size, programs,
+        kept, norm.weight, norm.rstd, dy, dtotal, dx, None, parts, rows, size, programs,
         SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps, **dependent(),
     )  # fmt: skip
     return dx, parts

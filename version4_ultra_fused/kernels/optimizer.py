@@ -16,7 +16,7 @@ job of several processes the gradients of the block are added up over the proces
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from common import ranks
 from version4_ultra_fused import kernels
@@ -130,7 +130,7 @@ class MasterAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, model: Planned, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self, model: Planned, lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, fp8: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
@@ -263,17 +263,27 @@ class MasterAdamW(torch.optim.Optimizer):
         if self.stream:
             torch.cuda.current_stream().wait_stream(self.stream)
 
+    def settings(self) -> dict[str, Any]:
+        """The keywords of `kernels.adamw` that follow from the parameter group."""
+        (group,) = self.param_groups
+        return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+
     def _update(self, flat: Flat, part: slice) -> None:
         share = flat.share(part)
         if self.form == "ddp":
             dist.all_reduce(flat.gradient[part])
         elif self.form == "zero1":
             reduce_scatter(flat.gradient[share], flat.gradient[part])
-        (group,) = self.param_groups
+        working, settings = None if flat.working is None else flat.working[share], self.settings()
         kernels.adamw(
-            flat.master[share], *flat.moments(part), flat.gradient[share], None if flat.working is None else flat.working[share],
-            self.steps, group["lr"], *group["betas"], group["eps"], group["weight_decay"], 1 / self.world_size,
-        )  # fmt: skip
+            flat.master[share],
+            flat.moments(part),
+            flat.gradient[share],
+            working,
+            self.steps,
+            **settings,
+            scale=1 / self.world_size,
+        )
         if self.form == "zero1":
             read = flat.master if flat is self.others else flat.read  # the others' working weights are made of whole masters
             all_gather(read[part], read[share])

@@ -1,8 +1,11 @@
 """Each operation of Version 4 in PyTorch, with the kernel's signature: for float64, and where no kernel can run."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.errors import UsageError
 from common.spans import span
+from version3_triton.kernels.checks import refuse_odd
 
 import torch
 import torch.nn.functional as F
@@ -17,55 +20,82 @@ class Slot(NamedTuple):
     dtype: torch.dtype
 
 
-def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+class Norm(NamedTuple):
+    """What the backward pass of a norm needs: its weight [D], its input x [N, D] in the products' dtype, and 1 / rms [N]."""
+
+    weight: Tensor
+    kept: Tensor
+    rstd: Tensor
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotary tables cos and sin [S_max, Dh], float32, for sequences of one length S.
+
+    Raises:
+        UsageError: S is above S_max, or Dh is odd or 0.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    length: int
+
+    def __post_init__(self) -> None:
+        refuse_odd(self.head_dim)
+        if self.length > self.cos.shape[0]:
+            raise UsageError(f"the rotary tables hold {self.cos.shape[0]} positions, not {self.length}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.cos.shape[1]
+
+
+def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Norm]:
     total = x if branch is None else x + branch.to(x.dtype)
     rstd = (total.square().mean(-1) + eps).rsqrt()
-    return total, (total * rstd[:, None] * weight).to(dtype), total.to(dtype), rstd
+    return total, (total * rstd[:, None] * weight).to(dtype), Norm(weight, total.to(dtype), rstd)
 
 
-def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, kept: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    dy_wide, normalized = dy.to(rstd.dtype), kept * rstd[:, None]
-    scaled = dy_wide * weight
-    dx = rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
+def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    dy_wide, normalized = dy.to(norm.rstd.dtype), norm.kept * norm.rstd[:, None]
+    scaled = dy_wide * norm.weight
+    dx = norm.rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
         dx = dx + dtotal
     return dx.to(dtype), (dy_wide * normalized).sum(0, keepdim=True)
 
 
 def product_norm_backward(
-    dout: Tensor, matrix: Tensor, dots: Tensor | None, dtotal: Tensor, kept: Tensor, weight: Tensor, rstd: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dout: Tensor, dots: Tensor | None, matrix: Tensor, dtotal: Tensor, norm: Norm, *, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     dy = dout @ matrix
     with span("norm"):
-        return add_norm_backward(dy, dtotal, kept, weight, rstd, dtype)
+        return add_norm_backward(dy, dtotal, norm, dtype)
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> None:
     torch.sum(parts, 0, out=out)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates neighbouring elements; x [B, S, heads, Dh], cos and sin [S_max, Dh] of which the halves are equal."""
-    half = slice(0, cos.shape[1] // 2)
-    cos, sin = cos[: x.shape[1], None, half], sin[: x.shape[1], None, half]
+def _rotate(x: Tensor, rope: Rope, sign: int) -> Tensor:
+    """Rotates neighbouring elements of x [B, S, heads, Dh]; -1 rotates back. The halves of the tables are equal."""
+    half = rope.head_dim // 2
+    cos, sin = rope.cos[: rope.length, None, :half], rope.sin[: rope.length, None, :half] * sign
     first, second = x[..., 0::2], x[..., 1::2]
     return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
 
 
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
-    by_head, heads = qkv.view(-1, length, qkv.shape[1] // cos.shape[1], cos.shape[1]), rotated // cos.shape[1]
-    return torch.cat((_rotate(by_head[:, :, :heads], cos, sin), by_head[:, :, heads:]), 2).view(qkv.shape)
+def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
+    by_head, heads = qkv.unflatten(1, (-1, rope.head_dim)).unflatten(0, (-1, rope.length)), rotated // rope.head_dim
+    return torch.cat((_rotate(by_head[:, :, :heads], rope, 1), by_head[:, :, heads:]), 2).view(qkv.shape)
 
 
-def qkv_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, length: int, rotated: int) -> Tensor:
-    return rotate(x @ weight.T, cos, sin, length, rotated)
+def qkv_rope(x: Tensor, weight: Tensor, rope: Rope, rotated: int) -> Tensor:
+    return rotate(x @ weight.T, rope, rotated)
 
 
-def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    dq, dk = (_rotate(x.transpose(1, 2), cos, -sin) for x in (dq, dk))
+def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
+    dq, dk = (_rotate(x.transpose(1, 2), rope, -1) for x in (dq, dk))
     return torch.cat((dq, dk, dv.transpose(1, 2)), 2).flatten(2).flatten(0, 1)
 
 
@@ -113,13 +143,23 @@ def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tens
 
 
 def adamw(
-    weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, gradient: Tensor, working: Tensor | None, steps: Tensor,
-    lr: float | Tensor, beta1: float, beta2: float, eps: float, decay: float, scale: float = 1.0,
-) -> None:  # fmt: skip
+    weight: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    working: Tensor | None,
+    steps: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    scale: float = 1.0,
+) -> None:
+    (exp_avg, exp_avg_sq), (beta1, beta2) = moments, betas
     gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(eps)
-    weight.mul_(1 - lr * decay).sub_(exp_avg / (1 - beta1**steps) / root * lr)
+    weight.mul_(1 - lr * weight_decay).sub_(exp_avg / (1 - beta1**steps) / root * lr)
     if working is not None:
         working.copy_(weight)

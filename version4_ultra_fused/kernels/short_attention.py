@@ -17,6 +17,7 @@ from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
+from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest
 
 import torch
@@ -130,29 +131,35 @@ def _short_attention_backward(
 
 @interpretable
 def attend_backward(
-    qkv: Tensor, o: Tensor, lse: Tensor, dout: Tensor, cos: Tensor, sin: Tensor, length: int, heads: int, kv_heads: int,
+    dout: Tensor,
+    qkv: Tensor,
+    attended: tuple[Tensor, Tensor],
+    rope: Rope,
+    heads: tuple[int, int, int],
+    *,
     most: int | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
     It also returns `dots` [K, B S] of `product_norm_backward`, if that will need them; otherwise None.
 
     Args:
-        qkv: [B S, (H + 2 K) Dh], after RoPE.
-        o, lse: from Version 3's `flash_attention.attend`; o [B S, H Dh].
         dout: [B S, H Dh].
-        cos, sin: [S_max, Dh], float32.
-        length: S, at most 128.
+        qkv: [B S, (H + 2 K) Dh], after RoPE.
+        attended: o [B S, H Dh] and its log-sum-exp, from Version 3's `flash_attention.attend`.
+        rope: for at most 128 positions.
+        heads: H, K, K.
         most: as of `product_norm_backward`.
     """
-    head_dim, out = cos.shape[1], qkv.new_empty(qkv.shape)
+    (o, lse), length, kv_heads = attended, rope.length, heads[1]
+    head_dim, out = rope.head_dim, qkv.new_empty(qkv.shape)
     needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)  # o has the stream's shape
     dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None  # rotations change no dot product
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))
     _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
-        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, cos, sin, out, dots, length, factor * LOG2_E, factor,
-        H=heads, K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
+        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, rope.cos, rope.sin, out, dots, length, factor * LOG2_E, factor,
+        H=heads[0], K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
         BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1, DOTS=needed, **dependent(),
     )  # fmt: skip
     return out, dots

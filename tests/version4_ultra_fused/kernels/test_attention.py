@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused.kernels import attention, reference, short_attention
 from version4_ultra_fused.kernels.attention import CausalAttention
+from version4_ultra_fused.kernels.reference import Rope
 
 SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
 
@@ -26,9 +27,9 @@ def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple:
     qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
-    found = CausalAttention(qkv, cos, sin, length, (heads, kv_heads, kv_heads), exact)
+    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), exact)
     gradient, dots = found.gradient(dout)
-    before = reference.rotate(qkv, cos, -sin, length, (heads + kv_heads) * head_dim)
+    before = reference.rotate(qkv, Rope(cos, -sin, length), (heads + kv_heads) * head_dim)
     products = (gradient.double() * before.double()).sum(1)  # of q, k and v before RoPE
     return (found, dots is not None), found.out, gradient, products if dots is None else dots.sum(0)
 
@@ -84,5 +85,6 @@ def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, d
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_hopper), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
-        assert attention.form(65535, length, head_dim, dtype, DEVICE, exact) == expected
-        assert attention.form(65536, length, head_dim, dtype, DEVICE, exact) == "library", "a grid has no more rows"
+        q = torch.empty((), dtype=dtype, device=DEVICE)
+        assert attention.form(q.expand(65535, 1, length, head_dim), exact) == expected
+        assert attention.form(q.expand(32768, 2, length, head_dim), exact) == "library", "a grid has no more rows"

@@ -19,9 +19,5 @@ def make_step(model, optimizer, precision) -> Step:
 
 def update(optimizer: MasterAdamW, flat: Flat, part: slice) -> None:
     """AdamW for a part of the weights, in one process."""
-    (group,) = optimizer.param_groups
     weight, gradient, working = flat.master[part], flat.gradient[part], None if flat.working is None else flat.working[part]
-    kernels.adamw(
-        weight, *flat.moments(part), gradient, working, optimizer.steps, group["lr"], *group["betas"], group["eps"],
-        group["weight_decay"],
-    )  # fmt: skip
+    kernels.adamw(weight, flat.moments(part), gradient, working, optimizer.steps, **optimizer.settings())
