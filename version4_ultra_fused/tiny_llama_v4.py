@@ -12,7 +12,6 @@ Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
@@ -34,7 +33,7 @@ from version4_ultra_fused.kernels import costs, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
 from version4_ultra_fused.kernels.interleaved import QKV, GateUp
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
+from version4_ultra_fused.kernels.memory_plan import MemoryPlan, Shared, products_dtype, saved, without_gradient
 from version4_ultra_fused.kernels.optimizer import MasterAdamW
 from version4_ultra_fused.kernels.reference import Rope
 
@@ -48,14 +47,6 @@ CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-st
 SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False, "fp8": False}
 SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
-
-
-class Shared(NamedTuple):
-    """What all blocks share in one forward and backward pass."""
-
-    plan: MemoryPlan
-    rope: Rope
-    exact: bool  # whether attention repeats bit for bit
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -175,8 +166,7 @@ class TinyLlama(nn.Module):
         with span("embed"):
             embedded = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan, torch.is_grad_enabled())
         x, branch = embedded, None
-        rope = Rope(self.cos, self.sin, input_ids.shape[1])
-        shared = Shared(self.plan, rope, bool(self.switches["exact-attention"]))
+        shared = Shared(self.plan, Rope(self.cos, self.sin, input_ids.shape[1]), bool(self.switches["exact-attention"]))
         for layer in self.layers:
             x, branch = layer(x, branch, shared)
         return x, branch

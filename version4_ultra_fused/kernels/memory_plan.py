@@ -36,12 +36,12 @@ streams the same work is done in line, in the order of issue.
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.precision import adds_in_float32
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.reference import Norm
+from version4_ultra_fused.kernels.reference import Norm, Rope
 from version4_ultra_fused.kernels.scales import Scales
 from version4_ultra_fused.kernels.side_stream import SideStream
 
@@ -235,3 +235,11 @@ class MemoryPlan:
             updates.wait(products)
             with span("optimizer"):
                 updates.run(functools.partial(self.update_block, block))
+
+
+class Shared(NamedTuple):
+    """What all blocks share in one forward and backward pass."""
+
+    plan: MemoryPlan
+    rope: Rope
+    exact: bool  # whether attention repeats bit for bit
