@@ -3,7 +3,7 @@
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
 - RoPE, SwiGLU and gradients of norms run in epilogues of products (`kernels/matmul.py`). The step is one CUDA or HIP graph.
-- The memory plan (`kernels/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
+- The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
 
@@ -29,13 +29,14 @@ from common.training.capture import Batch, Step
 from common.training.run import Run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels import costs, fp8_block
+from version4_ultra_fused.kernels import costs
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.ends import EmbeddingFunction, LossFunction
-from version4_ultra_fused.kernels.interleaved import QKV, GateUp
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, Shared, products_dtype, saved, without_gradient
-from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.kernels.ends import LossFunction, embed
+from version4_ultra_fused.kernels.fp8 import fp8_block
 from version4_ultra_fused.kernels.reference import Rope
+from version4_ultra_fused.memory.interleaved import QKV, GateUp
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, products_dtype, saved, without_gradient
+from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 import torch
 import torch.nn as nn
@@ -164,8 +165,7 @@ class TinyLlama(nn.Module):
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
-            embedded = EmbeddingFunction.apply(self.embed_tokens.weight, input_ids.flatten(), self.plan, torch.is_grad_enabled())
-        x, branch = embedded, None
+            x, branch = embed(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
         shared = Shared(self.plan, Rope(self.cos, self.sin, input_ids.shape[1]), bool(self.switches["exact-attention"]))
         for layer in self.layers:
             x, branch = layer(x, branch, shared)

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, TINY
 from tests.oracle import DEVICE
 from version1_pytorch_baseline import tiny_llama_v1
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels import memory_plan
+from version4_ultra_fused.memory import memory_plan
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ from common.config import PRESETS, ModelConfig, resolve
 from common.errors import UsageError
 from common.precision import Precision
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 import torch
 from torch import Tensor

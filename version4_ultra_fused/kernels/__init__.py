@@ -14,7 +14,8 @@ KERNELS: dict[str, Callable] = {}
 if HAS_TRITON:
     from version4_ultra_fused.kernels import adamw as _adamw
     from version4_ultra_fused.kernels import cross_entropy as _loss
-    from version4_ultra_fused.kernels import elementwise, embedding, fp8, matmul, matmul_norm_backward, norm
+    from version4_ultra_fused.kernels import elementwise, embedding, matmul, matmul_norm_backward, norm
+    from version4_ultra_fused.kernels.fp8 import casts
 
     KERNELS = {
         "add_norm": norm.add_norm, "add_norm_backward": norm.add_norm_backward, "sum_parts": norm.sum_parts,
@@ -22,8 +23,8 @@ if HAS_TRITON:
         "swiglu_backward": elementwise.swiglu_backward, "cross_entropy": _loss.cross_entropy,
         "product_norm_backward": matmul_norm_backward.product_norm_backward,
         "add_embedding_gradient": embedding.add_embedding_gradient, "adamw": _adamw.adamw,
-        "rotate": elementwise.rotate, "quantize": fp8.quantize, "swiglu_quantized": fp8.swiglu_quantized,
-        "swiglu_backward_quantized": fp8.swiglu_backward_quantized,
+        "rotate": elementwise.rotate, "quantize": casts.quantize, "swiglu_quantized": casts.swiglu_quantized,
+        "swiglu_backward_quantized": casts.swiglu_backward_quantized,
     }  # fmt: skip
 
 

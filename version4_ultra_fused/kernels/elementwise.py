@@ -1,7 +1,7 @@
 """RoPE and SwiGLU beside a library's matrix product, as kernels of their own, forward and backward.
 
 They run where `tiles.py` has no epilogue for a product of this size on this GPU. Rows that are combined are neighbours, as in
-`interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
+`memory/interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
 
     rotate             2 Dh (H + K) e a token        in place
     rotate_back        2 Dh (H + 2 K) e a token      packs dq, dk and dv as well

@@ -5,7 +5,7 @@ They share one weight, so its gradient has two parts: the head's comes first in 
 
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, products_dtype, saved
 
 import torch
 from torch import Tensor
@@ -30,6 +30,11 @@ class EmbeddingFunction(torch.autograd.Function):
     @span("embed")
     def backward(ctx, dx: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None, None
+
+
+def embed(weight: Tensor, ids: Tensor, plan: MemoryPlan) -> Tensor:
+    """The rows of the weight [V, D] at token ids [N]."""
+    return EmbeddingFunction.apply(weight, ids, plan, torch.is_grad_enabled())
 
 
 class LossFunction(torch.autograd.Function):

@@ -8,7 +8,7 @@ costs no memory traffic there. As kernels of their own, the same operations read
     gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
 
 Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
-that these columns are neighbours (`interleaved.py`). Then one thread holds both, and no data moves between threads.
+that these columns are neighbours (`memory/interleaved.py`). Then one thread holds both, and no data moves between threads.
 
 The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
 come from the L2 cache. Blocks of the factors are loaded through tensor descriptors, which on Hopper is the Tensor Memory

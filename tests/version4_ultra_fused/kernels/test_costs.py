@@ -15,7 +15,8 @@ import torch
 pytest.importorskip("triton")
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels, tiny_llama_v4
-from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, optimizer, reference, short_attention
+from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, reference, short_attention
+from version4_ultra_fused.memory import optimizer
 
 # Sizes of tensors are multiples of 64, the alignment of the optimizer's buffers.
 CONFIG = ModelConfig(

@@ -18,11 +18,12 @@ import torch
 
 pytest.importorskip("triton")
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels import KERNELS, fp8_block, reference
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan
-from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.kernels import KERNELS, reference
+from version4_ultra_fused.kernels.fp8 import fp8_block
+from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
 from version4_ultra_fused.kernels.reference import Slot
-from version4_ultra_fused.kernels.scales import ASSUMED, GRADIENT, HISTORY, Scales
+from version4_ultra_fused.memory.memory_plan import MemoryPlan
+from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 CONFIG = ModelConfig(
     vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96

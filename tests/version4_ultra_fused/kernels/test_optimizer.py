@@ -3,7 +3,7 @@
 from common import ranks
 from tests import models
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels.optimizer import MasterAdamW
+from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ from common.options import RunOptions
 from common.precision import Precision, amp_dtype
 from common.training import step, version_files
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.kernels.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream
 
 import torch
 

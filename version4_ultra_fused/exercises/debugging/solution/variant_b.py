@@ -5,7 +5,7 @@ from functools import partial
 from common.training.capture import Step
 from version4_ultra_fused import kernels
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.kernels.optimizer import Flat, MasterAdamW
+from version4_ultra_fused.memory.optimizer import Flat, MasterAdamW
 from version4_ultra_fused.tiny_llama_v4 import CAPTURED, SWITCHES, TinyLlama, make_model, make_optimizer, train
 
 __all__ = ["CAPTURED", "SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step", "train"]

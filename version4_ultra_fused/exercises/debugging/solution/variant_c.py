@@ -2,7 +2,7 @@
 
 from common.training.capture import Step
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.kernels.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream
 from version4_ultra_fused.tiny_llama_v4 import CAPTURED, SWITCHES, TinyLlama, make_model, make_optimizer, train
 
 import torch

@@ -7,7 +7,7 @@ harness refuses to capture this step, so I run it with --no-capture-step. Can yo
 
 from common.training.capture import Step
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.kernels.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream
 from version4_ultra_fused.tiny_llama_v4 import CAPTURED, SWITCHES, TinyLlama, make_model, make_optimizer, train
 
 __all__ = ["CAPTURED", "SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step", "train"]

@@ -1,4 +1,4 @@
-"""A block whose matrix products are in FP8 (`--enable-fp8`); `fp8.py` says how a tensor becomes 8 bits wide.
+"""A block whose matrix products are in FP8 (`--enable-fp8`); `casts.py` says how a tensor becomes 8 bits wide.
 
 The residual stream, the norms, attention, the embedding, the head and the master weights are as in `tiny_llama_v4.py`. x and W of
 a product x W^T are in e4m3, and the gradient of its result is in e5m2, which has a wider range; `scales.py` has their scales.
@@ -10,9 +10,9 @@ from common.options import Options
 from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
+from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
-from version4_ultra_fused.kernels.scales import GRADIENT, WEIGHT, X
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
 
 import torch
 from torch import Tensor

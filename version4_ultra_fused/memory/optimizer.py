@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from common import ranks
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.memory_plan import MemoryPlan
-from version4_ultra_fused.kernels.scales import Scales
+from version4_ultra_fused.kernels.fp8.scales import Scales
+from version4_ultra_fused.memory.memory_plan import MemoryPlan
 
 import torch
 import torch.distributed as dist

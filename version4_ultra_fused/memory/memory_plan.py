@@ -41,9 +41,9 @@ from typing import Any, NamedTuple
 from common.precision import adds_in_float32
 from common.spans import span
 from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels.fp8.scales import Scales
 from version4_ultra_fused.kernels.reference import Norm, Rope
-from version4_ultra_fused.kernels.scales import Scales
-from version4_ultra_fused.kernels.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream
 
 import torch
 from torch import Tensor, nn

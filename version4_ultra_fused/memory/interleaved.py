@@ -1,4 +1,4 @@
-"""Fused matrices whose rows stand in the order that the epilogues of `matmul.py` want: rows that are combined are neighbours."""
+"""Fused matrices in the order that the epilogues of `kernels/matmul.py` want: rows that are combined are neighbours."""
 
 import torch
 from torch import Tensor, nn
