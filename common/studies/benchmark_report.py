@@ -15,7 +15,6 @@ from typing import Any
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
-from common.errors import RunError
 from common.records import study_files
 from common.records.study_files import Benchmark
 from common.studies import job_runner, known_models
@@ -37,9 +36,7 @@ def analyze(path: Path) -> Report:
     measured = study_files.read_benchmark(path)
     against, found = reference(measured), results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
-    if all(entry["status"] != "ok" for entry in entries):
-        first = f"; the first: {entries[0]['model']}, {job_runner.reason(entries[0])}" if entries else ""
-        raise RunError(f"nothing was measured{first}")
+    job_runner.require_measured(entries, place)
     where = run_facts.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
@@ -96,9 +93,8 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     for cell in measured["cells"]:
         row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
         if cell["status"] == "ok":
-            ms, p20, p80 = (median(run["step_ms"][name] for run in cell["runs"]) for name in ("median", "p20", "p80"))
-            rate, peak = row["batch_size"] * row["sequence_length"] / ms * 1e3, median(run["peak_mib"] for run in cell["runs"])
-            row |= {"ms": ms, "p20": p20, "p80": p80, "repeats": len(cell["runs"]), "tokens_per_second": rate, "peak_mib": peak}
+            row |= job_runner.medians(cell)
+            row["tokens_per_second"] = row["batch_size"] * row["sequence_length"] / row["ms"] * 1e3
             row["times"] = [run["step_ms"]["median"] for run in cell["runs"]]
         found[row["model"], row["batch_size"], row["sequence_length"]] = row
     for (_, size, length), row in found.items():

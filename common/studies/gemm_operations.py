@@ -304,10 +304,9 @@ def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure
     roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
     axes.set_title(f"filled: forward, hollow: gradients\n{roofline.describe(measured['ceilings'])}", fontsize=10)
     for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
-        style = {key: value for key, value in plots.style(i).items() if key in ("color", "marker")}
+        style: dict[str, Any] = plots.style(i)
         for filled, part in own.groupby(own["phase"] == "forward"):
-            fill = "full" if filled else "none"
-            label = name if filled else None
-            axes.plot(part["intensity"], part["tflops"], linestyle="", fillstyle=fill, label=label, **style)
+            look = style | {"linestyle": "", "fillstyle": "full" if filled else "none", "label": name if filled else None}
+            axes.plot(part["intensity"], part["tflops"], **look)
     result.legend(loc="outside lower center", ncols=5)
     return result

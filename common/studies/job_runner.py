@@ -16,14 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from common import ROOT, files, signals
 from common import device as devices
 from common.analysis.output import tables
 from common.analysis.output.report import Report
+from common.errors import RunError
 from common.progress import progress
 
 KILLED = "killed by the system (SIGKILL), as it does when memory runs out"
@@ -38,7 +40,7 @@ class Job(NamedTuple):
     cell: Any
     name: str  # shown while the job runs
     run: Callable[[], Outcome]
-    store: Callable[[Outcome], None]  # puts an "ok" outcome into the cell
+    store: Callable[[Outcome], object]  # puts an "ok" outcome into the cell
 
 
 def run_all(jobs: list[Job], measured: dict[str, Any], path: Path, line: Callable[[Any], str]) -> int:
@@ -111,6 +113,20 @@ def timed_out(seconds: float | None) -> Outcome:
 def reason(cell: Mapping[str, Any]) -> str:
     """Why a cell was not measured, in one line."""
     return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
+
+
+def medians(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Medians over the runs of a cell that is ok: ms of a step, their p20 and p80, and the peak memory; and how many runs."""
+    step = {name: median(run["step_ms"][name] for run in cell["runs"]) for name in ("median", "p20", "p80")}
+    peak = median(run["peak_mib"] for run in cell["runs"])
+    return {"ms": step["median"], "p20": step["p20"], "p80": step["p80"], "repeats": len(cell["runs"]), "peak_mib": peak}
+
+
+def require_measured(cells: Sequence[Mapping[str, Any]], place: Callable[[Any], str]) -> None:
+    """Raises RunError, with the reason of the first cell, if no cell was measured."""
+    if all(cell["status"] != "ok" for cell in cells):
+        first = f"; the first: {place(cells[0])}, {reason(cells[0])}" if cells else ""
+        raise RunError(f"nothing was measured{first}")
 
 
 def last_run(cell: Mapping[str, Any]) -> str:

@@ -21,7 +21,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 from common import cli, ranks
@@ -30,7 +29,7 @@ from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.analysis.profiles import communication
-from common.errors import RunError, UsageError
+from common.errors import UsageError
 from common.files import schema_of
 from common.options import Options
 from common.precision import SHORT, amp_dtype
@@ -41,6 +40,7 @@ from common.studies.job_runner import Job, Outcome
 from common.studies.known_models import Model
 from common.training import record, version_files
 
+import pandas
 import torch
 
 MULTICAST = "NCCL_NVLS_ENABLE"
@@ -197,9 +197,7 @@ def analyze(path: Path) -> Report:
     """The report on a scaling.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
     measured = study_files.read_scaling(path)
     cells, rows = measured["cells"], results(measured)
-    if all(cell["status"] != "ok" for cell in cells):
-        first = f"; the first: {place(cells[0])}, {job_runner.reason(cells[0])}" if cells else ""
-        raise RunError(f"nothing was measured{first}")
+    job_runner.require_measured(cells, place)
     conditions = run_facts.describe(measured | {"training": {"sequence_length": measured["sequence_length"]}}, "batch_size")
     report = Report("Scaling over processes")
     report.json("scaling", measured)
@@ -248,16 +246,14 @@ def results(measured: Scaling) -> list[Row]:
             known = {name: value for name, value in cell.items() if name in COLUMNS}
             row: Row = dict.fromkeys(COLUMNS) | known | {"scaling": scaling}
             if cell["status"] == "ok":
-                runs = cell["runs"]
-                ms, p20, p80 = (median(run["step_ms"][name] for run in runs) for name in ("median", "p20", "p80"))
-                tokens = n * cell["batch_size"] * measured["sequence_length"]
-                row |= {"ms": ms, "p20": p20, "p80": p80, "repeats": len(runs), "tokens_per_second": tokens / ms * 1e3}
-                row["peak_mib"] = median(run["peak_mib"] for run in runs)
+                row |= job_runner.medians(cell)
+                row["tokens_per_second"] = n * cell["batch_size"] * measured["sequence_length"] / row["ms"] * 1e3
                 if n == 1:
-                    one_process[cell["model"]] = ms
+                    one_process[cell["model"]] = row["ms"]
                 if one := one_process.get(cell["model"]):
-                    row["efficiency"] = one / ms / (1 if scaling == "weak" else n)
-                row |= {name: mean(rank[name] for rank in cell["ranks"]) for name in SPLIT} if cell.get("ranks") else {}
+                    row["efficiency"] = one / row["ms"] / (1 if scaling == "weak" else n)
+                if splits := cell.get("ranks"):
+                    row |= {str(name): value for name, value in pandas.DataFrame(splits).mean().items()}
             rows.append(row)
     return rows
 

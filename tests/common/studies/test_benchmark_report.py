@@ -73,7 +73,7 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     for entry in measured["cells"] + measured["accuracy"]:
         entry |= {"status": "failed", "reason": "no compiler", "runs": []}
     write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
-    with pytest.raises(RunError, match="nothing was measured; the first: v1, failed: no compiler"):
+    with pytest.raises(RunError, match="nothing was measured; the first: v1, B 4, S 8, failed: no compiler"):
         benchmark_report.analyze(tmp_path / "benchmark.json")
 
 
