@@ -83,8 +83,9 @@ def conditions(records: Iterable[Mapping[str, Any]]) -> str:
     for record in known:
         facts += [f"{name} {version}" for name, version in record.get("packages", {}).items()]
         facts.append(f"torch {record['environment']['torch']}")
-    dates = sorted(record["date"][:10] for record in known)
-    return "; ".join(dict.fromkeys([*facts, " to ".join(dict.fromkeys([dates[0], dates[-1]]))])) if known else ""
+    dates = sorted({record["date"][:10] for record in known})
+    facts += [" to ".join([dates[0], dates[-1]][: len(dates)])] if dates else []
+    return "; ".join(dict.fromkeys(facts))
 
 
 @functools.cache

@@ -53,6 +53,8 @@ def flags(script: Path) -> set[str]:
 
 @each_document
 def test_generated_parts_are_fresh_and_pictures_load_fast(document):
+    if document.name == "COMMANDS.md":
+        pytest.importorskip("triton")  # some scripts import it, even to show their flags
     text = document.read_text(encoding="utf-8")
     assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
     for picture in rewrite.shown_in(text):
@@ -93,6 +95,7 @@ def test_every_picture_is_shown():
 
 
 def test_documented_scripts_and_flags_exist():  # one test, so that each script is asked for its flags once
+    pytest.importorskip("triton")
     for document, line in [(path, line) for path in DOCUMENTS for line in commands(path)]:
         place = f"in {document.relative_to(ROOT)}: {line}"
         for script, *arguments in calls(line):
