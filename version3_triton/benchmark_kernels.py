@@ -270,7 +270,7 @@ def run(
             write_measurement(path, measured, "--metrics-out")
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
     if sizes:
-        plots.save(figure(measured), path.with_suffix(".png"))
+        plots.save(path.with_suffix(".png"), figure(measured))
         print(f"  figure       {path.with_suffix('.png')}")
 
 

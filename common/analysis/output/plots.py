@@ -29,7 +29,7 @@ def new(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(path: Path, figure: "Figure") -> None:
     """Draws the PNG with Agg, and writes it as `files.write_bytes` does."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

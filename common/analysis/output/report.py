@@ -129,6 +129,10 @@ class Report:
         """A timeline (`common.analysis.page.timeline`) to zoom and search, in the page alone."""
         self._add("timeline", "", "", (name, events))
 
+    def commands(self, lines: Sequence[str]) -> None:
+        """Shell lines to copy; a terminal shows each as one line, however long."""
+        self._add("commands", "\n".join(f"    {line}" for line in lines), "\n".join(["```sh", *lines, "```"]), lines)
+
     def include(self, other: "Report", title: str = "", *anchors: str) -> None:
         """The sections of another report, all or those with these anchors; what stands before its first heading gets a heading of
         its own, if one is given.
@@ -139,28 +143,23 @@ class Report:
             self.sections[-1].items.extend(before.items)
         self.sections += [section for section in sections if not anchors or section.anchor in anchors]
 
-    def commands(self, lines: Sequence[str]) -> None:
-        """Shell lines to copy; a terminal shows each as one line, however long."""
-        lines = [line.replace("\n", " ") for line in lines]
-        self._add("commands", "\n".join(f"    {line}" for line in lines), "\n".join(["```sh", *lines, "```"]), lines)
-
     def _add(self, *item: Any) -> None:
         self.sections[-1].items.append(Item(*item))
 
     def terminal(self) -> str:
-        """The report as text without figures, no wider than it but for commands and words that are longer."""
+        """The report as text without figures, no wider than the terminal but for commands and words that are longer."""
         parts = [f"# {self.title}"]
         for section in self.sections:
             parts += [f"## {section.title}" if section.title else "", *(item.terminal for item in section.items)]
-        return tables.printable("\n\n".join(filter(None, parts)))
+        return "\n\n".join(filter(None, parts))
 
     def markdown(self, figures: bool = False) -> str:
         """The report as Markdown; `figures`: with links to the PNG files, which lie beside it."""
         parts = [f"# {tables.markdown_text(self.title)}"]
         for section in self.sections:
-            parts += [f"## {tables.markdown_text(section.title)}"] * bool(section.title)
-            parts += [item.markdown for item in section.items if item.markdown and (figures or item.kind != "figure")]
-        return tables.printable("\n\n".join(parts)) + "\n"
+            parts.append(f"## {tables.markdown_text(section.title)}" if section.title else "")
+            parts += [item.markdown for item in section.items if figures or item.kind != "figure"]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def html(self) -> str:
         """One page that needs no network, with the figures as SVG; only a timeline brings scripts."""
@@ -168,10 +167,8 @@ class Report:
         from markupsafe import Markup, escape
 
         here = Path(__file__).parent
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(here), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True,
-        )  # fmt: skip
+        loader = jinja2.FileSystemLoader(here)
+        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters["format_number"] = tables.format_number
         environment.filters["with_code"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
         environment.filters["script"] = lambda name: Markup((here / name).read_text(encoding="utf-8"))
@@ -184,7 +181,6 @@ class Report:
         The Markdown file and the page are named `stem`; the other files have names of their own. `flag` is the option that named
         the folder, for the message about one that cannot be written to.
         """
-        writable_folder(folder, flag)
         contents: dict[str, Any] = {}
         for kind in kinds:
             if kind == "md":
@@ -192,15 +188,16 @@ class Report:
             elif kind == "html":
                 contents[f"{stem}.html"] = self.html()
             elif kind == "png":
-                pictures = (item.content for section in self.sections for item in section.items if item.kind == "figure")
+                pictures = [item.content for section in self.sections for item in section.items if item.kind == "figure"]
                 contents |= {f"{picture.stem}.png": picture.draw() for picture in pictures}
             else:
                 contents |= {name: content for name, content in self.files.items() if name.endswith(f".{kind}")}
+        writable_folder(folder, flag)
         for name in contents:
             writable_file(folder / name, flag)
+        writers = {".json": write_json, ".png": plots.save}
         for name, content in contents.items():
-            save = {".json": write_json, ".png": lambda path, figure: plots.save(figure, path)}.get(Path(name).suffix, write_text)
-            save(folder / name, content)
+            writers.get(Path(name).suffix, write_text)(folder / name, content)
         return [folder / name for name in contents]
 
     def publish(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from common import terminal
 from common.terminal import format_number, format_time, time_unit  # noqa: F401  # a run's lines use them, too
 
-NAME = 32  # a text column is shortened to no fewer characters than this before other columns are dropped
+NAME = 40  # characters to which a text column is shortened where a table is wider than the terminal
 
 Rows = Iterable[Sequence[object]]
 Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number, text or None
@@ -33,11 +33,6 @@ def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
     return " to ".join(format_number(factor * times[name]) for name in ("p20", "p80"))
 
 
-def printable(text: str) -> str:
-    """The text without control characters, which could move a terminal's cursor or change its colours; line breaks stay."""
-    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
-
-
 def shortened(text: str, width: int) -> str:
     """At most `width` characters: what is too long loses its middle."""
     if len(text) <= width:
@@ -53,7 +48,7 @@ def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[boo
 
 def markdown_text(text: str) -> str:
     """The text with `<` escaped outside of code between backticks on one line, so that no text is taken for markup."""
-    return re.sub(r"(?<!\\)(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
+    return re.sub(r"(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
 
 
 def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str:
@@ -61,9 +56,8 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
     rows = [list(row) for row in rows]
 
     def cell(value: object, name: str) -> str:
-        text = printable(format_number(value)).replace("\n", " ")
-        quoted = f"`{text}`" if name in code and isinstance(value, str) and value and "`" not in text else text
-        return markdown_text(quoted).replace("|", "\\|")
+        text = format_number(value).replace("\n", " ")
+        return markdown_text(f"`{text}`" if name in code and text and isinstance(value, str) else text).replace("|", "\\|")
 
     lines = [[cell(name, "") for name in header], ["---:" if right else "---" for right in numeric(header, rows)]]
     lines += [[cell(value, name) for value, name in zip(row, header, strict=True)] for row in rows]
@@ -78,19 +72,18 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     """
     rows = [list(row) for row in rows]
     right = numeric(header, rows)
-    cells = [[printable(format_number(cell)).replace("\n", " ") for cell in row] for row in (header, *rows)]
-    full = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    widths = [size if is_number else min(size, NAME) for size, is_number in zip(full, right, strict=True)]
+    cells = [[format_number(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     kept = list(range(len(header)))
 
-    def spare() -> int:
-        return terminal.width() - sum(widths[i] for i in kept) - 2 * (len(kept) - 1)
+    def too_wide() -> bool:
+        return sum(widths[i] + 2 for i in kept) - 2 > terminal.width()
 
+    if too_wide():
+        widths = [size if is_number else min(size, NAME) for size, is_number in zip(widths, right, strict=True)]
     for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
-        if spare() < 0:
+        if too_wide():
             kept.remove(i)
-    for i in sorted(kept, key=lambda i: full[i]):
-        widths[i] += max(0, min(full[i] - widths[i], spare()))
     lines = ["  ".join(_padded(row[i], widths[i], right[i]) for i in kept).rstrip() for row in cells]
     if left_out := [name for i, name in enumerate(header) if i not in kept]:
         where = f" ({elsewhere} has all)" if elsewhere else ""
@@ -104,13 +97,9 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Rows) -> str:
-    """CSV with numbers in full and None as an empty cell; text that a spreadsheet would run as a formula is quoted by a '."""
-
-    def cell(value: object) -> object:
-        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
+    """CSV with numbers in full and None as an empty cell."""
     lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows([[cell(value) for value in row] for row in (header, *rows)])
+    csv.writer(lines, lineterminator="\n").writerows([header, *rows])
     return lines.getvalue()
 
 
