@@ -40,8 +40,8 @@ def run_page(tmp_path):
 
 
 def test_the_page_of_a_trace_needs_no_torch(tmp_path, run_page):
-    trace = write_gpu_trace(tmp_path / "trace.json")
-    for paths in ((trace,), (trace, trace), (FIXTURES / "ncu_raw.csv",), (ROOT / "results/h200/v1_tiny_profile.json.gz",)):
+    trace, other = (write_gpu_trace(tmp_path / name) for name in ("trace.json", "other.json"))
+    for paths in ((trace,), (trace, other), (FIXTURES / "ncu_raw.csv",), (ROOT / "results/h200/v1_tiny_profile.json.gz",)):
         (tmp_path / "run.html").unlink(missing_ok=True)
         done = run_page(*paths)
         assert (done.returncode, done.stdout, done.stderr) == (0, "written: run.html\n", "")
