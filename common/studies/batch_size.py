@@ -31,7 +31,7 @@ from common.analysis.output.report import Report
 from common.errors import RunError, UsageError
 from common.options import Options
 from common.progress import progress
-from common.records.study_files import BatchSearch, Trial
+from common.records.study_files import BatchSearch
 from common.studies import benchmark as benchmarks
 from common.studies import job_runner
 from common.studies.known_models import Model
@@ -43,7 +43,11 @@ RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
 MAXIMUM = 4096
 LONGEST = {"cpu": 1.0, "cuda": math.inf}  # seconds a step: past it a CPU's search would take many minutes
 WARMUP, SECONDS, STEPS = 2, 1.0, (3, 50)  # untimed steps; then steps for about a second, but at least 3 and at most 50
-TARGETS = ("throughput", "latency", "memory")
+TARGETS: dict[str, tuple[Callable[[Any], float], Callable[..., int], str]] = {  # what is best, which size is taken, and why
+    "throughput": (lambda trial: trial["tokens_per_second"], min, "the smallest tried within 2 % of the best throughput"),
+    "latency": (lambda trial: 1 / trial["step_ms"]["median"], max, "the largest tried within 2 % of the fastest step"),
+    "memory": (lambda trial: 1.0, max, "the largest tried that fits"),
+}
 
 
 def search(trial: Callable[[int], Any], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
@@ -71,29 +75,11 @@ def search(trial: Callable[[int], Any], target: str, maximum: int, longest: floa
         middle = (largest + size) // 2
         tried[middle] = trial(middle)
         largest, size = (middle, size) if tried[middle]["status"] == "ok" else (largest, middle)
-    return {"ended": ended} | answer(tried, target, largest)
-
-
-def answer(tried: dict[int, Any], target: str, largest: int) -> dict[str, Any]:
-    """The batch size for the target, and why it is this one; `largest` is the largest that fits."""
+    value, choose, reason = TARGETS[target]
     fitting = [found for found in tried.values() if found["status"] == "ok"]
-    if target == "throughput":
-        best = max(fitting, key=lambda found: found["tokens_per_second"])
-        near = [found for found in fitting if found["tokens_per_second"] * (1 + TOLERANCE) >= best["tokens_per_second"]]
-        shown = f"{best['tokens_per_second']:,.0f} tokens/s at batch size {best['batch_size']}"
-        reason = f"the smallest batch size tried within 2 % of the best throughput, {shown}"
-        return {"batch_size": min(found["batch_size"] for found in near), "reason": reason}
-    if target == "latency":
-        best = min(fitting, key=lambda found: found["step_ms"]["median"])
-        near = [found for found in fitting if found["step_ms"]["median"] <= (1 + TOLERANCE) * best["step_ms"]["median"]]
-        shown = f"{tables.format_time(best['step_ms']['median'])} at batch size {best['batch_size']}"
-        reason = f"the largest batch size tried whose step takes at most 2 % longer than the fastest, {shown}"
-        return {"batch_size": max(found["batch_size"] for found in near), "reason": reason}
-    above = min((size for size in tried if size > largest), default=None)
-    reason = "the largest batch size tried, and it fits: the memory's limit lies above"
-    if above:
-        reason = f"the largest batch size tried that fits; the next, {above}, does not: {tried[above]['status']}"
-    return {"batch_size": largest, "reason": reason}
+    best = max(map(value, fitting))
+    chosen = choose(found["batch_size"] for found in fitting if value(found) * (1 + TOLERANCE) >= best)
+    return {"ended": ended, "batch_size": chosen, "reason": reason}
 
 
 def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path) -> int:
@@ -115,28 +101,27 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",
     }  # fmt: skip
 
-    def trial(batch_size: int) -> Trial:
+    def trial(batch_size: int) -> dict[str, Any]:
         with progress(f"batch size {batch_size}"):
             own = replace(options, batch_size=batch_size)
             outcome = job_runner.in_a_process(partial(train, model, own), own.device)
         if outcome["status"] == "failed":
             kind = UsageError if outcome["reason"].startswith("UsageError: ") else RunError
             raise kind(f"the trial of batch size {batch_size} failed: {outcome['reason']}")
-        result: Trial = {
-            "batch_size": batch_size, "status": "out of memory", "step_ms": None, "tokens_per_second": None, "peak_mib": None
-        }  # fmt: skip
+        result: dict[str, Any] = {"batch_size": batch_size, "status": "out of memory"}
+        result |= dict.fromkeys(("step_ms", "tokens_per_second", "peak_mib"))
         if found := outcome.get("found"):
             measured.update({key: outcome[key] for key in ("device", "environment")} | found["common"])
-            peak, step_ms = found["peak_mib"], found["step_ms"]
+            rate = batch_size * options.seq_len / found["step_ms"]["median"] * 1e3
             allowed = asked.target_memory_usage * measured["device"]["memory_mib"]
-            result = {
-                "batch_size": batch_size, "status": "ok" if peak <= allowed else "over target", "step_ms": step_ms,
-                "tokens_per_second": batch_size * options.seq_len / step_ms["median"] * 1e3, "peak_mib": peak,
-            }  # fmt: skip
+            status = "ok" if found["peak_mib"] <= allowed else "over target"
+            result |= {"status": status, "tokens_per_second": rate} | {key: found[key] for key in ("step_ms", "peak_mib")}
         measured["trials"].append(result)
         if measured["device"]:  # known since the first trial that came to its end
             files.write_measurement(path, measured, "--output-dir")
-        print(line(result), flush=True)
+        step, peak = result["step_ms"], result["peak_mib"]
+        shown = f"{tables.format_time(step['median']):>9} a step {peak:10,.0f} MiB  " if step else ""
+        print(f"batch size {batch_size:5d}  {shown}{result['status']}", flush=True)
         return result
 
     try:
@@ -148,15 +133,6 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
         code = 128 + signals.number(stop)
     files.write_measurement(path, measured, "--output-dir")
     return code
-
-
-def line(trial: Any) -> str:
-    """A trial for the terminal."""
-    start = f"batch size {trial['batch_size']:5d}  "
-    if trial["status"] == "out of memory":
-        return start + trial["status"]
-    rate = f"{tables.format_time(trial['step_ms']['median']):>9} a step  {trial['tokens_per_second']:11,.0f} tokens/s"
-    return f"{start}{rate}  {trial['peak_mib']:9,.0f} MiB  {trial['status']}"
 
 
 def train(model: Model, options: Options) -> dict[str, Any]:
