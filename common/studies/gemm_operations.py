@@ -250,34 +250,26 @@ def cells(rows: pandas.DataFrame) -> list[list[object]]:
 def describe(measured: Gemms) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid.
 
-    `bound_tflops` is the roofline at its intensity (FLOP/byte), `limit` the longest of the times for its work at the GEMM ceiling
-    (compute), for its bytes at the copy's bandwidth (memory), and for issuing one operation (launch).
+    `limit` is the longest of the times for its work at the GEMM ceiling (compute), for its bytes at the copy's bandwidth
+    (memory), and for issuing one operation (launch); `intensity` is in FLOP/byte.
     """
     rows, best = frame(measured["gemms"]), measured["ceilings"]
     batch, m, n, k = (rows[name].astype(float) for name in ("batch", "m", "n", "k"))
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
     seconds = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}
     least = pandas.DataFrame(seconds).assign(launch=best["operation_seconds"])
-    step_ms = rows["ms"] * rows["per_step"]
     return rows.assign(
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
-        bound_tflops=flops / least[["compute", "memory"]].max(axis=1) / 1e12,
         ceiling_percent=1e5 * least["compute"] / rows["ms"], limit=least.idxmax(axis=1),
-        share_percent=100 * step_ms / step_ms.groupby([rows[name] for name in POINT]).transform("sum"),
     )  # fmt: skip
 
 
 def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
-    """For each point: the time of all products of a step, their rate, and the product that takes most of the time."""
+    """For each point: the time of all products of a step, and their rate."""
     steps = rows[["ms", "gflop"]].mul(rows["per_step"], axis=0).groupby([rows[name] for name in POINT], sort=False).sum()
-    share = rows.pivot_table(index=POINT, columns="gemm", values="share_percent", aggfunc="sum", sort=False)
-    rate = steps["gflop"] / steps["ms"]  # TFLOP/s
-    columns = {
-        "GEMM ms/step": steps["ms"], "GFLOP/step": steps["gflop"], "TFLOP/s": rate,
-        "% of GEMM ceiling": 1e14 * rate / ceilings["flops_per_second"], "largest": share.idxmax(axis=1),
-        "its % of GEMM time": share.max(axis=1),
-    }  # fmt: skip
-    return ["B", "S", *columns], cells(pandas.DataFrame(columns).reset_index())
+    steps["rate"] = steps["gflop"] / steps["ms"]  # TFLOP/s
+    steps["percent"] = 1e14 * steps["rate"] / ceilings["flops_per_second"]
+    return ["B", "S", "GEMM ms/step", "GFLOP/step", "TFLOP/s", "% of GEMM ceiling"], cells(steps.reset_index())
 
 
 def fusion_table(measured: Gemms) -> tables.Table:
@@ -304,9 +296,9 @@ def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure
     roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
     axes.set_title(f"filled: forward, hollow: gradients\n{roofline.describe(measured['ceilings'])}", fontsize=10)
     for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
-        style: dict[str, Any] = plots.style(i)
-        for filled, part in own.groupby(own["phase"] == "forward"):
-            look = style | {"linestyle": "", "fillstyle": "full" if filled else "none", "label": name if filled else None}
-            axes.plot(part["intensity"], part["tflops"], **look)
+        colour, marker = plots.style(i).values()
+        faces = [colour if phase == "forward" else "none" for phase in own["phase"]]
+        axes.scatter(own["intensity"], own["tflops"], c=faces, marker=marker, edgecolors=colour, zorder=3)
+        axes.scatter([], [], c=colour, marker=marker, label=name)
     result.legend(loc="outside lower center", ncols=5)
     return result

@@ -133,10 +133,3 @@ def has_other_names(model: nn.Module) -> None:
 def test_a_weight_without_gradient_or_that_does_not_come_back_is_an_error(config, change, message):
     with pytest.raises(RunError, match=message):
         compare(config, changed(change))
-
-
-def test_one_error_past_the_tolerance_fails():
-    errors = [accuracy.TensorError("a", 1.0, 0.5, 0.1), accuracy.TensorError("b", 1.0, 0.25, 0.1)]
-    report, passed = accuracy.report(accuracy.Comparison(errors, ("fp32", "fp32")), 0.25)
-    said = " ".join(report.terminal().split())
-    assert not passed and "FAIL: the worst tensor is a," in said and "1 of 2 tensors exceed the tolerance 0.25" in said

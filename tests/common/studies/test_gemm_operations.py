@@ -8,7 +8,6 @@ from pathlib import Path
 
 from common import files
 from common.config import ModelConfig, resolve
-from common.errors import RunError
 from common.files import write_json
 from common.records.study_files import Gemms
 from common.studies import gemm_operations
@@ -72,14 +71,11 @@ def test_rates_shares_and_bounds_follow_from_the_times():
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
     header, points = gemm_operations.grid_table(gemm_operations.describe(measured), measured["ceilings"])
     assert {round(point[header.index("% of GEMM ceiling")], 6) for point in points} == {25}
-    for point in (2, 4):
-        assert sum(row["share_percent"] for row in rows if row["batch_size"] == point) == pytest.approx(100)
     down = next(row for row in rows if row["gemm"] == "down_proj" and row["phase"] == "forward" and row["batch_size"] == 2)
     assert (down["m"], down["n"], down["k"]) == (16, 32, 40)
     intensity = 2 * 16 * 32 * 40 / (4 * (16 * 40 + 40 * 32 + 16 * 32))  # FLOP/byte
     assert down["intensity"] == pytest.approx(intensity)
     assert intensity < 10 and down["limit"] == "memory"  # the ceilings meet at 1e12 / 1e11 = 10 FLOP/byte
-    assert down["bound_tflops"] == pytest.approx(intensity * 0.1)
     for changed, limit in (({"operation_seconds": 1.0}, "launch"), ({"bytes_per_second": 1e15}, "compute")):
         ceilings = measured["ceilings"] | {"operation_seconds": 0.0} | changed
         assert set(gemm_operations.describe(measured | {"ceilings": ceilings})["limit"]) == {limit}
@@ -109,7 +105,7 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
         assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
-    assert len(rows) == 30 and all(row["share_percent"] for row in rows)
+    assert len(rows) == 30 and all(row["ceiling_percent"] for row in rows)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
     ]  # fmt: skip
@@ -143,16 +139,6 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch, t
     found = row["ms"]["median"], row["ms"]["count"], row["calls"]
     assert found == (1 + shapes, gemm_operations.ROUNDS, 5 * gemm_operations.ROUNDS)
     assert measured["ceilings"] == best | {"precision": "fp32"}
-
-
-@pytest.mark.usefixtures("known_ceilings")
-def test_out_of_memory_says_what_to_lower(monkeypatch, tmp_path):
-    def full(*_):
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(gemm_operations, "operand", full)
-    with pytest.raises(RunError, match=r"out of memory in q_proj, 1 x \[16, 32\] @ \[32, 32\]: lower --batch-sizes"):
-        measured_on_the_cpu(tmp_path / "gemm_analysis.json", "gqa", [2], [8])
 
 
 def test_the_configuration_file_is_the_preset_tiny():
