@@ -11,29 +11,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.analysis.formulas import own_kernels
-from common.analysis.reports import critical_path
-from common.records import step_profile
-from common.training import version_files
+from common.studies import profiled_runs
 from version3_triton import tiny_llama_v3
 
-
-def show(path: Path, sort_by: str | None) -> None:
-    profile = step_profile.read(path)
-    print(critical_path.report(path, profile, own_kernels.kernel_costs(profile), sort_by).terminal())
-
-
-def main() -> int:
-    parser = version_files.run_parser(tiny_llama_v3, __doc__, analyzed="profile_*.json")
-    arguments = parser.parse_args()
-    paths, code = arguments.analyze_existing, 0
-    if not paths:
-        run = tiny_llama_v3.train(version_files.run_options(tiny_llama_v3, arguments))
-        paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
-    for path in paths:
-        show(path, arguments.sort_by)
-    return code
-
-
 if __name__ == "__main__":
-    cli.command(main)
+    cli.command(lambda: profiled_runs.profile_kernels(tiny_llama_v3, __doc__))

@@ -1,5 +1,6 @@
 """`run_pytorch_profiler.py` of every version: a profiled run, or profiles that were taken before, and a report of either.
 
+`run_triton_profiling.py` and `run_ultra_profiling.py`: the same with the critical path of a step, by kernel.
 `run_deepspeed_flops.py` of every version: a run with three FLOP counts, its intensity and roofline, or an earlier result.
 """
 
@@ -7,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from common.analysis.reports import flop_counts, profile_summary
+from common.analysis.formulas import own_kernels
+from common.analysis.reports import critical_path, flop_counts, profile_summary
 from common.errors import UsageError
+from common.files import writable_folder
 from common.records import step_profile
 from common.training import version_files
 
@@ -32,6 +35,26 @@ def profile(version: ModuleType, description: str | None) -> int:
     if arguments.generate_report and paths:
         for path in profile_summary.write(paths, sort_by):
             print(f"  report       {path}")
+    return code
+
+
+def profile_kernels(version: ModuleType, description: str | None) -> int:
+    """Parses the command line, profiles `version` or takes a profile, and shows the kernels of a step; returns the exit code."""
+    parser = version_files.run_parser(version, description, analyzed="a profile, or a folder of some,")
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
+    arguments = parser.parse_args()
+    paths, folder, code = [step_profile.find(path) for path in arguments.analyze_existing or ()], arguments.output_dir, 0
+    if folder:
+        writable_folder(folder, "--output-dir")
+        if len(paths) > 1:
+            raise UsageError("--output-dir takes the report on one profile: give one to --analyze-existing")
+    if not paths:
+        run = version.train(version_files.run_options(version, arguments))
+        paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
+    for path in paths:
+        content = step_profile.read(path)
+        report = critical_path.report(path, content, own_kernels.kernel_costs(content), arguments.sort_by)
+        print(report.publish(folder, critical_path.STEM) if folder else report.terminal())
     return code
 
 

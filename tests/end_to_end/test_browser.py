@@ -175,17 +175,6 @@ def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
             assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] > min(0.8 * width, 500)
 
 
-def test_paper_shows_the_whole_timeline_and_every_column(opened, tmp_path):
-    record_cpu_trace(tmp_path / "trace_1.json")
-    write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json")
-    page = opened(built(tmp_path / "profile_1.json"))
-    page.emulate_media(media="print")
-    page.set_viewport_size({"width": 1047, "height": 718})  # A4 on its side, with margins of 1 cm
-    edges = "[...document.querySelectorAll('table, canvas')].map(shown => shown.getBoundingClientRect().right)"
-    assert 900 < max(page.evaluate(edges)) <= 1047
-    assert page.locator(".groups").is_visible() and not page.locator("input").is_visible()
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_letters_are_readable_and_a_page_scrolls_downwards_only(opened, width):
     page = opened(built(ROOT / "results/h100/v1_small_profile.json.gz", H200 / "v1_small_profile.json.gz"), width)

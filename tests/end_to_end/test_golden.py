@@ -47,7 +47,6 @@ COMMANDS = {
     ),
     "triton_kernels": (V3 / "run_triton_profiling.py", "--analyze-existing branches/profile_1.json"),
     "critical_path": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json --output-dir path"),
-    "critical_paths": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json captured/profile_1.json"),
 }
 
 

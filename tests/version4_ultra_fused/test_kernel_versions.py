@@ -7,26 +7,25 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 from common import device as devices
-from common.config import ModelConfig
-from common.files import read_json, write_json
+from common.files import read_json
 from common.precision import Precision
+from common.studies import profiled_runs
 from tests import models
 from tests.conftest import ROOT, TINY, runs_kernels
 from tests.oracle import DEVICE, interpreted
-from tests.records import profile, record
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
-from version3_triton import run_triton_profiling, tiny_llama_v3
+from version3_triton import tiny_llama_v3
 from version3_triton.kernels import dependent_launch
-from version4_ultra_fused import run_ultra_profiling, tiny_llama_v4
+from version4_ultra_fused import tiny_llama_v4
 
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
 VERSIONS = {3: tiny_llama_v3, 4: tiny_llama_v4}
-PROFILING = {3: run_triton_profiling, 4: run_ultra_profiling}
+PROFILING = {3: ROOT / "version3_triton/run_triton_profiling.py", 4: ROOT / "version4_ultra_fused/run_ultra_profiling.py"}
 NO_PLAN = {"memory-plan": False, "side-stream": False, "early-update": False}
 FP32 = Precision(DEVICE, None)
 CEILINGS = {"bytes_per_second": 1e12, "flops_per_second": 1e14, "operation_seconds": 1e-6, "precision": "bf16"}
@@ -117,10 +116,9 @@ def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, nu
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path, number):
-    output = ["--output-dir", "out"] if number == 4 else []
-    shown = execute(PROFILING[number].__file__, *QUICK, *output).out
+    shown = execute(PROFILING[number], *QUICK, "--output-dir", "out").out
     assert "No kernel of a GPU ran in this profile" in shown and "aten::mm" in shown
-    assert [path.name for path in tmp_path.glob("out/*")] == ["critical_path.md"] * len(output[1:])
+    assert [path.name for path in tmp_path.glob("out/*")] == ["critical_path.md"]
 
 
 @each_version
@@ -130,24 +128,8 @@ def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsy
     stopped = SimpleNamespace(profiles=[], exit_code=130)
     monkeypatch.setattr(VERSIONS[number], "train", lambda options: asked.append(options) or stopped)
     monkeypatch.setattr(sys, "argv", ["profiling.py"])
-    assert PROFILING[number].main() == 130 and not capsys.readouterr().out
+    assert profiled_runs.profile_kernels(VERSIONS[number], None) == 130 and not capsys.readouterr().out
     assert asked[0].enable_pytorch_profiler
-
-
-def test_a_gpu_profile_of_version_3_is_shown_by_the_costs_of_its_run(execute, tmp_path):
-    run = record(version="v3", precision__compute="bf16", ceilings=CEILINGS)
-    launched = [{"name": "_rope_forward", "device_us": 20.0}, {"name": "_flash_attention_forward", "device_us": 100.0},
-                {"name": "sm90_gemm", "device_us": 120.0}]  # fmt: skip
-    write_json(tmp_path / "profile_1.json", profile(run, [{"name": "aten::mm"}], launched))
-    shown = execute(run_triton_profiling.__file__, "--analyze-existing", "profile_1.json").out
-    [rope], [attention] = ([line.split() for line in shown.splitlines() if line.startswith(name)] for name in ("rope", "flash"))
-    moved = 4 * 8 * 128 * 2 * 32 * 16 * 2  # layers, B, S, q and k, Dh, heads, bytes; read and written
-    computed = 4 * 2 * 2 * 8 * 256 * 128 * 129 / 2  # layers, products, B, D, pairs
-    assert ModelConfig().num_layers == 4 and float(rope[6]) == pytest.approx(moved / 1e6, rel=0.01)  # MB
-    assert float(rope[7].replace(",", "")) == pytest.approx(moved / 20e-6 / 1e9, rel=0.01)  # GB/s
-    assert float(attention[-2]) == pytest.approx(computed / 100e-6 / 1e12, rel=0.01)  # TFLOP/s
-    assert "120 us of a step, 50.0 %" in shown
-    assert [path.name for path in tmp_path.iterdir()] == ["profile_1.json"]  # nothing was run
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU

@@ -1,4 +1,4 @@
-"""The critical path of Version 4 in a run or a file, several profiles beside each other, and the other profiling scripts."""
+"""The critical path of Version 4 in a run or a file, and what is refused."""
 
 from common.files import write_json
 from tests import branched_traces
@@ -35,15 +35,6 @@ def test_kernels_of_another_version_have_no_cost_by_these_formulas(execute, tmp_
     assert row(execute(SCRIPT, "--analyze-existing", path).out, "_swiglu")[-1] == "0"  # % of path is the last number
 
 
-def test_profiles_of_several_versions_are_one_table(execute, tmp_path):
-    folders = [tmp_path / f"v{n}" for n in (1, 4)]
-    for number, folder in zip((1, 4), folders, strict=True):
-        branched_traces.write(folder, scales=(5.0 - number,), version=f"v{number}")
-    shown = execute(SCRIPT, "--analyze-existing", *folders, "--output-dir", "out").out
-    assert row(shown, "quantity")[1:] == ["v1", "v4"] and row(shown, "from the first start")[-2:] == ["172", "43"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"critical_paths.md", "critical_paths.csv"}
-
-
 def test_no_profile_one_without_its_trace_other_conditions_and_a_folder_that_is_none_are_refused(refused, tmp_path):
     assert "profile_1.json does not exist" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
 
@@ -51,7 +42,7 @@ def test_no_profile_one_without_its_trace_other_conditions_and_a_folder_that_is_
     assert "cannot read trace_1.json" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
 
     paths = [branched_traces.write(tmp_path / str(size), training__batch_size=size) for size in (4, 8)]
-    assert "differ in more than the version: batch size (4 and 8)" in refused(SCRIPT, "--analyze-existing", *paths)
+    assert "--output-dir takes the report on one profile" in refused(SCRIPT, "--analyze-existing", *paths, "--output-dir", "out")
 
     (tmp_path / "file").touch()
     assert "--output-dir: cannot write in file" in refused(SCRIPT, *QUICK, "--output-dir", "file")

@@ -10,7 +10,6 @@ PyTorch. The speed-up is median(baseline) / median(current) of ms per step; its 
 p80(baseline) / p20(current). Losses are compared step by step where data, seed and learning rate are the same.
 """
 
-import itertools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -116,15 +115,8 @@ class Candidate(NamedTuple):
     profiled: bool  # whether it is a profile of whole steps
 
 
-class Choice(NamedTuple):
-    """The newest pair that may be compared; where there is none, the pair with the fewest differences, and these."""
-
-    pair: tuple[Candidate, Candidate]
-    differences: list[str]
-
-
 def versions(baseline: Path, other: Path) -> Report:
-    """Compares the versions in two folders: their newest run records, and their newest profiles, that can be compared.
+    """Compares the versions in two folders: their newest runs, and their newest profiles, that can be compared.
 
     Where no two can be compared, there are no numbers; the report names what differs between the nearest two.
     """
@@ -132,14 +124,11 @@ def versions(baseline: Path, other: Path) -> Report:
     if scripts[0].name == scripts[1].name:
         raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {scripts[0].name}: give the folders of two versions")
     ours, theirs = map(measured, scripts)
-    report = Report(" and ".join(map(_name, scripts)))
+    report = Report(" and ".join(script.stem.removeprefix("tiny_llama_") for script in scripts))
     report.section("What was measured")
-    if runs := _comparable(report, scripts, choose(ours, theirs)):
-        add_runs(report, runs)
+    _add_newest(report, add_runs, ours, theirs)
     report.section("Where a profiled step spends its time")
-    profiles = ([one for one in each if one.profiled] for each in (ours, theirs))
-    if runs := _comparable(report, scripts, choose(*profiles)):
-        add_spans(report, runs)
+    _add_newest(report, add_spans, *([one for one in each if one.profiled] for each in (ours, theirs)))
     report.section("What changed in the code")
     report.commands([f"git diff --no-index {shlex.join(map(str, scripts))}"])
     return report
@@ -154,15 +143,10 @@ def version_script(folder: Path, flag: str) -> Path:
     return scripts[0]
 
 
-def _name(script: Path) -> str:
-    """The version in its run records, such as v1."""
-    return script.stem.removeprefix("tiny_llama_")
-
-
 def measured(script: Path) -> list[Candidate]:
     """The version's runs: of *metrics*.json in its folder, and of profiles there or below."""
-    paths = itertools.chain(script.parent.glob("*metrics*.json"), script.parent.rglob("profile_*.json"))
-    return [one for one in map(read, paths) if one and one.run["version"] == _name(script)]
+    paths = [*script.parent.glob("*metrics*.json"), *script.parent.rglob("profile_*.json")]
+    return [one for one in map(read, paths) if one and f"tiny_llama_{one.run['version']}" == script.stem]
 
 
 def read(path: Path) -> Candidate | None:
@@ -178,17 +162,13 @@ def read(path: Path) -> Candidate | None:
     return Candidate(path, run, profiled) if run_record.finished(run) else None
 
 
-def choose(ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> Choice | None:
-    """The newest pair without differences, else the newest of those with the fewest. None: one of the two has nothing.
+def newest(ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """The newest pair that may be compared, else the pair with the fewest differences, and these; empty without a pair.
 
     A pair is as old as the older of its runs.
     """
-
-    def preference(choice: Choice) -> tuple[int, list[str]]:
-        return -len(choice.differences), sorted(one.run["date"] for one in choice.pair)
-
-    choices = [Choice((one, other), _differences(one, other)) for one in ours for other in theirs]
-    return max(choices, key=preference, default=None)
+    pairs = [([one, other], _differences(one, other)) for one in ours for other in theirs]
+    return max(pairs, key=lambda found: (-len(found[1]), sorted(one.run["date"] for one in found[0])), default=([], []))
 
 
 def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
@@ -197,17 +177,18 @@ def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
     return unusable + run_record.differences(*(run_record.conditions(one.run) for one in (ours, theirs)))
 
 
-def _comparable(report: Report, scripts: Sequence[Path], choice: Choice | None) -> Runs | None:
-    """The two runs; where they cannot be compared, adds why, and what to run."""
-    if choice and not choice.differences:
-        return {one.run["version"]: (one.path, one.run) for one in choice.pair}
-    reason = "One of the two has none here."
-    if choice:
-        paths, differing = " and ".join(str(one.path) for one in choice.pair), "; ".join(choice.differences)
-        reason = f"No two can be compared. The nearest are {paths}, which differ: {differing}."
-    report.text(f"{reason} Run in both folders, under the same flags")
-    report.commands([f"python {script.name} --num-steps 100 --enable-pytorch-profiler" for script in scripts])
-    return None
+def _add_newest(
+    report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
+) -> None:
+    """Adds the newest two runs that can be compared, or why there are none."""
+    pair, differing = newest(ours, theirs)
+    if pair and not differing:
+        add(report, {one.run["version"]: (one.path, one.run) for one in pair})
+        return
+    nearest = (
+        f"The nearest are {' and '.join(str(one.path) for one in pair)}, which differ: {'; '.join(differing)}. " if pair else ""
+    )
+    report.text(f"No two can be compared. {nearest}Run both with the same flags and `--enable-pytorch-profiler`.")
 
 
 def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:

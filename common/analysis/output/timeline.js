@@ -220,7 +220,7 @@ class Timeline {
     on("wheel", event => event.ctrlKey || event.metaKey || Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.stopPropagation(), true);
     on("pointermove", event => event.pointerType === "touch" && this.move(1, -event.movementX / this.engine.width));
     new ResizeObserver(() => box.clientWidth && chart.resize(box.clientWidth, this.height)).observe(box);
-    for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).onchange = () => chart.setSettings(settings());
+    matchMedia("(prefers-color-scheme: dark)").onchange = () => chart.setSettings(settings());
   }
 }
 

@@ -11,19 +11,17 @@ the eager step (`graph_replays`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
 from common.analysis.formulas.own_kernels import Cost
-from common.analysis.output import run_facts, tables
+from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.errors import UsageError
-from common.records import run_record, step_profile
 from common.records.fields import Ceilings
 from common.records.run_record import Run
 from common.records.step_profile import Profile
@@ -200,30 +198,4 @@ def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], 
     result.table(*span_table(measured), "Spans")
     result.text(HOW_TO_READ)
     result.csv("timeline", TIMELINE_COLUMNS, measured.kernels[list(TIMELINE_COLUMNS)].values.tolist())
-    return result
-
-
-def compare(paths: Sequence[Path]) -> Report:
-    """The steps of several profiles side by side, a column each. The runs differ in nothing but the version."""
-    profiles = [step_profile.read(path) for path in paths]
-    conditions = [run_record.conditions(profile["run"]) for profile in profiles]
-    columns = []
-    for path, profile, own in zip(paths, profiles, conditions, strict=True):
-        run_record.require_equal((paths[0], path), (conditions[0], own), "the version")
-        measured = step(graph_replays.load(path.parent / profile["trace"]))
-        if measured is None:
-            raise UsageError(f"{path} holds no kernels of a GPU: give profiles that were taken on one")
-        median = {"median step without the profiler, us": 1e3 * profile["run"]["step_ms"]["median"]}
-        columns.append(median | summary(measured))
-    names = [profile["run"]["version"] for profile in profiles]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
-    result = Report("Critical paths")
-    result.text(run_facts.describe(profiles[0]["run"]))
-    result.table(
-        ["quantity", *names], [[label, *(column[label] for column in columns)] for label in columns[0]], csv="critical_paths"
-    )
-    runs = {name: profile["run"] for name, profile in zip(names, profiles, strict=True)}
-    result.facts([(name, f"{path}, from {run_facts.origin(runs[name])}") for name, path in zip(names, paths, strict=True)])
-    result.text(*run_facts.doubts(runs))
     return result

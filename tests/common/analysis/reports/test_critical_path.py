@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 from common.analysis.profiles import graph_replays
 from common.analysis.reports import critical_path
-from common.errors import UsageError
 from common.records import step_profile
 from tests import branched_traces
-from tests.conftest import cells
 
 import pandas
 import pytest
@@ -122,19 +120,3 @@ def test_spans_by_their_time_on_the_path(profile):
 def test_a_profile_of_a_cpu_shows_its_operators(cpu_profile):
     text = critical_path.report(cpu_profile, step_profile.read(cpu_profile), COSTS).terminal()
     assert "No kernel of a GPU ran in this profile, so it has no critical path." in text and "aten::mm" in text
-
-
-def test_profiles_of_several_versions_stand_side_by_side(tmp_path):
-    paths = [
-        branched_traces.write(tmp_path / "first", scales=(2.0,), version="v1", step_ms__median=0.5),
-        branched_traces.write(tmp_path / "second", captured=True, version="v4", step_ms__median=0.05),
-    ]
-    header, *rows = cells(critical_path.compare(paths).markdown())
-    found = {label: values for label, *values in rows}
-    assert header == ["quantity", "v1", "v4"]
-    assert found["median step without the profiler, us"] == ["500", "50"]
-    assert found["from the first start to the last end, us"] == ["86", "43"]
-    assert found["gaps between them, us"] == ["8", "4"]
-    other = branched_traces.write(tmp_path / "other", training__batch_size=16)
-    with pytest.raises(UsageError, match=r"differ in more than the version: batch size \(8 and 16\)"):
-        critical_path.compare([paths[0], other])
