@@ -9,27 +9,20 @@
 
 Tokens and tokenizer are cached under a name that holds the text's sha256, so a cache is never stale; several processes
 may start at once, and a read-only home folder sends the cache to the temporary folder.
-
-Text is read and encoded in pieces, and the tokens are a file that is mapped into memory, so the memory that the preparation takes
-does not grow with the text. The BPE of a longer text than TRAINING_TEXT is trained on pieces spread over it.
 """
 
-import codecs
 import contextlib
 import hashlib
-import io
-import itertools
 import math
 import os
 import platform
 import re
-import stat
+import shutil
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from common.device import is_gpu
 from common.errors import UsageError
@@ -45,11 +38,10 @@ SYNTHETIC_SUCCESSORS = 8
 CACHE_SCHEMA = "tiny-llama-tokens/1"
 CACHED = ("tokenizer.json", "tokens.npy")  # and meta.json, with their checksums
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
-PIECE = 2**18  # bytes of a file that are read at once; the trainer holds up to 256 pieces
-LONGEST_WORD = 2**22  # characters that are encoded as one: a word, or a run of white space
-TRAINING_TEXT = 2**26  # characters of text that a BPE is trained on at most; the standard library has about 10 million
+PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
-BEFORE_WHITE_SPACE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
+# A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
+CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
 @dataclass(frozen=True)
@@ -72,8 +64,7 @@ class Dataset:
 def load(name: str, vocab_size: int, seed: int) -> Dataset:
     """The dataset called `stdlib` or `synthetic`, or the text file of that name.
 
-    UsageError: the file cannot be read, changes while it is, is empty or not UTF-8, or the vocabulary is too small for a
-    byte-level BPE.
+    UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a byte-level BPE.
     """
     if name == "synthetic":
         return markov(vocab_size, seed)
@@ -81,14 +72,11 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
         raise UsageError(
             f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic"
         )
-    with progress(f"preparing the data {name}") as note, contextlib.ExitStack() as stack:
-        if name == "stdlib":
-            return _tokenized(_Text(name, _stdlib_modules, "\0"), vocab_size, note)
-        try:
-            file = stack.enter_context(opened(Path(name), "--data"))
-        except OSError as error:
-            raise UsageError(f"--data {name}: {error.strerror}; give a text file, `stdlib` or `synthetic`") from error
-        return _tokenized(_Text(name, lambda: _pieces(file, name), ""), vocab_size, note)
+    with progress(f"preparing the data {name}"):
+        texts = [*_stdlib_modules()] if name == "stdlib" else [_file(name)]
+        if not any(texts):
+            raise UsageError(f"--data {name} is empty")
+        return _tokenized(name, texts, vocab_size)
 
 
 def _stdlib_modules() -> Iterator[str]:
@@ -98,38 +86,22 @@ def _stdlib_modules() -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def _pieces(file: BinaryIO, name: str) -> Iterator[str]:
-    """The text of a file in pieces, with the tokens of the whole: they are cut before white space, where a byte-level BPE cuts.
-
-    Its expression for a word (Radford et al. 2019, GPT-2) takes white space only at the beginning of a word, or by itself.
-
-    UsageError: the text cannot be read, is not UTF-8, or has LONGEST_WORD characters between two cuts.
-    """
-    decoder, text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True), ""
+def _file(name: str) -> str:
+    with opened(Path(name)) as file:
+        content = file.read()
     try:
-        file.seek(0)
-        while block := file.read(PIECE):
-            text += _decoded(decoder, file, block, name)
-            if cut := BEFORE_WHITE_SPACE.match(text):
-                yield cut[0]
-                text = text[cut.end() :]
-            elif len(text) > LONGEST_WORD:
-                what = "without white space" if text.strip() else "of white space alone"
-                raise UsageError(f"--data {name} has {LONGEST_WORD:,} characters {what}: give text, in lines")
-    except OSError as error:
-        raise UsageError(f"--data {name} cannot be read to its end: {error.strerror}; copy it first") from error
-    text += _decoded(decoder, file, block, name)
-    if text:
-        yield text
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--data {name} is not UTF-8 text (byte {error.start}); convert it first") from error
 
 
-def _decoded(decoder: io.IncrementalNewlineDecoder, file: BinaryIO, block: bytes, name: str) -> str:
-    """The text of a block that was read from a file last; an empty block ends the file."""
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:  # its object is the block and what was left of the one before
-        position = file.tell() - len(error.object) + error.start
-        raise UsageError(f"--data {name} is not UTF-8 text (byte {position}); convert it first") from error
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces that have, encoded one by one, the tokens of the whole."""
+    start = 0
+    while cut := CUT.search(text, start + PIECE):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
 
 
 def markov(vocab_size: int, seed: int) -> Dataset:
@@ -204,65 +176,33 @@ class Batches:
 
 
 def cache_folder() -> Path:
-    """A folder of ours that can be written to: in the user's cache, else in the temporary folder, where no one else may write."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tiny_llama"  # "~" stays without a home
+    """A folder that can be written to: in the user's cache, else in the temporary folder. UsageError: there is none."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama"
     shared = Path(tempfile.gettempdir()) / f"tiny_llama-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
-    for folder in (shared,) if user.parts[0] == "~" else (user, shared):
-        try:
-            folder.mkdir(mode=0o700 if folder == shared else 0o777, parents=True, exist_ok=True)
+    for folder in (user, shared):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
-                if folder == user or _is_private(folder):
-                    return folder
-        except OSError:
-            continue
-    raise UsageError(
-        f"neither {user} nor {shared} can be written to by this user, and in the latter by this user alone: "
-        "set XDG_CACHE_HOME to a folder that can"
-    )
+                return folder
+    raise UsageError(f"neither {user} nor {shared} can be written to: set XDG_CACHE_HOME to a folder that can")
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether a folder, which is no link, belongs to this user, and only this user can write in it."""
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 and status.st_uid == os.getuid()
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text that is read several times, in pieces of which each is encoded by itself; `between` stands between two of them."""
-
-    name: str
-    pieces: Callable[[], Iterable[str]]
-    between: str
-
-    def hashed(self, digest: "hashlib._Hash") -> Iterator[str]:
-        """The pieces. After the last one the digest is that of the text."""
-        for number, piece in enumerate(self.pieces()):
-            digest.update((self.between * bool(number) + piece).encode())
-            yield piece
-
-
-def _tokenized(text: _Text, vocab_size: int, note: Callable[[str], None]) -> Dataset:
-    """The cached tokens of a text, under its sha256."""
+def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
+    """The cached tokens of texts, under the sha256 of all."""
     import tokenizers
 
-    digest = hashlib.sha256()
-    characters = sum(len(text.between) + len(piece) for piece in text.hashed(digest))
-    if not characters:
-        raise UsageError(f"--data {text.name} is empty")
-    key = f"{digest.hexdigest()[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
     folder = cache_folder() / key
     if not _intact(folder):
-        _build(folder, text, characters, vocab_size, digest.hexdigest(), note)
+        _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size, digest)
     # Mapped, as copies of what is written to, because PyTorch takes no array that cannot be.
     tokens = np.load(folder / "tokens.npy", mmap_mode="c")
-    return Dataset(text.name, tokens, digest.hexdigest(), tokenizer=folder / "tokenizer.json")
+    return Dataset(name, tokens, digest, tokenizer=folder / "tokenizer.json")
 
 
 def _intact(folder: Path) -> bool:
     """Whether the files are the ones that the cache's own record, written last, speaks of."""
-    if not (folder / "meta.json").exists():
-        return False
     try:
         recorded = read_json(folder / "meta.json", CACHE_SCHEMA).get("files")
         return recorded == {name: checksum(folder / name) for name in CACHED}
@@ -270,43 +210,20 @@ def _intact(folder: Path) -> bool:
         return False
 
 
-def _build(folder: Path, text: _Text, characters: int, vocab_size: int, digest: str, note: Callable[[str], None]) -> None:
-    """Builds beside `folder` and moves into place; where another process was faster, its result stays.
-
-    The BPE is trained on all pieces, or on every n-th if there is more text than TRAINING_TEXT.
-    UsageError: the text that was trained on or encoded is not that of the digest.
-    """
+def _build(folder: Path, texts: Sequence[str], vocab_size: int, digest: str) -> None:
+    """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
     from common import bpe
 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         building = Path(name)
-        every, trained, encoded = math.ceil(characters / TRAINING_TEXT), hashlib.sha256(), hashlib.sha256()
-
-        def noted() -> Iterator[str]:
-            done = 0
-            for piece in text.hashed(encoded):
-                yield piece
-                done += len(piece)
-                note(f"{done / characters:.0%} encoded")
-
-        note("training the tokenizer")
-        bpe.build(itertools.islice(text.hashed(trained), 0, None, every), noted(), vocab_size, building)
-        if {trained.hexdigest(), encoded.hexdigest()} != {digest}:
-            raise UsageError(f"--data {text.name} changed while it was read: give a file that stays as it is, such as a copy")
+        bpe.build(texts, vocab_size, building)
         checksums = {name: checksum(building / name) for name in CACHED}
         meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
         write_json(building / "meta.json", meta)
-        if folder.exists() and not _intact(folder):
-            _remove(folder)
+        if not _intact(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             building.rename(folder)
         except OSError:
             if not _intact(folder):
                 raise
-
-
-def _remove(folder: Path) -> None:
-    """Removes a damaged cache under another name, so that several processes that do this at once neither meet nor fail."""
-    aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True)
-    with aside as name, contextlib.suppress(FileNotFoundError):
-        folder.rename(Path(name) / folder.name)

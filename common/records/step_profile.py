@@ -8,13 +8,11 @@ from typing import Annotated, Literal
 
 from common import files
 from common.errors import UsageError
-from common.files import LARGEST, Amount, Number, PositiveAmount
+from common.files import Amount, Number, PositiveAmount
 from common.records.run_record import Run, RunRecord, TimedRun
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
-
-Side = Annotated[int, Field(ge=0, lt=LARGEST)]
 
 
 class Operator(TypedDict):

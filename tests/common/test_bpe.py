@@ -4,10 +4,9 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 from common import bpe
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from tests.conftest import PATHS
 
 import numpy as np
@@ -24,10 +23,17 @@ print(device.peak_memory(torch.device("cpu"))["peak_mib"])
 """
 
 
-def test_each_text_is_encoded_by_itself(tmp_path, monkeypatch):
-    bpe.build(TEXTS[:2], iter(TEXTS), 260, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(bpe.FILES)
-    tokenizer, tokens = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), np.load(tmp_path / "tokens.npy")
+def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch_and_profiler(tmp_path, monkeypatch):
+    """A module named torch that cannot be imported stands first on its path; the loader would name the profiler on stderr."""
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), PATHS]))
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere/profiler.so")
+    seen, real = [], subprocess.run
+    monkeypatch.setattr(bpe.subprocess, "run", lambda *args, **kwargs: seen.append(real(*args, **kwargs)) or seen[-1])
+    (tmp_path / "out").mkdir()
+    bpe.build(TEXTS, 260, tmp_path / "out")
+    assert seen[0].stderr == b"" and {path.name for path in (tmp_path / "out").iterdir()} == {"tokenizer.json", "tokens.npy"}
+    tokenizer, tokens = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")), np.load(tmp_path / "out/tokens.npy")
     assert tokens.dtype == np.uint32 and tokens.tolist() == [token for text in TEXTS for token in tokenizer.encode(text).ids]
     assert tokenizer.decode(tokens.tolist()) == "".join(TEXTS) and tokenizer.token_to_id("ab") is not None
 
@@ -47,37 +53,4 @@ def test_the_memory_of_a_run_is_the_same_with_and_without_a_cache(tmp_path):
 
 def test_what_fails_there_is_a_line(tmp_path):
     with pytest.raises(RunError, match="could not be cut into tokens: .*No such file or directory"):
-        bpe.build(TEXTS, TEXTS, 260, tmp_path / "missing")
-
-
-def test_it_does_not_outlive_what_fails_here(tmp_path):
-    def interrupted():
-        yield "text"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        bpe.build(TEXTS, interrupted(), 260, tmp_path)
-    assert not (tmp_path / "tokens.npy").exists()
-
-
-def test_it_needs_neither_pytorch_nor_a_profiler(tmp_path, monkeypatch):
-    """A module named torch that cannot be imported stands first on its path."""
-    (tmp_path / "torch.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), PATHS]))
-    monkeypatch.setenv("LD_PRELOAD", "/nowhere/profiler.so")  # the loader would name it on stderr
-    seen = []
-    real = subprocess.Popen
-    monkeypatch.setattr(bpe.subprocess, "Popen", lambda *args, env, **kwargs: seen.append(env) or real(*args, env=env, **kwargs))
-    bpe.build(TEXTS, TEXTS, 260, tmp_path)
-    assert "LD_PRELOAD" not in seen[0] and Path(tmp_path, "tokens.npy").exists()
-
-
-def test_what_ends_the_work_is_not_hidden_by_the_pipe_to_the_process_that_it_ends(monkeypatch, tmp_path):
-    def texts():
-        yield "held back in the pipe's buffer"
-        raise UsageError("the text has changed")
-
-    kill = subprocess.Popen.kill
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (kill(process), process.wait()))
-    with pytest.raises(UsageError, match="the text has changed"):
-        bpe.build(texts(), [], 300, tmp_path)
+        bpe.build(TEXTS, 260, tmp_path / "missing")

@@ -1,6 +1,5 @@
-"""An output that is also an input, or another output, is refused before anything is written, in every script."""
+"""An output that is also an input is refused, and the input stays as it was."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,7 @@ from tests.kernel_files import FIXTURES, write_database
 
 import pytest
 
-LAB, V2, V4 = V1 / "exercises/profiling_lab", ROOT / "version2_pytorch_fused", ROOT / "version4_ultra_fused"
-STAGES = ROOT / "version3_triton/exercises/performance_debugging"
+V2, V4 = ROOT / "version2_pytorch_fused", ROOT / "version4_ultra_fused"
 RUN = (*TINY, "--vocab-size", "300", "--num-steps", "2", "--device", "cpu")
 
 
@@ -30,18 +28,10 @@ TRACE, PROFILE = copied(FIXTURES / "new_kernel_trace.csv"), copied(ROOT / "resul
 CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (V1 / "tiny_llama_v1.py", "--data in --metrics-out OUT", "in", WORDS),
     (V1 / "tiny_llama_v1.py", "--data synthetic --config in --metrics-out OUT", "in", CONFIG),
-    (V1 / "tiny_llama_v1.py", "--data in/config.json --save-model in", "in/config.json", WORDS),
-    (V1 / "analyze_bottlenecks.py", "--profile-data in/a.json.gz --output-report OUT", "in/a.json.gz", PROFILE),
-    (V1 / "analyze_gemm_operations.py", "--model-config in/gemm_analysis.json --output-dir in", "in/gemm_analysis.json", CONFIG),
-    (ROOT / "page.py", "in.json --output OUT", "in.json", copied(ROOT / "results/cpu/profiling_lab.json")),
-    (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in", TRACE),
+    (ROOT / "page.py", "in/a.json.gz --output OUT", "in/a.json.gz", PROFILE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.csv", TRACE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.db", DATABASE),
-    (V2 / "compare_versions.py", f"--v1 in --v2 {V2} --output OUT", "in/tiny_llama_v1.py", copied(V1 / "tiny_llama_v1.py")),
     (V2 / "benchmark_suite.py", "--models v1 --config in/benchmark.json --output-dir in", "in/benchmark.json", CONFIG),
-    (V2 / "fusion_ablation_study.py", "--config in/fusion_ablation.json --output-dir in", "in/fusion_ablation.json", CONFIG),
-    (V2 / "optimize_batch_size.py", "--config in/batch_search.json --output-dir in", "in/batch_search.json", CONFIG),
-    (STAGES / "top_kernels.py", "in --csv-out OUT", "in", TRACE),
     (V4 / "scaling_study.py", "--models v1 --config in/scaling.json --output-dir in", "in/scaling.json", CONFIG),
 ]  # fmt: skip
 
@@ -53,21 +43,8 @@ def test_an_input_is_not_overwritten(refused, tmp_path, script: Path, arguments:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     write(tmp_path / name)
     before, run = (tmp_path / name).read_bytes(), RUN if script.stem == "tiny_llama_v1" else ()
-    message = refused(script, *arguments.replace("OUT", name).split(), *run)
-    assert "is an input of this command: name another file" in message and "--" in message
+    assert "is an input of this command: name another file" in refused(script, *arguments.replace("OUT", name).split(), *run)
     assert (tmp_path / name).read_bytes() == before
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_link_to_an_input_is_the_input(refused, tmp_path, link) -> None:
-    TRACE(tmp_path / "in")
-    link(tmp_path / "in", tmp_path / "linked")
-    assert "--csv-out: in is an input" in refused(V2 / "analyze_kernel_launches.py", "--trace-file", "in", "--csv-out", "linked")
-
-
-def test_two_outputs_are_not_one_file(refused) -> None:
-    message = refused(V1 / "tiny_llama_v1.py", *RUN, "--data", "synthetic", "--metrics-out", "config.json", "--save-model", ".")
-    assert "--save-model and --metrics-out would both write config.json: name another file or folder" in message
 
 
 def test_an_output_of_the_run_before_is_no_input(execute, tmp_path) -> None:

@@ -29,15 +29,15 @@ def predict(profile_data: Path, change: str, expected: float, version: str, path
     offered = [name for name, target in CHANGES.items() if target in found]
     if change not in offered:
         raise UsageError(f"--change {change}: {profile} has no target for it; there are {', '.join(offered)}")
-    if not 0 < expected < files.LARGEST:
+    if not 0 < expected < float("inf"):
         raise UsageError(f"--expect {expected:g}: say how many times as fast the step will be, such as 1.3")
     guess: Prediction = {
         "profile": str(profile), "profiled": profiled, "change": change, "expected": expected,
         "bound": found[CHANGES[change]]["bound"],
     }  # fmt: skip
     files.writable_file(path, "--file")
-    with files.inputs_kept(False):  # the file is completed
-        held = files.read(path, Predictions)["predictions"] if path.exists() else []
+    held = files.read(path, Predictions)["predictions"] if path.exists() else []
+    files.inputs.discard(path.resolve())  # it is completed
     kept = [row for row in held if (row["profiled"], row["change"]) != (profiled, change)]
     files.write_measurement(path, Predictions(schema="tiny-llama-predictions/1", predictions=[*kept, guess]), "--file")
     report = Report(f"A prediction for {change}")

@@ -120,6 +120,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """
     found: dict[str, list[tuple]] = {source: [] for source in (*READERS, DAMAGED)}
     reason: UsageError | None = None
+    read = files.inputs.copy()
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         eager = path.name.startswith("eager_") and path.with_name(path.name.removeprefix("eager_")).exists()  # gave the spans
@@ -131,6 +132,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
             source, reason = DAMAGED, error
         if source in found and (source != "rocprof-compute" or path in rocm.passes(path)[:1]):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
+    files.inputs.intersection_update(read)  # a look into a file does not make it an input
     if reason and not any(found[source] for source in READERS):
         raise reason
     return {source: [path for _, path in sorted(each, reverse=True)] for source, each in found.items() if each}
@@ -148,8 +150,8 @@ def _written_for(path: Path) -> Path:
 
 def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
-    with files.reading(path), files.opened(path) as raw:
-        head = files.unpacked(path, raw).read(HEAD_BYTES)
+    with files.opened(path) as file:
+        head = file.read(HEAD_BYTES)
     if head.startswith(rocm.SQLITE):
         return rocm.source_of_database(path)
     for beginning, source in BEGINNINGS.items():

@@ -75,8 +75,7 @@ def events(path: Path) -> Iterator[Any]:
     """
     is_list = False
     try:
-        with files.reading(path), files.opened(path) as raw:
-            file = files.unpacked(path, raw)
+        with files.opened(path) as file:
             is_list = file.read(1000).lstrip()[:1] == b"["
             file.seek(0)
             yield from ijson.items(file, "item" if is_list else "traceEvents.item", use_float=True)

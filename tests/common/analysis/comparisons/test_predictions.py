@@ -84,7 +84,6 @@ def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refus
     ("profile_1.json --change capture-step --expect 1.3", "has no target for it; there are qkv-fusion, swiglu-fusion"),
     ("profile_1.json --expect 1.3", "a prediction needs --change and --expect"),
     ("profile_1.json --change use-amp --expect 0", "--expect 0: say how many times"),
-    ("profile_1.json --change use-amp --expect 1e30", "--expect 1e+30: say how many times"),
     ("--check profile_1.json", "--check takes two profiles, a prediction one"),
     ("--check profile_1.json profile_1.json", "predictions.json"),
     ("none.json --change use-amp --expect 2", "none.json does not exist"),
