@@ -52,14 +52,6 @@ class Device(TypedDict):
     multiprocessors: NotRequired[PositiveInt]  # of a GPU
 
 
-class Environment(TypedDict):
-    python: str
-    platform: str
-    torch: str
-    cuda: str | None
-    hip: str | None
-
-
 class Rates(TypedDict):
     """The highest rates of a device."""
 
@@ -99,14 +91,14 @@ class Header(Made):
     """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
 
     device: Device
-    environment: Environment
+    environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
 
 
 class StudyHeader(Made):
     """The same for a study of many processes, which describe the device; None if none came far enough to do so."""
 
     device: Device | None
-    environment: Environment | None
+    environment: dict[str, str | None] | None
 
 
 class Attempted(TypedDict):

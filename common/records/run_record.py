@@ -45,27 +45,6 @@ class Training(TypedDict):
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
-class Ranks(TypedDict):
-    """The values of every process of a job, by rank."""
-
-    peak_mib: list[Amount]
-
-
-class Data(TypedDict):
-    name: str
-    tokens: NonNegativeInt
-    sha256: str
-    entropy_floor: Amount | None  # nats, where it is known
-
-
-class Utilization(TypedDict):
-    """As it was written; older records may hold a share of a measured GEMM. Reports take `mfu` and `of_measured_gemm`."""
-
-    utilization: Amount
-    peak_flops_per_second: PositiveAmount
-    peak_source: str
-
-
 class Run(Header):
     """What the record of every run holds."""
 
@@ -76,14 +55,14 @@ class Run(Header):
     training: Training
     settings: NotRequired[dict[str, Any]]  # the switches of the version
     precision: Precision
-    data: Data
+    data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
     parameters: PositiveInt
     flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
     loss: Loss
-    ranks: NotRequired[Ranks]
+    ranks: NotRequired[dict[str, list[Amount]]]  # of every process: forward_ms without waiting, step_ms (median), peak_mib
 
 
 class RunRecord(Run):
@@ -98,7 +77,7 @@ class TimedRun(Run):
     step_ms: TimedSteps
     tokens_per_second: PositiveAmount
     flops_per_second: PositiveAmount
-    mfu: Utilization | None
+    mfu: dict[str, Any] | None  # as it was written; older records may hold a share of a measured GEMM
 
 
 SCHEMA = files.schema_of(RunRecord)

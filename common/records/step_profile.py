@@ -50,11 +50,6 @@ class Detail(TypedDict):
     us: Number
 
 
-class Launches(TypedDict):
-    count: NonNegativeInt
-    mean_delay_us: Number  # from the launching call to the start; host and device have clocks of their own
-
-
 class Sums(TypedDict):
     """The part of a profile that `analysis.profiles.chrome_trace` makes of a trace."""
 
@@ -64,7 +59,7 @@ class Sums(TypedDict):
     kernels: list[Kernel]  # none on a CPU
     details: NotRequired[list[Detail]]  # older profiles have none
     device_busy_us: Amount  # time in which at least one kernel ran
-    launch: Launches
+    launch: dict[Literal["count", "mean_delay_us"], Number]  # of kernels; from the launching call to the start, by two clocks
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
 
 

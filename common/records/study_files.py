@@ -178,25 +178,8 @@ def _with_runs(path: Path, study: Any) -> Any:
     return study
 
 
-Phase = Literal["forward", "input_grad", "weight_grad"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
-
-
-class TimedProduct(TypedDict):
-    """A `gemm_operations.Product` at a point of the grid."""
-
-    gemm: str
-    phase: Phase
-    batch: PositiveInt
-    m: PositiveInt
-    n: PositiveInt
-    k: PositiveInt
-    layout: Literal["NN", "NT", "TN"]
-    per_step: PositiveInt
-    batch_size: PositiveInt
-    sequence_length: PositiveInt
-    ms: Summary  # of one product; a sample is the mean of products back to back
-    calls: PositiveInt  # in all samples
+PHASES = ("forward", "input_grad", "weight_grad")
+TimedProducts = Annotated[list[dict[str, Any]], Field(min_length=1)]  # `gemm_operations.Product`, its point, ms, and calls
 
 
 class Gemms(Header):
@@ -209,8 +192,8 @@ class Gemms(Header):
     batch_sizes: list[PositiveInt]
     sequence_lengths: list[PositiveInt]
     ceilings: Ceilings  # the best of all rounds
-    gemms: Annotated[list[TimedProduct], Field(min_length=1)]
-    fused: Annotated[list[TimedProduct], Field(min_length=1)]
+    gemms: TimedProducts
+    fused: TimedProducts
     notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
 
 
@@ -251,15 +234,6 @@ def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
     return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
 
 
-class Count(TypedDict):
-    """FLOPs of one training step."""
-
-    counter: str
-    forward: PositiveInt
-    backward: PositiveInt
-    step: PositiveInt
-
-
 class Work(TypedDict):
     """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is not known."""
 
@@ -274,7 +248,7 @@ class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    counts: Annotated[list[Count], Field(min_length=1)]  # the first is the reference
+    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]  # FLOPs of a step by counter; the first is the reference
     parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]  # forward FLOPs: needed, and executed by code that masks
     run: TimedRun
     work: NotRequired[list[Work]]

@@ -52,7 +52,6 @@ def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_key
     ({"precision__compute": "int4"}, "precision.compute", "fp32"),
     ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
     ({"step_ms__median": math.inf}, "step_ms.median", "finite"),
-    ({"mfu": {"utilization": 0.5}}, "mfu.peak_flops_per_second", "required"),
 ])  # fmt: skip
 def test_a_wrong_value_is_named(read, tmp_path, change, field, wrong):
     with pytest.raises(UsageError, match=wrong) as error:
