@@ -74,6 +74,7 @@ def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
     per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
     by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
     result = Report("Kernel launches")
+    unknown = kernel_names.unknown({row.name: row.total_ns for row in rows})
     result.facts([
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
@@ -82,6 +83,7 @@ def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
         ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
+        *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
     longest = max(row.total_ns for row in rows), max(row.max_ns or row.mean_ns for row in rows)
     (whole, per_whole), (single, per_single) = (tables.time_unit(ns / 1e6) for ns in longest)
