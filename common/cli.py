@@ -199,14 +199,12 @@ def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[s
     values |= {"model": config.model, "switches": switches(arguments, defaults or {})}
     if values.get("amp_dtype") and not values.get("use_amp"):
         raise UsageError("--amp-dtype has no effect without --use-amp")
-    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
+    options = kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
+    return _checked(options, hasattr(arguments, "analyze_existing")) if isinstance(options, RunOptions) else options
 
 
-def run_options(
-    arguments: argparse.Namespace, defaults: Mapping[str, bool] | None = None, kind: type[RunKind] = RunOptions
-) -> RunKind:
-    """The options of a training run; `kind` and `defaults` as in `resolve`. UsageError: a value contradicts another."""
-    given = resolve(kind, arguments, defaults)
+def _checked(given: RunKind, shows_files: bool) -> RunKind:
+    """The options of a run with what flags imply. UsageError: a value contradicts another, or has no effect."""
     every = given.enable_all_profiling
     asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
     profiled = given.enable_pytorch_profiler or every or any(getattr(given, f"profile_{name}") for name in asked)
@@ -237,7 +235,7 @@ def run_options(
         "--profile-steps needs the profiler: add --enable-pytorch-profiler":
             given.profile_steps and not options.enable_pytorch_profiler,
         "--sort-by orders the table of operators: add --profile-operators":
-            options.sort_by and not options.profile_operators and not hasattr(arguments, "analyze_existing"),
+            options.sort_by and not options.profile_operators and not shows_files,
         f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory":
             "memory" in (options.sort_by or "") and not options.profile_memory,
     }  # fmt: skip

@@ -203,7 +203,7 @@ def main() -> int:
     cli.add_model_flags(parser)
     cli.add_training_flags(parser)
     cli.add_profiling_flags(parser)
-    options = cli.run_options(cli.parse(parser))
+    options = cli.resolve(RunOptions, cli.parse(parser))
     return train(options).exit_code
 
 

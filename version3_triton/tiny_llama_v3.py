@@ -192,7 +192,7 @@ def main() -> int:
     cli.add_switches(parser, SWITCHES)
     parser.add_argument("--mode", choices=("train", "benchmark"), default="train", help="default: train")
     arguments = cli.parse(parser)
-    options = cli.run_options(arguments, SWITCHES)
+    options = cli.resolve(RunOptions, arguments, SWITCHES)
     if arguments.mode == "benchmark":
         return benchmark_kernels.of_version(options)
     return train(options).exit_code

@@ -243,7 +243,7 @@ def main() -> int:
     cli.add_training_flags(parser)
     cli.add_profiling_flags(parser)
     cli.add_switches(parser, SWITCHES)
-    options = cli.run_options(cli.parse(parser), SWITCHES)
+    options = cli.resolve(RunOptions, cli.parse(parser), SWITCHES)
     return train(options).exit_code
 
 

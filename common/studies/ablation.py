@@ -25,7 +25,7 @@ from common import device as devices
 from common.analysis.comparisons.ablation_effects import FUSIONS
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
-from common.options import Options
+from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
 from common.progress import progress
 from common.records.study_files import Ablation
@@ -151,7 +151,7 @@ def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Ker
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--num-steps", "5", "--profile-steps", "2", "--profile-dir", folder]  # the last two of five steps
-        options = cli.run_options(cli.parser(None).parse_args(flags))
+        options = cli.resolve(RunOptions, cli.parser(None).parse_args(flags))
         profiler = Profiler(options, device)
         profiler.start()
         for step in range(options.num_steps):

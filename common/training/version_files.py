@@ -61,8 +61,8 @@ def run_parser(version: ModuleType, description: str | None, analyzed: str = "")
 
 
 def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
-    """The options of a version's training run; errors as in `cli.run_options`."""
-    return cli.run_options(arguments, getattr(version, "SWITCHES", None))
+    """The options of a version's training run; errors as in `cli.resolve`."""
+    return cli.resolve(RunOptions, arguments, getattr(version, "SWITCHES", None))
 
 
 def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:

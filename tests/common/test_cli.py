@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 
 from common import cli, signals
 from common.errors import RunError, UsageError
+from common.options import RunOptions
 
 import pytest
 
@@ -12,7 +13,7 @@ SWITCHES = {"qkv-fusion": True, "flash-attention": True, "torch-compile": False}
 
 
 def parsed(*flags: str):
-    return cli.run_options(cli.parser(None).parse_args(flags))
+    return cli.resolve(RunOptions, cli.parser(None).parse_args(flags))
 
 
 BAD_FLAGS = {

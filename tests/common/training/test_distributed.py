@@ -123,7 +123,7 @@ if __name__ == "__main__":
 
     from common import cli
 
-    options = cli.run_options(cli.parser(None).parse_args())
+    options = cli.resolve(RunOptions, cli.parser(None).parse_args())
     cli.command(lambda: tiny_llama_v1.train(options, make_model, make_step).exit_code)
 """)
     return script

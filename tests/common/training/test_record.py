@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from common import cli, data
 from common.analysis.formulas import flops
 from common.analysis.output import run_facts, run_summary
+from common.options import RunOptions
 from common.precision import Precision
 from common.training import record, run
 
@@ -17,7 +18,7 @@ FP32 = Precision(CPU, None)
 
 
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
-    options = cli.run_options(cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
+    options = cli.resolve(RunOptions, cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
     options = replace(options, name="v1")
     outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}

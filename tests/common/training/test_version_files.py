@@ -8,6 +8,7 @@ from common import cli
 from common.analysis.formulas import own_kernels
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.options import RunOptions
 from common.training import version_files
 from tests.conftest import V1
 from version4_ultra_fused.kernels import costs
@@ -44,7 +45,7 @@ def test_a_file_that_is_no_version_is_refused(tmp_path, name, content, message):
 
 def test_a_comparison_reads_its_flags_as_a_run_does():
     flags = "--preset small --batch-size 2 --seq-len 32 --seed 9 --device cpu --use-amp --amp-dtype float16"
-    of_a_run = vars(cli.run_options(cli.parser(None).parse_args(flags.split())))
+    of_a_run = vars(cli.resolve(RunOptions, cli.parser(None).parse_args(flags.split())))
     of_a_comparison = vars(version_files.resolve(version_files.parser(None).parse_args(flags.split())))
     assert of_a_comparison["seq_len"] == 32 and of_a_comparison.items() <= of_a_run.items()
 

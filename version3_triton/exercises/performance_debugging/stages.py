@@ -76,7 +76,7 @@ class Stage:
         group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
         for flag, taken in self.flags.items():
             group.add_argument(flag, **taken)
-        return cli.run_options(parser.parse_args(arguments), v3.SWITCHES, StageOptions)
+        return cli.resolve(StageOptions, parser.parse_args(arguments), v3.SWITCHES)
 
     def train(self, options: StageOptions) -> int:
         """A training run of the stage, or its diagnosis; errors as of a run. Returns the exit code."""

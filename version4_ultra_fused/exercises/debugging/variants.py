@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the variant")
     parser.add_argument("--check", action="store_true", help="compare its losses with Version 4's, in place of training")
     arguments = parser.parse_args()
-    version, options = version_files.load(arguments.file), cli.run_options(arguments, v4.SWITCHES)
+    version, options = version_files.load(arguments.file), cli.resolve(RunOptions, arguments, v4.SWITCHES)
     if arguments.check:
         return check(version, options)
     return v4.train(replace(options, name=arguments.file.stem), version.make_model, version.make_step).exit_code
