@@ -36,9 +36,6 @@ ALONE = ("exact-attention", "fp8")  # switches that fuse nothing, so `all-fusion
 GRACE = 1.0  # seconds
 
 
-# -------------------------------------------------------------------------------------------------------------- parsing
-
-
 def _refuse(message: str) -> NoReturn:
     raise UsageError(f"{message} (--help lists the flags)")
 
@@ -81,21 +78,19 @@ def check_list(flag: str, values: Sequence[object], valid: Collection[str] = ())
 
 def amount(text: str) -> float:
     """ "1e-3" -> 0.001."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------- flags
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def add(group: Flags, *flags: str) -> None:
     """Adds flags of RunOptions, such as "--device"."""
-    declared = {f"--{field.name.replace('_', '-')}": field for field in fields(RunOptions)}
+    declared = {_flag(field.name): field for field in fields(RunOptions)}
     for flag in flags:
         field = declared[flag]
         taken = {key: value for key, value in field.metadata.items() if key not in ("group", "also")}
@@ -114,7 +109,7 @@ def add(group: Flags, *flags: str) -> None:
 def _add_group(parser: argparse.ArgumentParser, name: str) -> Flags:
     """Adds all flags of a group of RunOptions."""
     group = parser.add_argument_group(name)
-    add(group, *(f"--{field.name.replace('_', '-')}" for field in fields(RunOptions) if field.metadata.get("group") == name))
+    add(group, *(_flag(field.name) for field in fields(RunOptions) if field.metadata.get("group") == name))
     return group
 
 
@@ -123,7 +118,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = _add_group(parser, MODEL)
     for (key, flag), letter in zip(OVERRIDES["model"].items(), "DLHKFV", strict=True):
         shown = "key/value heads; fewer than H: grouped-query attention (default: H)" if letter == "K" else key.replace("_", " ")
-        group.add_argument(f"--{flag.replace('_', '-')}", type=positive, metavar=letter, help=shown)
+        group.add_argument(_flag(flag), type=positive, metavar=letter, help=shown)
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
@@ -161,9 +156,6 @@ def parser(description: str | None, switches: Mapping[str, bool] | None = None) 
     if switches:
         add_switches(result, switches)
     return result
-
-
-# -------------------------------------------------------------------------------------------------------------- options
 
 
 def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:
@@ -243,9 +235,6 @@ def _checked(given: RunKind, shows_files: bool) -> RunKind:
         if wrong:
             raise UsageError(message)
     return options
-
-
-# -------------------------------------------------------------------------------------------------- the end of a command
 
 
 def command(main: Callable[[], int | None]) -> NoReturn:

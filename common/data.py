@@ -27,7 +27,7 @@ from pathlib import Path
 from common.device import is_gpu
 from common.errors import UsageError
 from common.files import checksum, opened, read_json, write_json
-from common.progress import progress
+from common.terminal import progress
 
 import numpy as np
 import torch

@@ -27,8 +27,7 @@ from common import device as devices
 from common.config import ModelConfig
 from common.errors import UsageError, first_line
 from common.files import writable_file, write_json
-from common.progress import progress
-from common.terminal import wrapped
+from common.terminal import progress, wrapped
 
 import torch
 

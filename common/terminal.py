@@ -1,11 +1,21 @@
-"""How text is shown: how wide a line may be, and a line of progress."""
+"""How text is shown: how wide a line may be, numbers and times, and progress.
+
+Work that takes long says so on a line of stderr after five seconds, and again every five seconds; of several processes only the
+first does.
+"""
 
 import os
 import shutil
+import sys
 import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 LEAST, MOST = 80, 120  # columns
+SECONDS = 5.0  # between two lines of progress
 
 
 def width() -> int:
@@ -36,6 +46,33 @@ class Line:
         if self.shown:
             print(file=self.stream, flush=True)
         self.shown = False
+
+
+def duration(seconds: float) -> str:
+    """ "46 s", "12 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Says what is done, and for how long, after SECONDS; yields a function that takes how far it has come ("12% encoded")."""
+    done, start, notes, line = threading.Event(), time.monotonic(), [""], Line(sys.stderr)
+
+    def speak() -> None:
+        while not done.wait(SECONDS) and os.environ.get("RANK", "0") == "0":  # `ranks.here` may refuse the environment
+            line.show(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}")
+
+    def note(text: str) -> None:
+        notes[-1] = f", {text}"
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    try:
+        yield note
+    finally:
+        done.set()
+        thread.join()
+        line.end()
 
 
 def format_number(value: object) -> str:

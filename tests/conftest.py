@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from common import data, progress, ranks
+from common import data, ranks, terminal
 from common.options import RunOptions
 
 import numpy
@@ -111,7 +111,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 def execute(monkeypatch, capfd, tmp_path: Path) -> Callable:
     """execute(script, *arguments, check=0): what it prints, as `out` and `err`; as `run_script` without a new process."""
     monkeypatch.setattr(data, "markov", markov)
-    monkeypatch.setattr(progress, "SECONDS", 1e6)  # a busy machine's lines of progress would stand between what is asserted
+    monkeypatch.setattr(terminal, "SECONDS", 1e6)  # a busy machine's lines of progress would stand between what is asserted
 
     def run(script: Path, *arguments: object, check: int = 0):
         monkeypatch.chdir(tmp_path)

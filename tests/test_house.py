@@ -50,7 +50,7 @@ def test_every_version_has_its_loop_in_sight_and_the_same(path):
 
 ROOM_LIMIT = 12  # modules in a room
 LEAVES = {path.stem for path in (ROOT / "common").glob("*.py")} - {"__init__"}
-HOST_LEAVES = {"config", "errors", "files", "progress", "ranks", "span_names", "terminal"}  # of no device
+HOST_LEAVES = {"config", "errors", "files", "ranks", "span_names", "terminal"}  # of no device
 ANALYSIS = ("formulas", "output", "profiles", "reports", "comparisons", "page")  # each uses those before it
 MAY_USE = {  # room: leaves and rooms that it may use beside itself
     "training": {*LEAVES, "records", "analysis"},

@@ -5,8 +5,12 @@ What the next versions will change is left in plain sight: Q, K and V are three 
 precision is fp32 (TF32 off). Parameter names and results are those of transformers' LlamaForCausalLM.
 
     python tiny_llama_v1.py                                       # trains 300 steps on real text, prints a summary
-    python tiny_llama_v1.py --batch-size 8 --seq-len 128 --num-steps 10 --enable-pytorch-profiler
+    python tiny_llama_v1.py --batch-size 8 --seq-len 128 --num-steps 10 --enable-pytorch-profiler --profile-memory
     python tiny_llama_v1.py --help
+
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
+--profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
+--measure-peak, --time-phases.
 """
 
 import sys

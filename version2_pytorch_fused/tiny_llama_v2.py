@@ -8,6 +8,10 @@ Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); withou
 
     python tiny_llama_v2.py --use-amp --amp-dtype bfloat16 --enable-all-fusion
     python tiny_llama_v2.py --disable-all-fusion --enable-qkv-fusion   # one alone
+
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
+--profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
+--measure-peak, --time-phases.
 """
 
 import sys

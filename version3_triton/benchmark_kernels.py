@@ -52,9 +52,9 @@ from common.errors import UsageError
 from common.files import schema_of, writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.progress import progress
 from common.records.study_files import KernelBenchmark
 from common.rope import rope_tables
+from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import ceilings, record, version_files
 from version3_triton import kernels

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from common import device as devices
 from common.analysis.output import tables
 from common.precision import Precision, amp_dtype
-from common.progress import progress
+from common.terminal import progress
 from version3_triton import kernels
 from version3_triton.benchmark_kernels import BenchmarkOptions, Shape, case, replayed
 from version3_triton.kernels.launch_sizes import LAUNCH, LaunchConfig, TileConfig, place

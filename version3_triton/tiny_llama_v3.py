@@ -10,6 +10,10 @@ Changes from Version 2:
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
 
     python tiny_llama_v3.py --use-amp --mode benchmark             # times each kernel instead
+
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
+--profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
+--measure-peak, --time-phases.
 """
 
 import sys

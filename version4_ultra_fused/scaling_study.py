@@ -11,6 +11,12 @@ Writes scaling.json (measured), and from it scaling.csv, .html, .md and .png, in
 The exit code is 1 if a job failed for another reason than memory, and the other cells are measured all the same.
 """
 
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
 from common import cli
 from common import device as devices
 from common.files import writable_file

@@ -8,6 +8,10 @@ Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves t
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
 
     python tiny_llama_v4.py --use-amp
+
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
+--profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
+--measure-peak, --time-phases.
 """
 
 import sys

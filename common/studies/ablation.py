@@ -27,8 +27,8 @@ from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.progress import progress
 from common.records.study_files import Ablation
+from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch

@@ -19,7 +19,7 @@ from common.analysis.output.report import Report
 from common.errors import RunError
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
-from common.progress import progress
+from common.terminal import progress
 from common.training import step as steps
 from common.training import version_files
 from common.training.capture import Batch

@@ -30,11 +30,11 @@ from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import RunError, UsageError
 from common.options import Options
-from common.progress import progress
 from common.records.study_files import BatchSearch
 from common.studies import benchmark as benchmarks
 from common.studies import job_runner
 from common.studies.known_models import Model
+from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 

@@ -35,9 +35,9 @@ from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import AMP_DTYPES, Precision
-from common.progress import progress
 from common.records.fields import Ceilings
 from common.records.study_files import PHASES, Gemms
+from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
 from common.weights import FUSED

@@ -26,7 +26,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.errors import RunError
-from common.progress import progress
+from common.terminal import progress
 
 KILLED = "killed by the system (SIGKILL), as it does when memory runs out"
 FAILED = ("failed", "timed out")  # otherwise than by memory

@@ -20,8 +20,7 @@ from common.errors import OutOfMemory, RunError, UsageError, first_line
 from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.progress import duration, progress
-from common.terminal import Line, format_time
+from common.terminal import Line, duration, format_time, progress
 from common.timing import Clock, summarize
 from common.training import agreement, capture, step
 from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step

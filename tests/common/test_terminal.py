@@ -1,7 +1,9 @@
-"""How wide lines are, progress on a terminal and in a file, and names that a terminal cannot print."""
+"""How wide lines are, and progress on a terminal and in a file."""
 
 import io
 import os
+import sys
+import threading
 
 from common import terminal
 
@@ -52,3 +54,27 @@ def test_progress_on_a_terminal_overwrites_one_line_that_does_not_wrap(monkeypat
             found += os.read(ours, 1000)
     assert found.decode().replace("\r\n", "\n") == f"{expected}end"
     os.close(ours)
+
+
+def test_long_work_reports_again_and_again_until_it_ends(monkeypatch):
+    enough, before = threading.Event(), {*threading.enumerate()}
+
+    class Log(io.StringIO):
+        def flush(self) -> None:
+            if self.getvalue().count("\n") == 3:
+                enough.set()
+
+    monkeypatch.setattr(terminal, "SECONDS", 1e-3)
+    monkeypatch.setattr(sys, "stderr", Log())
+    with terminal.progress("building"):
+        assert enough.wait(300)
+    assert {*threading.enumerate()} <= before, "nothing is left that could report"
+    assert all(line.startswith("building: ") and line.endswith(" s") for line in sys.stderr.getvalue().splitlines())
+
+
+def test_quick_work_is_silent_and_its_error_passes(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "SECONDS", 3600)
+    before = {*threading.enumerate()}
+    with pytest.raises(KeyError), terminal.progress("building"):
+        raise KeyError
+    assert capsys.readouterr() == ("", "") and {*threading.enumerate()} <= before

@@ -93,3 +93,33 @@ def test_a_script_deep_in_a_version_uses_the_code_that_it_came_with(copy, tmp_pa
     assert done.returncode == 0 and "--num-steps" in done.stdout
     assert str(copy / "version3_triton/tiny_llama_v3.py") in done.stderr
     assert not any(f"{ROOT / name}/" in done.stderr for name in ("common", "version3_triton"))
+
+
+# ------------------------------------------------------------------------------------------- the path to the first line
+
+COUNT = """
+import io, os, runpy, sys
+
+
+class First(io.StringIO):
+    def write(self, text):
+        if text.strip():
+            print(*{str(getattr(module, "__file__", "")) for module in sys.modules.values()}, sep="\\n", file=sys.stderr)
+            os._exit(0)
+
+
+sys.argv, sys.stdout = sys.argv[1:], First()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+LIMITS = {"version1_pytorch_baseline/tiny_llama_v1.py": (24, 3000), "version4_ultra_fused/tiny_llama_v4.py": (57, 6900)}
+
+
+@pytest.mark.parametrize("script", LIMITS)
+def test_few_files_are_loaded_before_the_first_line(script, tmp_path):
+    """Of ours, on one device. What a flag asks for is imported when it is given."""
+    done = start(tmp_path, "-c", COUNT, ROOT / script, *TINY, "--data", "synthetic", "--num-steps", 1)
+    assert done.returncode == 0 and "/common/training/run.py" in done.stderr, done.stderr
+    ours = {path.relative_to(ROOT) for path in map(Path, done.stderr.splitlines()) if path.is_relative_to(ROOT)} | {Path(script)}
+    lines = {str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in ours if ".venv" not in path.parts}
+    files, most = LIMITS[script]
+    assert len(lines) <= files and sum(lines.values()) <= most, f"{len(lines)} files, {sum(lines.values())} lines: {lines}"

@@ -33,9 +33,9 @@ from common.analysis.output.tables import counted
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.trace_events import Event
 from common.errors import UsageError
-from common.progress import progress
 from common.records.step_profile import Sums
 from common.span_names import FORWARD_SPANS, INNER_SPANS
+from common.terminal import progress
 
 import pandas
 
