@@ -24,7 +24,7 @@ preflight: $(STAMP) ## check what this machine can do for each part; JSON=FILE: 
 train: $(STAMP) ## train Version 1 at the default configuration (1 min)
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
 
-compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET (5 min)
+compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET (5 to 10 min)
 	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --num-steps "$${STEPS:-3}"; fi; \
 	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \

@@ -127,13 +127,15 @@ class TinyLlama(nn.Module):
 Row = tuple[Tensor, Tensor | None, Tensor, Tensor, list[Tensor]]
 
 
-def adamw(rows: list[Row], steps: Tensor, rate: Tensor, beta1: float, beta2: float, eps: float, decay: float) -> None:
+def adamw(rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, float, float, float]) -> None:
     """One AdamW update in place (Loshchilov and Hutter 2019, arXiv:1711.05101), which also writes the working copies.
 
     Args:
         steps: updates made before this one, on the device; counted up here.
         rate: the learning rate, on the device.
+        numbers: beta1, beta2, eps and the weight decay.
     """
+    beta1, beta2, eps, decay = numbers
     steps.add_(1)
     correction1, correction2 = 1 - beta1**steps, 1 - beta2**steps
     for master, working, exp_avg, exp_avg_sq, gradients in rows:
@@ -186,7 +188,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             copy = None if copy is None else copy.detach()
             rows.append((parameter.detach(), copy, state["exp_avg"], state["exp_avg_sq"], gradients))
         self.rate.fill_(group["lr"])
-        self.update(rows, self.steps, self.rate, *group["betas"], group["eps"], group["weight_decay"])
+        self.update(rows, self.steps, self.rate, (*group["betas"], group["eps"], group["weight_decay"]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, those of the working copies too."""
