@@ -132,7 +132,7 @@ def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool 
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Kind (cpu, cuda or rocm), name, multiprocessors or threads, and MiB of memory: a GPU's own, or what a process may use."""
+    """Kind (cpu, cuda or rocm), name, multiprocessors or threads, and MiB of memory."""
     if is_gpu(device):
         properties = torch.cuda.get_device_properties(device)
         kind = "rocm" if torch.version.hip else "cuda"
@@ -140,42 +140,14 @@ def describe(device: torch.device) -> dict[str, Any]:
             "kind": kind, "name": properties.name, "memory_mib": properties.total_memory / 2**20,
             "multiprocessors": properties.multi_processor_count,
         }  # fmt: skip
-    memory = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) / 2**20
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
     return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
-
-
-def load() -> tuple[float, int]:
-    """How many processes wanted a core in the last minute (0 where the system does not tell), and how many cores there are."""
-    with contextlib.suppress(OSError, AttributeError):  # no /proc; Windows
-        return os.getloadavg()[0], os.cpu_count() or 1
-    return 0.0, os.cpu_count() or 1
-
-
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that no process holds, and all of its bytes."""
-    return torch.cuda.mem_get_info(device)
 
 
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
-
-
-def _cgroup_limits(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Bytes that a container or a batch job may use: the limits of the process's control group and of those around it.
-
-    A line of `own` is "0::/path" for version 2, and "4:memory:/path" for the memory controller of version 1.
-    """
-    limits = []
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controller, path = line.split(":", 2)
-        if controller in ("", "memory"):
-            file = "memory.limit_in_bytes" if controller else "memory.max"
-            group = root / controller / path.strip("/")
-            texts = [(folder / file).read_text().strip() for folder in (group, *group.parents) if (folder / file).exists()]
-            limits += [int(text) for text in texts if text != "max"]
-    return limits
 
 
 def environment() -> dict[str, Any]:
@@ -190,11 +162,6 @@ def environment() -> dict[str, Any]:
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def _status_kib(name: str) -> int:
-    [kib] = re.findall(rf"^{name}:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    return int(kib)
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -215,28 +182,24 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
         reserved = torch.cuda.max_memory_reserved(device) / 2**20
         return {"peak_mib": peak / 2**20, "kind": "GPU allocator", "reserved_mib": reserved}
     if _STATUS.exists():
-        return {"peak_mib": _status_kib("VmHWM") / 1024, "kind": "process RSS"}
-    import resource  # no /proc: macOS, where the figure is in bytes
+        [kib] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        return {"peak_mib": int(kib) / 1024, "kind": "process RSS"}
+    import resource  # no /proc: macOS, where the peak is in bytes
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, "kind": "process RSS"}
+    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "kind": "process RSS"}
 
 
 def limit_memory(device: torch.device, mib: float) -> None:
     """Makes allocations past `mib` fail in this process on a Linux CPU, with an error that `is_out_of_memory` knows.
 
     Otherwise Linux promises more memory than there is, and kills a process when it is used. A GPU's allocator refuses by itself.
-    Linux counts address space that was given to the process, of which some is never used, such as most of the threads' stacks;
-    so much as is unused now is added.
     """
     if not is_gpu(device) and sys.platform == "linux":
         import resource
 
-        torch.ones(2**20).add_(1)  # starts PyTorch's threads
-        unused = 1024 * max(0, _status_kib("VmData") - _status_kib("RssAnon"))
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_DATA, (min([int(mib * 2**20) + unused, *limits]), hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (min([int(mib * 2**20), *limits]), hard))
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")  # CPU; CUDA and HIP; their BLAS

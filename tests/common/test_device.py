@@ -36,23 +36,6 @@ def test_what_out_of_memory_looks_like(error, expected):
     assert devices.is_out_of_memory(error) == expected
 
 
-def test_limits_of_control_groups(tmp_path):
-    (tmp_path / "job/step").mkdir(parents=True)
-    (tmp_path / "memory/old").mkdir(parents=True)
-    (tmp_path / "job/memory.max").write_text("2000\n")
-    (tmp_path / "job/step/memory.max").write_text("max\n")
-    (tmp_path / "memory/old/memory.limit_in_bytes").write_text("3000\n")
-    (tmp_path / "own").write_text("5:cpu:/old\n4:memory:/old\n0::/job/step\n")
-    assert sorted(devices._cgroup_limits(tmp_path / "own", tmp_path)) == [2000, 3000]
-    assert devices._cgroup_limits(tmp_path / "none", tmp_path) == []
-
-
-def test_memory_of_a_cpu_is_what_its_group_allows(monkeypatch):
-    whole = devices.describe(CPU)["memory_mib"]
-    monkeypatch.setattr(devices, "_cgroup_limits", lambda: [2**29, 2**60])
-    assert devices.describe(CPU)["memory_mib"] == 512 < whole
-
-
 def test_a_missing_compiler_is_a_line(monkeypatch):
     def fail(function):
         raise RuntimeError("no compiler\nmore of it")
@@ -61,14 +44,6 @@ def test_a_missing_compiler_is_a_line(monkeypatch):
     assert devices.compile_problem(CPU) == "torch.compile does not work here: no compiler"
     with pytest.raises(UsageError, match="torch.compile does not work here: no compiler"):
         devices.compiled(torch.sin, CPU)
-
-
-@pytest.mark.parametrize("on, modes", [(False, []), (True, [None]), ("max-autotune", ["max-autotune"])])
-def test_the_mode_of_torch_compile(monkeypatch, on, modes):
-    asked = []
-    monkeypatch.setattr(devices, "compile_problem", lambda device: None)
-    monkeypatch.setattr(torch, "compile", lambda function, mode: asked.append(mode) or function)
-    assert devices.compiled(torch.sin, CPU, on) is torch.sin and asked == modes
 
 
 @pytest.mark.gpu
