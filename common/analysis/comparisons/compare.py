@@ -185,10 +185,9 @@ def _add_newest(
     if pair and not differing:
         add(report, {one.run["version"]: (one.path, one.run) for one in pair})
         return
-    nearest = (
-        f"The nearest are {' and '.join(str(one.path) for one in pair)}, which differ: {'; '.join(differing)}. " if pair else ""
-    )
-    report.text(f"No two can be compared. {nearest}Run both with the same flags and `--enable-pytorch-profiler`.")
+    nearest, differ = " and ".join(str(one.path) for one in pair), "; ".join(differing)
+    why = f"The nearest are {nearest}, which differ: {differ}. " if pair else ""
+    report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
 
 
 def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import files
 from common.analysis.formulas import footprint
@@ -32,7 +32,6 @@ from common.records.study_files import SequenceMemory, ShownRun
 
 import numpy
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
 MIB = 2**20
 
@@ -43,8 +42,9 @@ class Curve(NamedTuple):
     factors: tuple[float, ...]
     residual: float | None
 
-    def at(self, x: ArrayLike) -> numpy.ndarray:
-        return numpy.polyval(self.factors[::-1], x)
+    def at(self, x: Any) -> Any:
+        """The value at a number, or at each of an array."""
+        return sum(factor * x**power for power, factor in enumerate(self.factors))
 
 
 def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
@@ -252,7 +252,8 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
 
 def load(path: Path) -> list[Run]:
     """The runs of a sequence_memory.json."""
-    return [Run(**run | {"path": Path(run["path"])}) for run in files.read(path, SequenceMemory)["runs"]]
+    runs = files.read(path, SequenceMemory)["runs"]
+    return [Run(run["group"], run["sequence_length"], run["peak"], run["step"], Path(run["path"]), run["record"]) for run in runs]
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:

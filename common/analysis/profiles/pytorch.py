@@ -5,6 +5,7 @@ of which would be one launch on a GPU. If a trace marks steps, only events withi
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.analysis.formulas import operators
@@ -59,7 +60,8 @@ def read_profile(path: Path) -> Kernels:
     categories = [category(name) if on_gpu else "operator" for name in table.name]
     sums = {"calls": table.calls, "duration_ns": (table.us * 1e3).round()}
     unknown = [float("nan")] * len(table)
-    columns = {"category": categories, "min_ns": unknown, "max_ns": unknown, **{name: table[name] for name in labels}, **sums}
+    columns: dict[str, Iterable] = {name: table[name] for name in labels}
+    columns |= {"category": categories, "min_ns": unknown, "max_ns": unknown, **sums}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
     return build("profile", path, columns, steps=steps, notes=notes)
 

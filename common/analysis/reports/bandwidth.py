@@ -194,7 +194,7 @@ def table(traffic: Traffic) -> list[list[Any]]:
     """A row per kernel or operator, with the columns of HEADER; None where ceilings, FLOPs or L2 bytes are not known."""
     rows: list[list[Any]] = []
     for row in traffic.rows:
-        rate, under_ceilings = row.bytes / row.seconds, [None] * 3
+        rate, under_ceilings = row.bytes / row.seconds, list[Any]([None] * 3)
         if traffic.ceilings:
             bandwidth = traffic.ceilings["bytes_per_second"]
             bound = operators.least_seconds(row.flops or 0, row.bytes, traffic.ceilings)

@@ -108,6 +108,7 @@ def figure(measured: KernelBenchmark) -> Figure:
         line[0].set_ylabel(f"{name}\n% of measured {ceiling}", fontsize=8)
     title = f"{measured['device']['name']}, {measured['precision']['compute']}, torch {measured['environment']['torch']}"
     lines = {label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    legend = dict(loc="outside upper center", ncols=3, fontsize=8, title=title, title_fontsize=8)
-    drawing.legend(list(lines.values()), list(lines), **legend)
+    drawing.legend(
+        list(lines.values()), list(lines), loc="outside upper center", ncols=3, fontsize=8, title=title, title_fontsize=8
+    )
     return drawing

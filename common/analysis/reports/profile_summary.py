@@ -103,7 +103,7 @@ def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[st
     times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
     own = added["self_device_us" if on_gpu else "self_cpu_us"]
     unit, factor = tables.time_unit(added[times].to_numpy().max() / 1e3)
-    columns = {"operator": added.index, "calls": added.calls}
+    columns: dict[str, Iterable] = {"operator": added.index, "calls": added.calls}
     columns |= {f"{LABELS[key]} {unit}": added[key] / 1e3 * factor for key in times}
     columns["share %"] = 100 * own / (own.sum() or 1)
     if profile["memory_peak_bytes"] is not None:

@@ -97,17 +97,6 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     assert differing == {("attention", "forward"): -4, ("attention", "backward"): -8}
 
 
-def test_figures_are_per_step(tmp_path, h100):
-    twice = copy.deepcopy(h100)
-    twice |= {"profiled_steps": 2 * h100["profiled_steps"], "step_us": 2 * h100["step_us"]}
-    for row in twice["kernels"]:
-        row["calls"], row["device_us"] = 2 * row["calls"], 2 * row["device_us"]
-    write_json(tmp_path / "profile_twice.json", twice)
-    found = compare(H100, tmp_path / "profile_twice.json")
-    assert {row.change for row in found.by("name", "kind")} == {"same"}
-    assert "569 to 569 kernels per step: as many" in launch_changes.headline(found)
-
-
 def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
     def drop_products(profile):
         profile["operators"] = [row for row in profile["operators"] if row["name"] != "aten::bmm"]

@@ -39,12 +39,6 @@ def test_a_guess_is_written_beside_the_bound_that_the_report_has(execute, cpu_pr
     assert len(read_json(tmp_path / "predictions.json")["predictions"]) == 3, "each profile has its own guess"
 
 
-def test_every_target_has_a_change(cpu_profile, gpu_profile):
-    for path in (cpu_profile, gpu_profile):
-        found = {target["name"] for target in optimization_targets.targets(optimization_targets.read_step(path))}
-        assert found <= set(optimization_targets.CHANGES.values())
-
-
 def test_the_check_has_guess_bound_and_measurement_and_what_explains_them(execute, cpu_profile, faster, tmp_path):
     execute(SCRIPT, cpu_profile, "--change", "flash-attention", "--expect", "1.5", "--file", "mine.json")
     mine = read_json(tmp_path / "mine.json")
@@ -57,13 +51,6 @@ def test_the_check_has_guess_bound_and_measurement_and_what_explains_them(execut
     rows = {name: values for name, *values in (re.split("  +", line) for line in shown.splitlines())}
     assert rows["measured GEMM, GFLOP/s"] == ["1", "2", "0.5"] and rows["measured copy, GB/s"] == ["0.2", "0.2", "1"]
     assert rows["bytes moved at least, MB"][2] == "1" and "operator calls" in shown and "attention" in shown
-
-    mine["predictions"][0]["bound"] = 1.3
-    write_json(tmp_path / "mine.json", mine)
-    profile = read_json(after)
-    write_json(after, profile | {"operators": [row | {"input_shapes": "[]"} for row in profile["operators"]]})
-    shown = execute(SCRIPT, "--check", cpu_profile, after, "--file", "mine.json").out
-    assert "gained more than the bound" not in shown and re.search(r"bytes moved at least, MB +[\d.]+ +0\s", shown)
 
 
 def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refused, cpu_profile, faster):
@@ -80,13 +67,9 @@ def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refus
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("profile_1.json --change faster --expect 1.3", "invalid choice: 'faster'"),
     ("profile_1.json --change capture-step --expect 1.3", "has no target for it; there are qkv-fusion, swiglu-fusion"),
-    ("profile_1.json --expect 1.3", "a prediction needs --change and --expect"),
     ("profile_1.json --change use-amp --expect 0", "--expect 0: say how many times"),
     ("--check profile_1.json", "--check takes two profiles, a prediction one"),
-    ("--check profile_1.json profile_1.json", "predictions.json"),
-    ("none.json --change use-amp --expect 2", "none.json does not exist"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(refused, cpu_profile, tmp_path, flags, message):
     assert message in refused(SCRIPT, *flags.split())

@@ -95,21 +95,6 @@ def test_targets_concern_the_calls_that_the_model_makes(cpu_profile):
     assert found["mixed precision"]["calls"] == 3 * (1 + 9 * layers)
 
 
-def test_where_the_sequence_is_as_long_as_a_head_rope_is_not_taken_for_scores(cpu_profile):
-    """Then q is [.., S, S] too; only operators that the scores have count as flash attention's."""
-    heads = [BATCH, CONFIG.num_attention_heads, CONFIG.head_dim, CONFIG.head_dim]
-    multiplied = {"input_shapes": json.dumps([heads, heads[2:]]), "input_types": json.dumps([FLOAT, FLOAT])}
-    softmax = {"name": "aten::_softmax", "input_shapes": json.dumps([heads, [], []]), "input_types": json.dumps([FLOAT, "", ""])}
-    with changed(cpu_profile) as content:
-        content["run"]["training"]["sequence_length"] = CONFIG.head_dim
-        row = next(row for row in content["operators"] if row["name"] == "aten::mul" and row["span"] == "attention")
-        row |= {"phase": "forward"} | multiplied
-        content["operators"] = [row, row | softmax]
-    found = by_name(bottlenecks.read_step(cpu_profile))
-    assert found["flash attention"]["operators"] == ["aten::_softmax"]
-    assert found["elementwise fusion"]["operators"] == ["aten::mul"]
-
-
 def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
     """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32.
 
@@ -141,15 +126,6 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
         assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
     assert floors["launch"] == {name: found[name]["time_us"] for name in floors["launch"]}
     assert floors["neither"]["fused optimizer"] == pytest.approx(step.overhead("optimizer"))
-
-
-def test_with_as_many_kv_heads_three_of_four_equal_projections_are_fused(cpu_profile):
-    shapes = json.dumps([[TOKENS, CONFIG.hidden_size], [CONFIG.hidden_size, CONFIG.hidden_size]])
-    with changed(cpu_profile) as content:
-        content["run"]["model"]["num_key_value_heads"] = CONFIG.num_attention_heads
-        row = next(row for row in content["operators"] if row["name"] == "aten::mm" and row["span"] == "attention")
-        content["operators"] = [row | {"input_shapes": shapes, "calls": 4 * content["profiled_steps"]}]
-    assert by_name(bottlenecks.read_step(cpu_profile))["QKV fusion"]["calls"] == 3
 
 
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):

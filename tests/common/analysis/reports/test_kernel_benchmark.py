@@ -70,34 +70,6 @@ def test_the_table_has_a_row_for_each_contender():
     ]
 
 
-def test_a_figure_has_a_panel_for_each_operation_and_hidden_size_and_a_line_for_each_contender():
-    rows = [
-        row(operation, who, host=1.0, gpu=1.0 if who == "kernel" else 2.0, amount=amount * length, hidden_size=hidden,
-            sequence_length=length)
-        for operation, amount, peers in (
-            ("swiglu", 10**6, ("kernel", "eager", "liger")), ("attention", 10**9, ("kernel", "cudnn"))
-        )
-        for hidden in (1024, 512)
-        for length in (512, 128)
-        for who in peers
-    ]  # fmt: skip
-    drawing = kernel_benchmark.figure(measurement(rows))
-    assert [axis.get_title() for axis in drawing.axes] == 2 * ["D = 512", "D = 1,024"]
-    ylabels = [drawing.axes[i].get_ylabel() for i in (0, 2)]
-    assert ylabels == ["swiglu\n% of measured copy", "attention\n% of measured GEMM"]
-    drawn = [{line.get_label(): line for line in axis.lines if len(line.get_xdata()) and line.get_label()[0] != "_"}
-             for axis in drawing.axes]  # fmt: skip
-    assert [sorted(lines) for lines in drawn] == [["eager", "kernel", "liger"]] * 2 + [["cudnn", "kernel"]] * 2
-    for lines, ceiling, amount in ((drawn[1], 2e12, 1e6), (drawn[2], 5e14, 1e9)):
-        assert list(lines["kernel"].get_xdata()) == [128, 512]  # in order, whatever the rows' order
-        assert list(lines["kernel"].get_ydata()) == pytest.approx([100 * amount * n / 1e-3 / ceiling for n in (128, 512)])
-    assert list(drawn[0]["eager"].get_ydata()) == pytest.approx([y / 2 for y in drawn[0]["kernel"].get_ydata()])
-    [legend] = drawing.legends
-    colours = [{name: line.get_color() for name, line in lines.items()} for lines in drawn]
-    assert sorted(text.get_text() for text in legend.get_texts()) == ["cudnn", "eager", "kernel", "liger"]
-    assert len(set((colours[0] | colours[2]).values())) == 4 and colours[0]["kernel"] == colours[2]["kernel"]
-
-
 def test_the_table_of_rates_has_a_row_for_each_shape_with_the_peers_beside_the_kernel():
     attention = [row("attention", who, 2.0, ms, amount=10**11) for who, ms in (("kernel", 1.0), ("eager", 1.5), ("cudnn", 0.5))]
     header, norm, loss, heads = cells(tables.markdown(*kernel_benchmark.rate_table(measurement([*ON_A_GPU, *attention]))))

@@ -75,12 +75,6 @@ def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     assert "optimizer, cost not known" in unknown and all(name.endswith(", cost not known") for name in unknown)
 
 
-def test_only_operators_that_work_are_points_of_their_own(cpu_profile):
-    profile = step_profile.read(cpu_profile)
-    named = {point.name for point in roofline.from_profile(profile, top=1000) if point.group == "operator"}
-    assert named == {row.name for row in operators.rows(profile) if row.works}
-
-
 def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceilings, tmp_path):
     arguments = (*TINY, "--seq-len", 192, "--num-kv-heads", 2, "--num-steps", 5, "--data", "synthetic")
     shown = execute(V2 / "run_deepspeed_flops.py", *arguments, "--computational-intensity", "--generate-roofline").out
