@@ -179,7 +179,7 @@ class TinyLlama(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         x, branch = self.hidden_states(input_ids)
         y = kernels.add_norm(x, branch, self.norm.weight, self.norm.eps, products_dtype(x))[1]
-        return (y @ self.plan.weight(self.lm_head.weight, y.dtype).T).view(*input_ids.shape, -1)
+        return (y @ self.plan.weight(self.lm_head.weight, y.dtype).T).unflatten(0, input_ids.shape)
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""

@@ -3,8 +3,6 @@
 Without a GPU the kernels run in Triton's interpreter.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable
 
 from common.rope import rope_tables
@@ -200,20 +198,6 @@ def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_sa
         return
     (qkv,) = tensors(torch.float16, (60, 16))
     check("qkv_rope", x, qkv, rope(10, 9, 9), 50)  # of 120 bytes
-
-
-@runs_kernels
-def test_a_triton_without_tensor_descriptors_leaves_products_to_pytorch(epilogues, monkeypatch):
-    """Triton 3.3, which PyTorch 2.7 brings, has none."""
-    spec = importlib.util.spec_from_file_location("matmul_before", str(matmul.__file__))
-    before = importlib.util.module_from_spec(spec)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "triton.tools.tensor_descriptor", None)
-        spec.loader.exec_module(before)
-    monkeypatch.setattr(matmul, "TensorDescriptor", before.TensorDescriptor)
-    x, weight = tensors(torch.float16, (9, 48), (32, 48))
-    assert not matmul.in_epilogue("swiglu", 9, 32, x, weight)
-    check("gate_up_swiglu", x, weight)
 
 
 @runs_kernels

@@ -6,7 +6,7 @@ from common.analysis.profiles import chrome_trace
 from common.errors import UsageError
 from common.precision import Precision
 from tests import models
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT, TINY, runs_kernels
 from tests.oracle import DEVICE
 from version1_pytorch_baseline import tiny_llama_v1
 from version4_ultra_fused import tiny_llama_v4
@@ -69,6 +69,32 @@ def test_gradients_are_linear_in_the_loss_and_add_up_without_its_optimizer(no_ke
     for once, thrice, added in zip(*gradients, strict=True):
         torch.testing.assert_close(thrice, 3 * once)
         torch.testing.assert_close(added, 3 * once)
+
+
+@pytest.mark.parametrize("triton", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
+def test_what_pytorch_allows_or_refuses_is_allowed_or_refused(request, triton):
+    if not triton:
+        request.getfixturevalue("no_kernels")
+    model, (ids, targets) = models.build(tiny_llama_v4, device=DEVICE), models.batch(DEVICE)
+    with torch.inference_mode():
+        assert torch.equal(model(ids), model(ids)) and model.loss(ids, targets).isfinite()
+    assert model(ids[:0]).shape == (0, 17, 61)
+
+    loss = model.loss(ids, targets)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+    long = torch.zeros(1, model.cos.shape[0] + 1, dtype=torch.long, device=DEVICE)
+    with pytest.raises(UsageError, match="the rotary tables hold 128 positions, not 129"):
+        model(long)
+
+
+@runs_kernels
+def test_a_loss_of_no_tokens_is_refused():
+    model, (ids, targets) = models.build(tiny_llama_v4, device=DEVICE), models.batch(DEVICE)
+    with pytest.raises(UsageError, match="a mean over tokens, and there are none"):
+        model.loss(ids[:0], targets[:0])
 
 
 def test_logits_are_version_1s(no_kernels):

@@ -72,7 +72,8 @@ class CausalAttention:
     @span("attention_core")
     def __init__(self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], exact: bool, chosen: str = "") -> None:
         self.qkv, self.rope, self.heads = qkv, rope, heads
-        split = qkv.view(-1, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
+        self.batch = qkv.shape[0] // rope.length
+        split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
         chosen = chosen or form(q, exact)
         self.short, own = chosen == "short", chosen == "own"
@@ -82,7 +83,7 @@ class CausalAttention:
             return
         self.order = nullcontext if own or exact else any_order
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
-        with torch.enable_grad(), self.order():
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
             self.graph = (flash_attention if own else reference).attention(*self.inputs)  # [B, H, S, Dh]
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -91,6 +92,6 @@ class CausalAttention:
         """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and `dots` of its kernel, or None."""
         if self.short:
             return short_attention.attend_backward(dout, self.qkv, (self.out, self.lse), self.rope, self.heads)
-        dout = dout.view(-1, self.rope.length, self.heads[0], self.rope.head_dim).transpose(1, 2)
+        dout = dout.view(self.batch, self.rope.length, self.heads[0], self.rope.head_dim).transpose(1, 2)
         with self.order():
             return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), self.rope), None

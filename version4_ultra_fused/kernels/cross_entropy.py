@@ -13,6 +13,7 @@ first kernel divides by the number of all tokens. The second kernel takes the me
 gradient again where some tokens did not count: that second pass, and a second rounding, are what -100 costs.
 """
 
+from common.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
@@ -106,9 +107,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         targets: [N], each in 0 .. V - 1, or -100; any stride.
 
     Raises:
+        UsageError: there are no tokens.
         IndexError: another target, on a CPU.
     """
     (tokens, vocabulary), targets = logits.shape, targets.contiguous()
+    if not tokens:
+        raise UsageError("the loss is a mean over tokens, and there are none")
     assert logits.is_contiguous()
     if not targets.is_cuda:
         wrong = targets[(targets != IGNORE_INDEX.value) & ((targets < 0) | (targets >= vocabulary))]

@@ -132,8 +132,8 @@ def _launch(parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads
 def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
     """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place."""
     assert qkv.is_contiguous()
-    head_dim = rope.head_dim
-    x = qkv[:, :rotated].view(-1, rope.length, rotated // head_dim, head_dim).transpose(1, 2)  # [B, H + K, S, Dh]
+    batch, head_dim = len(qkv) // rope.length, rope.head_dim
+    x = qkv[:, :rotated].view(batch, rope.length, rotated // head_dim, head_dim).transpose(1, 2)  # [B, H + K, S, Dh]
     v_heads = (qkv.shape[1] - rotated) // head_dim
     heads = x.shape[1] - v_heads
     _launch((x[:, :heads], x[:, heads:], x[:, heads:]), qkv, rope, x.shape[1], 1)

@@ -28,11 +28,7 @@ from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, t
 import triton
 import triton.language as tl
 from torch import Tensor
-
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-except ImportError:  # before Triton 3.4: products are PyTorch's, and epilogues kernels of their own
-    TensorDescriptor = None  # type: ignore[assignment, misc]
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 GROUP = 8  # rows of tiles that are worked through together
 WHOLE = tl.constexpr(128)  # most columns that a tile stores at once
@@ -107,7 +103,7 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most:
     small = rows * columns <= (largest(epilogue) if most is None else most)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
     aligned = all(x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0 for x in matrices)
-    return bool(TensorDescriptor) and aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
+    return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
 
 
 def _launch(

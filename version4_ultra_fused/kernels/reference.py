@@ -86,7 +86,8 @@ def _rotate(x: Tensor, rope: Rope, sign: int) -> Tensor:
 
 
 def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
-    by_head, heads = qkv.unflatten(1, (-1, rope.head_dim)).unflatten(0, (-1, rope.length)), rotated // rope.head_dim
+    by_head, heads = qkv.unflatten(1, (-1, rope.head_dim)), rotated // rope.head_dim
+    by_head = by_head.unflatten(0, (len(qkv) // rope.length, rope.length))
     return torch.cat((_rotate(by_head[:, :, :heads], rope, 1), by_head[:, :, heads:]), 2).view(qkv.shape)
 
 
