@@ -41,25 +41,6 @@ def write_database(path: Path, launches: list[tuple] = LAUNCHES, view: bool = Tr
     return path
 
 
-def write_counters(path: Path, counters: dict[str, list[float]]) -> Path:
-    """A database of one pass, with the part of rocpd's schema that counters come from: a value of each launch."""
-    columns = "dispatch_id, kernel_name, grid_size, workgroup_size, lds_block_size, start, [end], counter_name, value"
-    path.unlink(missing_ok=True)
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE rocpd_pmc_event (event_id)")
-        database.execute("CREATE TABLE rocpd_kernel_dispatch (event_id)")
-        database.execute(f"CREATE TABLE counted ({columns})")
-        database.execute(f"CREATE VIEW counters_collection AS SELECT {columns} FROM counted")
-        for counter, values in counters.items():
-            for number, ((name, start, duration), value) in enumerate(zip(LAUNCHES, values, strict=True)):
-                for table in ("rocpd_pmc_event", "rocpd_kernel_dispatch"):
-                    database.execute(f"INSERT INTO {table} VALUES (?)", [number])
-                row = [number, name, 1024, 64, 0, CLOCK + start, CLOCK + start + duration, counter, value]
-                database.execute(f"INSERT INTO counted VALUES ({', '.join('?' * len(row))})", row)
-    database.close()
-    return path
-
-
 def write_gpu_trace(path: Path, launch: str = "cudaLaunchKernel") -> Path:
     path.write_text(json.dumps(gpu_trace(launch)))
     return path

@@ -100,15 +100,6 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
     assert found["limit"] == "memory: at least 2.56 us" and found["how near"] == f"{100 * 2.56 / 59:.3g} % of its limit"
 
 
-def test_events_that_overlap_take_as_few_rows_as_can_be(opened, tmp_path):
-    """Five in steps, of which at most two run at once; the fifth begins with the end of the third."""
-    events = [{"ph": "X", "name": "kernel", "pid": 1, "tid": 1, "ts": ts, "dur": 10} for ts in (0, 6, 12, 18, 22)]
-    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    page = opened(built(tmp_path / "other.json"))
-    rows = page.evaluate("charts[0].tracks[0].flatTree.map(({source, level}) => [source.start, level])")
-    assert sorted(rows) == [[0, 0], [6, 1], [12, 0], [18, 1], [22, 0]]
-
-
 def test_keys_zoom_move_and_go_from_event_to_event(opened, gpu_page):
     page = opened(gpu_page)
     whole = shown(page)

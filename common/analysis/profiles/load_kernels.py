@@ -6,13 +6,12 @@
     rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats                      a row per kernel name
     profile                  our profile_*.json                                           a row per kernel name
     ncu                      `ncu --csv`, details page or `--page raw`                    a row per launch, counters
-    rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz, or    a row per launch, counters
-                             the tables (results_*.csv) or databases of its passes
+    rocprof-compute          pmc_perf.csv of a workload, since release 3.9 .csv.gz        a row per launch, counters
 
 The content of a file decides, not its name. If a folder holds several sources, the first in this order is loaded, because it
 has the best record of how the launches follow each other. The last two sources run every kernel alone, several times, to read its
 counters, so the time between their kernels is not the program's. Since release 3.6.0 of rocprof-compute, pmc_perf.csv is written
-by `rocprof-compute analyze`, from the tables of the passes.
+by `rocprof-compute analyze`, from the tables or databases of the passes.
 """
 
 import codecs
@@ -57,6 +56,7 @@ REFUSALS = {
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
     "API trace": "holds API calls, copies or allocations, not kernels: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
     "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
+    "counters of a pass": "is one pass of rocprof-compute: run `rocprof-compute analyze -p` on its folder, give the pmc_perf.csv",
     "ceilings": "holds measured ceilings, not kernels: give the pmc_perf.csv beside it",
     "rocprof v1": "is of rocprof, before rocprofv3: profile with `rocprofv3 --kernel-trace --output-format csv --`",
     "nsys": "is a table of nsys: profile with torch.profiler or ncu",
@@ -115,8 +115,8 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """The files with kernels in a folder and below it, by source in the order of READERS, newest first.
 
     The newest profile of ours is the one whose name sorts last; the newest of other files is the one that was written last. In a
-    workload of rocprof-compute only pmc_perf.csv and the first file of the passes count. Damaged files come last, under
-    `damaged files`; if there is nothing else, the error of one is raised.
+    workload of rocprof-compute only pmc_perf.csv counts. Damaged files come last, under `damaged files`; if there is nothing
+    else, the error of one is raised.
     """
     found: dict[str, list[tuple]] = {source: [] for source in (*READERS, DAMAGED)}
     reason: UsageError | None = None
@@ -130,7 +130,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
             source = recognize(path)
         except UsageError as error:
             source, reason = DAMAGED, error
-        if source in found and (source != "rocprof-compute" or path in rocm.passes(path)[:1]):
+        if source in found and (source != "rocprof-compute" or path.name in rocm.JOINED):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
     files.inputs.intersection_update(read)  # a look into a file does not make it an input
     if reason and not any(found[source] for source in READERS):

@@ -1,6 +1,5 @@
 """Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3 and rocprof-compute."""
 
-import itertools
 import re
 import sqlite3
 from contextlib import closing
@@ -14,7 +13,7 @@ import pandas
 from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
-JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes
+JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
 STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
 # Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
 LAUNCH_COLUMN = re.compile(
@@ -22,15 +21,8 @@ LAUNCH_COLUMN = re.compile(
     r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
     re.IGNORECASE,
 )
-# Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, the GPU, and
-# the number of a process among those of its pass.
-DISPATCH_COLUMNS = ("Process", "GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
-# These columns, without the GPU, in rocpd's view of counters, with what else a launch and a counter need.
-COUNTER_COLUMNS = {
-    "Dispatch_ID": "dispatch_id", "Kernel_Name": "kernel_name", "Grid_Size": "grid_size", "Workgroup_Size": "workgroup_size",
-    "LDS_Per_Workgroup": "lds_block_size",
-    "Start_Timestamp": "start", "End_Timestamp": '"end"', "Counter_Name": "counter_name", "Counter_Value": "value",
-}  # fmt: skip
+# Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
+DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
 CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|MXF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
@@ -49,18 +41,8 @@ def read_kernel_stats(path: Path) -> Kernels:
 
 
 def read_pmc_perf(path: Path) -> Kernels:
-    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter.
-
-    The files of the other passes in its folder (`passes`) are joined to it.
-    """
-    if path.suffix == ".db":
-        sql = f"SELECT {', '.join(COUNTER_COLUMNS.values())} FROM counters_collection ORDER BY start"
-        by_pass = itertools.groupby(passes(path), lambda each: each.stem.split("_")[2:3])  # of pmc_perf_PASS_PID
-        numbered = ((process, each) for _, databases in by_pass for process, each in enumerate(databases))
-        rows = [(process, *row) for process, each in numbered for row in _query(each, sql)]
-        frame = pandas.DataFrame(rows, columns=["Process", *COUNTER_COLUMNS])
-    else:
-        frame = pandas.concat(map(read_frame, passes(path) or [path]), ignore_index=True)
+    """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and counter."""
+    frame = read_frame(path)
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
         frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
@@ -83,31 +65,12 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
     return {"name": frame.Kernel_Name, "start_ns": start, "duration_ns": end - start}
 
 
-def passes(path: Path) -> list[Path]:
-    """The files with counters of the same launches as `path`: itself, or one of each pass of rocprof-compute.
-
-    They are databases pmc_perf_PASS.db, or pmc_perf_PASS_PID.db of each process. Or, since release 3.6, they are tables
-    results_*.csv with a row per counter, until `rocprof-compute analyze` joins them into pmc_perf.csv. Empty: `path` is another
-    table of a workload.
-    """
-    if path.name in JOINED:
-        return [path]
-    database = path.suffix == ".db"
-    if not database and any((path.parent / name).exists() for name in JOINED):
-        return []
-    for pattern in ("pmc_perf_*.db", "results_*.csv", "results_*.csv.gz"):
-        found = sorted(path.parent.glob(pattern), key=lambda each: [int(digits) for digits in re.findall(r"\d+", each.name)])
-        if path in found and (database or "Counter_Name" in files.read_text(path).partition("\n")[0]):
-            return found
-    return [path] if database else []
-
-
 def source_of_database(path: Path) -> str:
-    """ "rocprof-compute" if a SQLite database holds counters of kernels, "rocpd" if kernels alone, else a key of REFUSALS."""
+    """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of REFUSALS."""
     views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
     counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
     if "counters_collection" in views and _query(path, counted):
-        return "rocprof-compute"
+        return "counters of a pass"
     if "kernels" not in views:
         return "database"
     return "rocpd" if _query(path, "SELECT 1 FROM kernels LIMIT 1") else "rocpd without kernels"

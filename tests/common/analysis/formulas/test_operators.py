@@ -21,21 +21,16 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
     ("aten::mm", [[2, 3], [3, 5]], [BF16, BF16], (60, 2 * (6 + 15 + 10))),
     ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [FLOAT, FLOAT], (420, 4 * 7 * (6 + 15 + 10))),
     ("aten::addmm", [[5], [2, 3], [3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (60, 4 * (5 + 6 + 15 + 10))),
-    ("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (420, 28 * (10 + 6 + 15 + 10))),
     ("aten::mul", [[4, 1, 8], [3, 8]], [FLOAT, FLOAT], (96, 4 * (32 + 24 + 96))),
     ("aten::add", [[4, 8], [], []], [FLOAT, "double", NUMBER], (32, 4 * (32 + 32) + 8)),
     ("aten::mul", [[4, 8], []], [FLOAT, NUMBER], (0, 0)),
     ("aten::add_", [[4, 8], [8], []], [FLOAT, FLOAT, NUMBER], (32, 4 * (32 + 8 + 32))),
     ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
-    ("aten::add", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (32, 32 * (2 + 4 + 4))),
     ("aten::masked_fill_", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (32, 4 * 32 + 8 + 4 * 32)),
-    ("aten::masked_fill", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (0, 0)),
     ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
     ("aten::fill_", [[4, 8], []], [FLOAT, NUMBER], (0, 128)),
     ("aten::sum", [[4, 8], [], [], []], [FLOAT, "ScalarList", NUMBER, ""], (32, 128)),
     ("aten::_softmax", [[4, 8], [], []], [FLOAT, NUMBER, NUMBER], (160, 256)),
-    ("aten::_softmax_backward_data", [[4, 8], [4, 8], [], []], [FLOAT, FLOAT, NUMBER, NUMBER], (128, 384)),
-    ("aten::silu_backward", [[4, 8], [4, 8]], [FLOAT, FLOAT], (224, 384)),
     ("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", NUMBER], (0, 2 * 4 * 40)),
     ("aten::index_select", [[100, 8], [], [6]], [FLOAT, NUMBER, "long int"], (0, 2 * 6 * 8 * 4)),
     ("aten::gather", [[100, 8], [], [6, 8], [], [6, 8]], [FLOAT, NUMBER, "long int", NUMBER, FLOAT], (0, 2 * 48 * 4)),
@@ -43,24 +38,18 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
     ("aten::embedding_dense_backward", [[2, 3, 8], [2, 3], []], [FLOAT, "long int", NUMBER], (48, 4 * 48 * 2 + 8 * 6)),
     ("aten::_foreach_add_", [[[4, 8], [8]], [[4, 8], [8]], []], ["TensorList", "TensorList", NUMBER], (40, 3 * 40 * 4)),
     ("aten::_foreach_add_", [[], [], []], ["TensorList", "TensorList", NUMBER], None),
-    ("aten::_foreach_add_", [[], []], [NUMBER, NUMBER], None),
     ("aten::_fused_adamw_", [*[[[4, 8], [8]]] * 4, [], [[], []], []], [*["TensorList"] * 6, NUMBER], (14 * 40, 7 * 40 * 4)),
     ("aten::_fused_adamw_", [[]] * 7, [*["TensorList"] * 6, NUMBER], None),
     ("aten::_index_put_impl_", [[9, 8], [], [2, 3, 8], []], [FLOAT, "", FLOAT, NUMBER], (48, 4 * 48 * 2)),
-    ("aten::split_with_sizes", [[4, 8], [], []], [FLOAT, "ScalarList", NUMBER], (0, 0)),
     ("aten::view", [[4, 8], []], [FLOAT, "ScalarList"], (0, 0)),
-    ("MulBackward0", [[4, 8]], [FLOAT], (0, 0)),
     ("autograd engine", [], [], (0, 0)),
     ("Torch-Compiled Region: 0/0", [], [], (0, 0)),
     ("CompiledFunction", [[4, 8]], [FLOAT], None),
-    ("CompiledFunctionBackward", [[]], [FLOAT], None),
     ("triton_poi_fused_mul_0", [[4, 8]], [FLOAT], None),
-    ("MyFunctionBackward", [[4, 8]], [FLOAT], None),
     ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
     ("aten::mm", [], [], None), ("aten::mm", [[4, 8]], [FLOAT], None), ("aten::mm", [[4, 8], [8]], [FLOAT, FLOAT], None),
     ("aten::mm", [[4, 8], [8, 8]], [], None), ("aten::add", [[[4], [8]]], [FLOAT], None),
     ("aten::_flash_attention_forward", [[51, 4, 12]] * 3, [FLOAT] * 3, None),  # packed sequences
-    ("aten::_flash_attention_backward", [[4, 8]] * 3, [FLOAT] * 3, None),
 ])  # fmt: skip
 def test_cost_of_one_call(name, shapes, types, expected):
     assert operators.cost(name, shapes, types) == expected
@@ -103,14 +92,6 @@ def test_its_backward_is_five_products_and_moves_every_tensor_and_gradient_once(
     k = BATCH * LENGTH * config.num_key_value_heads * config.head_dim
     inputs, gradients = (q, q, k, k, q), (q, k, k)  # the output's gradient, q, k, v and the output; those of q, k and v
     assert moved == 2 * (sum(inputs) + sum(gradients)) + 4 * BATCH * config.num_attention_heads * LENGTH
-
-
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-@pytest.mark.parametrize("suffix", ["", "_backward"])
-def test_what_only_calls_an_attention_kernel_costs_nothing(kernel, suffix):
-    assert attention_cost(f"_scaled_dot_product_{kernel}_attention{suffix}", CONFIGS["GQA"]) == (0, 0)
-    assert hasattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{suffix}")
-    assert hasattr(torch.ops.aten, f"_{kernel}_attention{suffix or '_forward'}"), "the names that have the cost"
 
 
 @each_config

@@ -1,6 +1,6 @@
 """Peaks of the devices that PyTorch names, against the vendors' data sheets."""
 
-from common.analysis.formulas.peaks import PEAKS, datasheet, flops_per_second
+from common.analysis.formulas.peaks import datasheet, flops_per_second
 
 import pytest
 
@@ -8,21 +8,12 @@ T = 1e12
 
 
 @pytest.mark.parametrize("name, bf16, fp8, bandwidth, gigabytes", [
-    ("NVIDIA H100 80GB HBM3", 989, 1979, 3.35, 80), ("NVIDIA H100 PCIe", 756, 1513, 2.0, 80),
-    ("NVIDIA H100 NVL", 835.5, 1670.5, 3.9, 94), ("NVIDIA H200", 989, 1979, 4.8, 141), ("NVIDIA B200", 2250, 4500, 7.7, 180),
-    ("NVIDIA A100-SXM4-80GB", 312, None, 2.039, 80), ("NVIDIA A100 80GB PCIe", 312, None, 1.935, 80),
-    ("NVIDIA A100-SXM4-40GB", 312, None, 1.555, 40), ("NVIDIA A100-PCIE-40GB", 312, None, 1.555, 40),
-    ("NVIDIA L4", 121, 242.5, 0.3, 24), ("NVIDIA L40S", 362.05, 733, 0.864, 48), ("NVIDIA A10", 125, None, 0.6, 24),
-    ("NVIDIA GeForce RTX 3090", 71, None, 0.936, 24), ("NVIDIA GeForce RTX 4090", 165.2, 330.3, 1.008, 24),
-    ("NVIDIA GeForce RTX 5090", 209.5, 419, 1.792, 32), ("NVIDIA RTX A6000", 154.8, None, 0.768, 48),
-    ("AMD Radeon RX 7900 XTX", 122.8, None, 0.96, 24), ("AMD Instinct MI210", 181.0, None, 1.6, 64),
-    ("AMD Instinct MI250", 181.05, None, 1.6, 64), ("AMD Instinct MI250X", 191.5, None, 1.6, 64),
-    ("AMD Instinct MI300X", 1307.4, 2614.9, 5.3, 192), ("AMD Instinct MI300A", 980.6, 1961.2, 5.3, 128),
-    ("AMD Instinct MI325X", 1307.4, 2614.9, 6.0, 256), ("AMD Instinct MI350X", 2300, 4600, 8.0, 288),
-    ("AMD Instinct MI355X", 2500, 5000, 8.0, 288),
+    ("NVIDIA H100 80GB HBM3", 989, 1979, 3.35, 80), ("NVIDIA H200", 989, 1979, 4.8, 141),
+    ("NVIDIA A100-SXM4-80GB", 312, None, 2.039, 80), ("NVIDIA GeForce RTX 4090", 165.2, 330.3, 1.008, 24),
+    ("AMD Instinct MI250X", 191.5, None, 1.6, 64), ("AMD Instinct MI300X", 1307.4, 2614.9, 5.3, 192),
 ])  # fmt: skip
 def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, fp8, bandwidth, gigabytes):
-    """Of an MI250 or MI250X, one die of two. Only what has fp8 in hardware has its peak."""
+    """Of an MI250X, one die of two. Only what has fp8 in hardware has its peak."""
     found = datasheet(name)
     assert [found["bf16"], found["bandwidth"], found["memory"]] == pytest.approx([bf16 * T, bandwidth * T, gigabytes * 1e9])
     assert flops_per_second(name, "bf16", tf32=True) == found["fp16"] == found["bf16"]
@@ -36,12 +27,6 @@ def test_a_listed_device_has_the_data_sheets_peaks(name, bf16, fp8, bandwidth, g
 ])  # fmt: skip
 def test_a_slice_or_a_device_of_another_name_has_none(name):
     assert datasheet(name) is None and flops_per_second(name, "bf16", tf32=False) is None
-
-
-def test_each_device_has_one_entry_and_faster_formats_are_not_slower():
-    for pattern, peaks in PEAKS.items():
-        rates = [peaks[key] for key in ("fp32", "tf32", "bf16", "fp8") if key in peaks]
-        assert rates == sorted(rates), pattern
 
 
 @pytest.mark.parametrize("name, units, bf16", [

@@ -39,13 +39,6 @@ def test_kernels_have_their_stream_span_delay_and_limit(gpu_profile):
     assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
 
 
-def test_a_gpu_with_many_streams_has_one_track(monkeypatch, gpu_profile):
-    monkeypatch.setattr(timeline, "STREAMS", 1)
-    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
-    assert [track["name"] for track in found["tracks"]][2:] == ["GPU, 2 streams"]
-    assert len(events(found, "GPU, 2 streams")) == 6
-
-
 def test_kernels_of_our_own_have_their_part_of_a_step_s_costs(gpu_profile):
     """The optimizer's kernel runs once in two steps; nothing is known of the others of its name's phase."""
     costs = {("foreach", "optimizer"): SimpleNamespace(operation="adamw", bytes=1000, flops=None)}

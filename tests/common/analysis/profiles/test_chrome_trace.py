@@ -136,14 +136,6 @@ def test_a_kernel_without_a_launch_belongs_to_the_step_in_whose_time_it_is_or_to
     assert list(trace.kernels.operators) == [[], [], [0], [], []] and trace.operators.device_us.sum() == 20
 
 
-def test_pytorch_marks_an_optimizer_and_an_addition_of_two_shapes_is_no_residual(tmp_path):
-    content = gpu_trace()
-    content["traceEvents"][5]["args"]["Input Dims"] = [[2, 2, 8], [1, 2, 8], []]
-    (tmp_path / "trace.json").write_text(json.dumps(content).replace('"optimizer"', '"mine"'))
-    kernels = chrome_trace.load(tmp_path / "trace.json").kernels
-    assert "optimizer" in set(kernels.span) & set(kernels.phase) and "residual" not in set(kernels.span)
-
-
 def test_an_operator_that_passes_its_work_on_is_counted_once(tmp_path):
     x = torch.ones(500, 500)
     with torch.profiler.profile(record_shapes=True) as profiler:

@@ -47,11 +47,6 @@ def replay(tmp_path, *names: str) -> chrome_trace.Trace:
     return load(tmp_path / "captured.json", *events)
 
 
-def test_without_an_eager_step_the_kernels_of_a_graph_have_no_phase(tmp_path):
-    kernels = replay(tmp_path, "mul", "gemm").kernels
-    assert list(kernels.phase) == ["forward", "other", "other"] * 2
-
-
 def test_kernels_get_span_phase_and_operators(tmp_path, eager):
     trace = graph_replays.attribute(replay(tmp_path, "mul", "gemm", "mul"), eager)
     kernels = trace.kernels[trace.kernels.graph.notna()]

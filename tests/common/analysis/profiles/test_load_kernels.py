@@ -8,12 +8,10 @@ from common.analysis.profiles import load_kernels
 from common.errors import UsageError
 from tests.kernel_files import (
     FIXTURES,
-    LAUNCHES,
     SAMPLES,
     STATS,
     STATS_HEADER,
     TRACE,
-    launch_rows,
     needs_samples,
     put,
     write_database,
@@ -25,14 +23,6 @@ import pytest
 
 HEADER = TRACE.splitlines()[0] + "\n"
 DETAILS, RAW = ((FIXTURES / f"ncu_{page}.csv").read_text() for page in ("details", "raw"))
-
-
-def test_the_name_of_a_file_does_not_decide(tmp_path):
-    (tmp_path / "hip_api_stats.json").write_bytes((FIXTURES / "new_kernel_trace.csv").read_bytes())
-    assert launch_rows(load_kernels.load(tmp_path / "hip_api_stats.json")) == LAUNCHES
-    (tmp_path / "kernel_trace.csv").write_text(STATS + '"hipKernelX",1,9,9.0,0.1,9,9,0.0\n')
-    found = load_kernels.load(tmp_path / "kernel_trace.csv")
-    assert found.source == "rocprofv3-kernel-stats" and len(found.table) == 3, "a kernel may be named like a call"
 
 
 @pytest.mark.parametrize(("content", "message"), [

@@ -1,6 +1,5 @@
 """Kernels, or operators that do work, in traces and profiles of torch.profiler."""
 
-import gzip
 import json
 
 from common.analysis.page import timeline
@@ -21,16 +20,6 @@ def test_a_trace_gives_the_kernels_of_its_steps(tmp_path):
     expected = [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
     assert launch_rows(found)[:4] == expected
     assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
-
-
-def test_a_trace_that_marks_no_steps_gives_all_its_kernels(tmp_path):
-    content = gpu_trace()
-    content["traceEvents"] = [each for each in content["traceEvents"] if not each["name"].startswith("ProfilerStep")]
-    content["traceEvents"].append(event("gpu_memcpy", "CopyHostToDevice", 300, 310, 0, stream=7, correlation=98))
-    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-    found = load_kernels.load(tmp_path / "trace.json.gz")
-    assert found.steps is None and list(found.table.name)[0] == "before" and len(found.table) == 8
-    assert found.table.iloc[-1][["name", "category"]].to_list() == ["CopyHostToDevice", "memcpy"]
 
 
 def test_a_trace_of_two_gpus_says_so(tmp_path):
@@ -101,9 +90,3 @@ def test_measured_profiles_keep_every_launch(preset):
     assert sum(row.calls for row in rows) == profile["launch"]["count"]
     assert sum(row.total_ns for row in rows) == pytest.approx(1e3 * sum(row["device_us"] for row in profile["kernels"]))
     assert {row.category for row in rows} == {"kernel", "memcpy", "memset"} and sum(row.share for row in rows) == pytest.approx(1)
-
-
-def test_a_profile_of_attention_says_so(tmp_path):
-    write_profile(tmp_path / "profile_1.json", write_gpu_trace(tmp_path / "trace.json"), attention_only=True)
-    found = load_kernels.load(tmp_path / "profile_1.json")
-    assert set(found.table.name) == {"gemm", "Memset (Device)"} and any("attention" in note for note in found.notes)

@@ -15,7 +15,6 @@ from tests.kernel_files import (
     STATS,
     launch_rows,
     put,
-    write_counters,
     write_database,
 )
 
@@ -29,13 +28,6 @@ def test_kernel_traces_of_any_release_give_the_same_launches(name):
     assert (found.source, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
     assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(found.table.calls) == {1}
     assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (3, 0)
-
-
-def test_a_trace_of_two_gpus_says_so(tmp_path):
-    one, two = FIXTURES / "new_kernel_trace.csv", tmp_path / "1_kernel_trace.csv"
-    two.write_text(one.read_text().replace("Agent 4", "Agent 5", 1))
-    notes = [" ".join(load_kernels.load(path).notes) for path in (one, two)]
-    assert "GPUs" not in notes[0] and "launches of 2 GPUs" in notes[1]
 
 
 def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
@@ -107,43 +99,17 @@ def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
     assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
 
 
-@pytest.mark.parametrize("end", ["csv", "csv.gz"])
-def test_tables_of_a_workload_that_nobody_analyzed_are_its_passes(tmp_path, end):
-    """Each has the rows of its counters; they count no longer where `analyze` has joined them into pmc_perf.csv."""
-    header, *rows = (FIXTURES / "pmc_perf_long.csv").read_text().splitlines()
-    for number in (10, 2):
-        text = "\n".join([header, *(row for row in rows if ("SQ_WAVES" in row) == (number == 2))]) + "\n"
-        put(tmp_path / f"results_pmc_perf_{number}.{end}", gzip.compress(text.encode()) if end == "csv.gz" else text)
-    whole = load_kernels.load(FIXTURES / "pmc_perf_long.csv")
-    for path in (tmp_path, tmp_path / f"results_pmc_perf_10.{end}"):
-        found = load_kernels.load(path)
-        assert found.table.equals(whole.table) and found.counters[whole.counters.columns].equals(whole.counters)
-        assert not any("not read" in note for note in found.notes)
-    put(tmp_path / "pmc_perf.csv", (FIXTURES / "pmc_perf_long.csv").read_bytes())
-    assert load_kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "pmc_perf.csv"]}
-
-
-def test_databases_of_two_processes_are_other_launches(tmp_path):
-    """A pass starts its processes anew: those of the least process numbers are the same, and so on."""
-    for name, waves in (("0_999", 16), ("0_1002", 32)):
-        write_counters(tmp_path / f"pmc_perf_{name}.db", {"SQ_WAVES": [waves] * 3})
-    for name, hits in (("1_1004", 1), ("1_1005", 2)):
-        write_counters(tmp_path / f"pmc_perf_{name}.db", {"TCC_HIT_sum": [hits] * 3})
-    found = load_kernels.load(tmp_path)
-    assert sorted(launch_rows(found)) == sorted(LAUNCHES * 2)
-    assert sorted(found.counters.itertuples(index=False, name=None)) == [(16, 1)] * 3 + [(32, 2)] * 3
-
-
-def test_databases_of_a_workload_are_its_passes(tmp_path):
-    """Each holds other counters of the same launches; the table that `analyze` may write comes after them."""
-    second = write_counters(tmp_path / "pmc_perf_1.db", {"TCC_HIT_sum": [1, 2, 3.5]})
-    write_counters(tmp_path / "pmc_perf_0.db", {"SQ_WAVES": [16, 0, 32], "TCC_MISS_sum": [7, 8, 9]})
-    for found in (load_kernels.load(tmp_path), load_kernels.load(second)):
-        assert (found.source, launch_rows(found)) == ("rocprof-compute", LAUNCHES)
-        assert found.counters.to_dict("list") == {
-            "SQ_WAVES": [16, 0, 32], "TCC_MISS_sum": [7, 8, 9], "TCC_HIT_sum": [1, 2, 3.5],
-        }  # fmt: skip
-        assert launches.gaps(found) is None and not any("not read" in note for note in found.notes)
+def test_a_workload_that_nobody_analyzed_says_what_to_do(tmp_path):
+    """Its passes are tables or databases, each with other counters of the same launches."""
+    put(tmp_path / "results_pmc_perf_0.csv", (FIXTURES / "pmc_perf_long.csv").read_bytes())
+    assert not load_kernels.find(tmp_path)
+    with sqlite3.connect(tmp_path / "pmc_perf_0.db") as database:
+        for table in ("rocpd_pmc_event", "rocpd_kernel_dispatch"):
+            database.execute(f"CREATE TABLE {table} (event_id)")
+            database.execute(f"INSERT INTO {table} VALUES (1)")
+        database.execute("CREATE VIEW counters_collection AS SELECT * FROM rocpd_pmc_event")
+    with pytest.raises(UsageError, match="run `rocprof-compute analyze -p` on its folder, give the pmc_perf.csv"):
+        load_kernels.load(tmp_path / "pmc_perf_0.db")
 
 
 def test_ceilings_of_other_releases(tmp_path):
