@@ -14,6 +14,7 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli, config
+from common import device as devices
 from common.files import writable_file
 from common.precision import AMP_DTYPES
 from common.studies import gemm_operations
@@ -31,8 +32,9 @@ def main() -> None:
     options = parser.parse_args()
 
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
+    device = devices.select(options.device)
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
-    gemm_operations.measure(model, options, path)
+    gemm_operations.measure(model, options, device, path)
     print(gemm_operations.analyze(path).publish(path.parent, path.stem))
 
 

@@ -103,10 +103,10 @@ def inputs(baseline: ModuleType, options: Options) -> Inputs:
 
 
 def run(
-    version: ModuleType, settings: Options, given: Inputs, amp_dtype: torch.dtype | None, dtype: torch.dtype = torch.float32
+    version: ModuleType, settings: Options, given: Inputs, half: torch.dtype | None, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """`outputs` of a version's model, with the weights held in `dtype`."""
-    model, precision = version.make_model(settings), Precision(given.batch[0].device, amp_dtype)
+    """`outputs` of a version's model with the weights held in `dtype`, by autocast to `half` if that is given."""
+    model, precision = version.make_model(settings), Precision(given.batch[0].device, half)
     exchange(model, given.state)
     return outputs(version, model.to(precision.device, dtype), settings, given.batch, precision)
 

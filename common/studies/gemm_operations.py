@@ -153,13 +153,12 @@ def time_product(product: Product, precision: Precision) -> tuple[list[float], i
     return [milliseconds / calls for milliseconds in times], samples * calls
 
 
-def measure(config: ModelConfig, asked: Namespace, path: Path) -> None:
+def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: Path) -> None:
     """Times all products over the grid that the script's flags ask for, and prints a line for each round.
 
     After each point of the grid in each round it writes gemm_analysis.json (`path`), with the points of which all products are
     timed. Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
     """
-    device = devices.select(asked.device)
     devices.prepare(device, seed=0, allow_tf32=asked.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(asked.dtype))
     grid = list(dict.fromkeys(itertools.product(asked.batch_sizes, asked.sequence_lengths)))

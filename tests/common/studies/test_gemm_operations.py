@@ -113,8 +113,8 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
 
 
 def measured_on_the_cpu(path: Path, config: str, batch_sizes: list[int], lengths: list[int]) -> dict:
-    asked = dict(device="cpu", dtype="float32", allow_tf32=False, batch_sizes=batch_sizes, sequence_lengths=lengths)
-    gemm_operations.measure(CONFIGS[config], Namespace(**asked), path)
+    asked = dict(dtype="float32", allow_tf32=False, batch_sizes=batch_sizes, sequence_lengths=lengths)
+    gemm_operations.measure(CONFIGS[config], Namespace(**asked), torch.device("cpu"), path)
     return files.read_json(path)
 
 
