@@ -250,12 +250,6 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
     return Run(f"{record['version']}{attention}", record["training"]["sequence_length"], peak, peak - lasting, path, record)
 
 
-def load(path: Path) -> list[Run]:
-    """The runs of a sequence_memory.json."""
-    runs = files.read(path, SequenceMemory)["runs"]
-    return [Run(run["group"], run["sequence_length"], run["peak"], run["step"], Path(run["path"]), run["record"]) for run in runs]
-
-
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each group, shortest first; `runs` as `read_lengths` orders them."""
     return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}

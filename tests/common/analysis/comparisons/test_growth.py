@@ -9,6 +9,7 @@ from common.analysis.comparisons import growth
 from common.analysis.formulas import flops, footprint
 from common.config import ModelConfig
 from common.errors import UsageError
+from common.files import read_json
 from tests.conftest import ROOT, TINY, V1
 from tests.records import record, save_profile
 
@@ -120,7 +121,7 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(execute, tmp_path
     folders = [*save_lengths(tmp_path, False, 512, 128, 1024, 256), *save_lengths(tmp_path, True, 128, 256, 512, 1024)]
     execute(LENGTHS, "--profile-dirs", *(folder.name for folder in folders))
     output, runs = tmp_path / "sequence_memory", growth.read_lengths(folders)
-    assert growth.peak_table(growth.load(output / "sequence_memory.json")) == growth.peak_table(runs)
+    assert [run["peak"] for run in read_json(output / "sequence_memory.json")["runs"]] == [run.peak for run in runs]
     flash, plain = map(growth.parabola, growth.grouped(runs).values())
     assert (*flash.factors, flash.residual) == pytest.approx((2 * MIB, 300 * 1024, 0, 0), abs=1e-3)
     assert (*plain.factors, plain.residual) == pytest.approx((2 * MIB, 300 * 1024, 774, 0), abs=1e-3)
