@@ -22,7 +22,6 @@ for run in "$@"; do
     profiles=$(mktemp -d)
     python tiny_llama_v1.py --preset "$preset" --num-steps 30 --enable-pytorch-profiler \
         --profile-dir "$profiles" --metrics-out "$profiles/run.json"
-    gzip --no-name --best --stdout "$profiles"/profile_*.json >"$out/.packed" # whole, or not there: measure_amd.sh looks for it
-    mv "$out/.packed" "$out/v1_${preset}_profile.json.gz"
+    gzip --no-name --best --stdout "$profiles"/profile_*.json >"$out/v1_${preset}_profile.json.gz"
     rm -r "$profiles"
 done

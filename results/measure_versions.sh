@@ -1,86 +1,92 @@
 #!/usr/bin/env bash
-# Compares the versions with each other and with transformers' LLaMA, on this machine, in fp32 and bf16. Some parts need a GPU. Writes
-#
-#     results/NAME/compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
-#     results/NAME/v2_ablation_PRESET_PRECISION.json                       all 16 combinations of fusions, interleaved
-#     results/NAME/benchmark_PRESET_PRECISION.json                         models of benchmark_suite.py over a grid of shapes
-#     results/NAME/captured_PRESET_PRECISION.json                          versions with and without a captured step (GPU)
-#     results/NAME/peers_PRESET_PRECISION.json                             all versions and external baselines (GPU)
-#     results/NAME/sequence_memory.json                                    peak memory over the sequence length, fp32, tiny
-#     results/NAME/kernels_*.json                                          Version 3's kernels and their peers, bf16 (GPU)
-#     results/NAME/format_PRESET_{bf16,fp8}.json, format_curve_SEED_*.json Version 4's products in both formats (GPU)
+# Measures the versions, their kernels and their peers on this machine, for the documents. Some parts need a GPU.
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
-#     results/measure_versions.sh h100 compare,ablation,benchmark,sequence,kernels tiny:100 small:100 medium:40
+#     results/measure_versions.sh h100 compare,ablation,peers,kernels tiny:100 small:100 medium:40
 #
-# Variables of the benchmark: MODELS (default: v1,v2,v2-compile,v3,hf,hf-compile; of peers: without FP8, which needs such a GPU,
-# and torchao), BATCH_SIZES (4,8,16,32), SEQ_LENGTHS (128,256,512), METRICS (throughput,memory,accuracy), BENCHMARK_STEPS (50);
-# also of captured and peers: REPEATS (3). Of all parts
-# with PRECISION in the names of their files: PRECISIONS (fp32 bf16). Of the ablation: ROUNDS (5).
+# PARTS, and the files that they write into results/NAME:
 #
-# A benchmark or ablation that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
+#     compare     compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
+#     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
+#     benchmark   benchmark_PRESET_PRECISION.json      models over a grid of shapes
+#     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
+#     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
+#     scaling     scaling_PRESET_PRECISION.json        Versions 1 and 4 on several GPUs
+#     formats     format_PRESET_{bf16,fp8}.json, format_curve_SEED_*.json    Version 4's products in both formats (GPU)
+#     sequence    sequence_memory.json                 peak memory over the sequence length, fp32, tiny
+#     kernels     kernels_*.json                       Version 3's kernels and their peers, bf16 (GPU)
+#
+# Variables: PRECISIONS (fp32 bf16), MODELS (of benchmark, peers and scaling), REPEATS (3).
+#
+# A study that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
 set -euo pipefail
 if [ $# -lt 3 ]; then
     echo "usage: $0 NAME PARTS PRESET:STEPS..." >&2
     exit 2
 fi
 results=$(CDPATH='' cd "$(dirname "$0")" && pwd)
-name=$1
-parts=,$2,
+out=$results/$1
+parts=${2//,/ }
 shift 2
-for part in ${parts//,/ }; do
-    [[ ,compare,ablation,benchmark,captured,peers,sequence,kernels,formats, = *,$part,* ]] ||
-        { echo "error: there is no part '$part'" >&2; exit 2; }
-done
-mkdir -p "$results/$name"
-out=../results/$name # as seen from the version folders
-cd "$results/../version2_pytorch_fused"
+mkdir -p "$out"
+cd "$results/.."
+v1=version1_pytorch_baseline v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-. "$results/keep.sh"
+code=0
 
-for run in "$@"; do
-    preset=${run%:*}
-    for precision in ${PRECISIONS:-fp32 bf16}; do
-        common=(--preset "$preset")
-        [ "$precision" = fp32 ] || common+=(--use-amp)
-        if [[ $parts = *,compare,* ]]; then
-            steps=(--num-steps "${run#*:}")
-            file=$out/compare_${preset}_$precision
-            python ../version1_pytorch_baseline/tiny_llama_v1.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v1.json"
-            python tiny_llama_v2.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v2.json"
-            python tiny_llama_v2.py "${common[@]}" "${steps[@]}" --enable-torch-compile --metrics-out "${file}_v2_compiled.json"
-            python ../version3_triton/tiny_llama_v3.py "${common[@]}" "${steps[@]}" --metrics-out "${file}_v3.json"
-        fi
-        if [[ $parts = *,ablation,* ]]; then
-            keep fusion_ablation.json "$out/v2_ablation_${preset}_$precision.json" \
-                python fusion_ablation_study.py --all-combinations "${common[@]}" --rounds "${ROUNDS:-5}" --output-dir "$work"
-        fi
-        if [[ $parts = *,benchmark,* ]]; then
-            keep benchmark.json "$out/benchmark_${preset}_$precision.json" \
-                python benchmark_suite.py --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" "${common[@]}" \
-                --batch-sizes "${BATCH_SIZES:-4,8,16,32}" --seq-lengths "${SEQ_LENGTHS:-128,256,512}" \
-                --metrics "${METRICS:-throughput,memory,accuracy}" --repeats "${REPEATS:-3}" \
-                --num-steps "${BENCHMARK_STEPS:-50}" --accuracy-steps 200 --output-dir "$work"
-        fi
-        at_the_preset=("${common[@]}" --batch-sizes preset --seq-lengths preset --num-steps "${run#*:}" --metrics throughput,memory
-            --repeats "${REPEATS:-3}" --output-dir "$work")
-        if [[ $parts = *,captured,* ]]; then
-            models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
-            keep benchmark.json "$out/captured_${preset}_$precision.json" \
-                python benchmark_suite.py "${at_the_preset[@]}" --models $models
-        fi
-        if [[ $parts = *,peers,* ]]; then
-            models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
-            [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
-            keep benchmark.json "$out/peers_${preset}_$precision.json" \
-                python benchmark_suite.py "${at_the_preset[@]}" --models "${MODELS:-$models}"
-        fi
-    done
-done
-if [[ $parts = *,formats,* ]]; then
+keep() { # FILE TARGET COMMAND...: runs a study that writes FILE into its --output-dir, and keeps that as TARGET
+    local ended=0
+    "${@:3}" --output-dir "$work" || ended=$?
+    if [ "$ended" -eq 0 ] || { [ "$ended" -eq 1 ] && grep -Eqs '"status": ?"completed"' "$work/$1"; }; then
+        mv "$work/$1" "$out/$2"
+        [ "$ended" -eq 0 ] || code=1
+    else
+        [ ! -e "$work/$1" ] || mv "$work/$1" "$out/$2.interrupted"
+        exit $((ended ? ended : 1))
+    fi
+}
+
+compare() {
+    local run=("${sizes[@]}" --num-steps "$steps" --metrics-out "$out/compare_$case")
+    python $v1/tiny_llama_v1.py "${run[@]}_v1.json"
+    python $v2/tiny_llama_v2.py "${run[@]}_v2.json"
+    python $v2/tiny_llama_v2.py --enable-torch-compile "${run[@]}_v2_compiled.json"
+    python $v3/tiny_llama_v3.py "${run[@]}_v3.json"
+}
+
+ablation() {
+    keep fusion_ablation.json "v2_ablation_$case.json" python $v2/fusion_ablation_study.py --all-combinations "${sizes[@]}"
+}
+
+benchmark() {
+    keep benchmark.json "benchmark_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --repeats "${REPEATS:-3}" \
+        --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" --num-steps "$steps" --accuracy-steps 200
+}
+
+at_the_preset() { # TARGET MODELS
+    keep benchmark.json "$1_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --batch-sizes preset --seq-lengths preset \
+        --num-steps "$steps" --metrics throughput,memory --repeats "${REPEATS:-3}" --models "$2"
+}
+
+captured() {
+    at_the_preset captured v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
+}
+
+peers() {
+    local models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
+    [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
+    at_the_preset peers "${MODELS:-$models}"
+}
+
+scaling() {
+    keep scaling.json "scaling_$case.json" python $v4/scaling_study.py "${sizes[@]}" --num-steps "$steps" \
+        --repeats "${REPEATS:-3}" --models "${MODELS:-v1,v4}"
+}
+
+formats() {
     for format in bf16 fp8; do
-        train=(python ../version4_ultra_fused/tiny_llama_v4.py --use-amp)
+        train=(python $v4/tiny_llama_v4.py --use-amp)
         [ $format = bf16 ] || train+=(--enable-fp8)
         for run in "$@"; do
             "${train[@]}" --preset "${run%:*}" --num-steps "${run#*:}" --metrics-out "$out/format_${run%:*}_$format.json"
@@ -90,28 +96,41 @@ if [[ $parts = *,formats,* ]]; then
                 --metrics-out "$out/format_curve_${seed}_$format.json"
         done
     done
-fi
-if [[ $parts = *,sequence,* ]]; then
-    for seq_len in 128 256 512 1024; do
-        run=(python tiny_llama_v2.py --seq-len "$seq_len" --batch-size 4 --num-steps 3 --enable-memory-profiling
-            --metrics-out "$work/metrics.json")
-        "${run[@]}" --profile-dir "$work/flash_attention_seq$seq_len"
-        "${run[@]}" --profile-dir "$work/plain_attention_seq$seq_len" --disable-flash-attention
+}
+
+sequence() {
+    for length in 128 256 512 1024; do
+        run=(python $v2/tiny_llama_v2.py --seq-len $length --batch-size 4 --num-steps 3 --enable-memory-profiling)
+        "${run[@]}" --metrics-out "$work/metrics.json" --profile-dir "$work/flash_attention_seq$length"
+        "${run[@]}" --metrics-out "$work/metrics.json" --profile-dir "$work/plain_attention_seq$length" --disable-flash-attention
     done
-    python analyze_sequence_memory.py --profile-dirs "$work"/*_seq* --output-dir "$work"
-    mv "$work/sequence_memory.json" "$out/"
-fi
-if [[ $parts = *,kernels,* ]]; then
-    cd ../version3_triton
-    run=(python benchmark_kernels.py --use-amp --batch-size 4 --peers)
-    sizes() { for hidden in $1; do for length in $2; do echo "${hidden}x$length"; done; done; }
-    "${run[@]}" --preset large --operations rms_norm add_rms_norm apply_rope swiglu \
-        --sizes $(sizes "512 2048 4096" "128 1024 8192") --metrics-out "$out/kernels_memory.json"
-    "${run[@]}" --preset large --operations linear_cross_entropy --sizes $(sizes "512 4096" "1024 4096") \
-        --metrics-out "$out/kernels_loss.json"
-    "${run[@]}" --preset small --operations attention --sizes $(sizes 1024 "1024 2048 4096 8192") \
-        --metrics-out "$out/kernels_attention_64.json"
-    "${run[@]}" --preset medium --operations attention --sizes $(sizes 2048 "1024 2048 4096 8192") \
-        --metrics-out "$out/kernels_attention_128.json"
-fi
+    keep sequence_memory.json sequence_memory.json python $v2/analyze_sequence_memory.py --profile-dirs "$work"/*_seq*
+}
+
+kernels() {
+    run=(python $v3/benchmark_kernels.py --use-amp --batch-size 4 --peers)
+    "${run[@]}" --preset large --operations rms_norm add_rms_norm apply_rope swiglu --metrics-out "$out/kernels_memory.json" \
+        --sizes {512,2048,4096}x{128,1024,8192}
+    "${run[@]}" --preset large --operations linear_cross_entropy --metrics-out "$out/kernels_loss.json" \
+        --sizes {512,4096}x{1024,4096}
+    "${run[@]}" --preset small --operations attention --metrics-out "$out/kernels_attention_64.json" \
+        --sizes 1024x{1024,2048,4096,8192}
+    "${run[@]}" --preset medium --operations attention --metrics-out "$out/kernels_attention_128.json" \
+        --sizes 2048x{1024,2048,4096,8192}
+}
+
+for part in $parts; do
+    declare -F "$part" >/dev/null || { echo "error: there is no part '$part'" >&2; exit 2; }
+done
+for part in $parts; do
+    case $part in formats | sequence | kernels) "$part" "$@"; continue ;; esac
+    for run in "$@"; do
+        for precision in ${PRECISIONS:-fp32 bf16}; do
+            preset=${run%:*} steps=${run#*:}
+            case=${preset}_$precision sizes=(--preset "$preset")
+            [ "$precision" = fp32 ] || sizes+=(--use-amp)
+            "$part"
+        done
+    done
+done
 exit "$code"

@@ -79,7 +79,6 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(status, code, 
     """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
     for folder in ("bin", "results", "version2_pytorch_fused"):
         (tmp_path / folder).mkdir()
-    shutil.copy(ROOT / "results/keep.sh", tmp_path / "results")
     script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
     python = tmp_path / "bin/python"
     write = f"""echo '{{"status": "{status}"}}' >"$2/benchmark.json"; exit {code}"""
