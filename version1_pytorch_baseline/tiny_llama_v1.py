@@ -207,7 +207,8 @@ def main() -> int:
     cli.add_model_flags(parser)
     cli.add_training_flags(parser)
     cli.add_profiling_flags(parser)
-    options = cli.resolve(RunOptions, cli.parse(parser))
+    arguments = cli.parse(parser)
+    options = cli.resolve(RunOptions, arguments)
     return train(options).exit_code
 
 

@@ -225,7 +225,8 @@ def main() -> int:
     cli.add_training_flags(parser)
     cli.add_profiling_flags(parser)
     cli.add_switches(parser, SWITCHES)
-    options = cli.resolve(RunOptions, cli.parse(parser), SWITCHES)
+    arguments = cli.parse(parser)
+    options = cli.resolve(RunOptions, arguments, SWITCHES)
     return train(options).exit_code
 
 

@@ -19,6 +19,7 @@ from version3_triton.kernels.checks import INTERPRETED, refuse_other, refuse_wro
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+LOADED = HAS_TRITON and (INTERPRETED or torch.cuda.is_available())  # elsewhere no kernel could run
 SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-norm": ("rms_norm", "add_rms_norm"),
     "triton-rope": ("apply_rope",),
@@ -29,7 +30,7 @@ SWITCHES = {  # switch: the operations that it gives back to PyTorch
 KERNELS: dict[str, Callable] = {}
 _instead: Mapping[str, Callable] = {}  # what runs in place of operations, by name, inside `replaced`
 
-if HAS_TRITON:
+if LOADED:
     from version3_triton.kernels import flash_attention, rope
     from version3_triton.kernels import linear_cross_entropy as loss
     from version3_triton.kernels import rms_norm as norm

@@ -7,11 +7,11 @@ A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operati
 from collections.abc import Callable
 
 from common.spans import span
-from version3_triton.kernels import HAS_TRITON, operation
+from version3_triton.kernels import LOADED, operation
 from version4_ultra_fused.kernels import reference
 
 KERNELS: dict[str, Callable] = {}
-if HAS_TRITON:
+if LOADED:
     from version4_ultra_fused.kernels import adamw as _adamw
     from version4_ultra_fused.kernels import cross_entropy as _loss
     from version4_ultra_fused.kernels import elementwise, embedding, matmul, matmul_norm_backward, norm

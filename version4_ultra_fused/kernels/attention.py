@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from common.spans import span
-from version3_triton.kernels import HAS_TRITON, INTERPRETED, missing, reference
+from version3_triton.kernels import INTERPRETED, LOADED, missing, reference
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.reference import Rope
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 SHORT, OWN = 128, 256  # the longest sequences for the first two forms
 
-if HAS_TRITON:
+if LOADED:
     from version3_triton.kernels import flash_attention, launch_sizes
     from version3_triton.kernels.dependent_launch import dependent
     from version4_ultra_fused.kernels import short_attention
