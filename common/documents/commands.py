@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from common import ROOT
+from common.errors import UsageError
 
 PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*")
 START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
@@ -31,13 +32,16 @@ def scripts() -> list[Path]:
 
 @functools.cache
 def help_of(script: Path) -> str:
-    """What `--help` prints. A Python script runs in this process, which has imported PyTorch already."""
+    """What `--help` prints; a Python script runs in this process. UsageError: it imports a package that is not here."""
     if script.suffix != ".py":
         return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
     output, path = io.StringIO(), [str(script.parent), *sys.path]
     called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=path)
-    with called, contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        runpy.run_path(str(script), run_name="__main__")
+    try:
+        with called, contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            runpy.run_path(str(script), run_name="__main__")
+    except ImportError as error:
+        raise UsageError(f"{script} cannot show its flags here: {error}") from error
     return output.getvalue()
 
 
