@@ -43,7 +43,6 @@ from common.training import record, version_files
 import pandas
 import torch
 
-MULTICAST = "NCCL_NVLS_ENABLE"
 SPLIT = list(Split.__annotations__)
 COLUMNS = (
     "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
@@ -205,6 +204,7 @@ def analyze(path: Path) -> Report:
         f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
         f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
         f"Made by `{measured['command']}` on {measured['date']}.",
+        *(f"{name} was {value}." for name, value in measured["variables"].items()),
     )
     report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
     report.csv("scaling", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
@@ -216,7 +216,6 @@ def analyze(path: Path) -> Report:
         shown = [row for row in rows if row["scaling"] == scaling and row["ms"]]
         report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
         report.table(*step_table(shown))
-        report.text(*multicast(measured))
         report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown}))
     if any(row["communication_ms"] is not None for row in rows):
         report.section("Communication in a step", "communication")
@@ -280,16 +279,6 @@ def communication_table(rows: list[Row]) -> Table:
     body = [[*_named(row), *(row[name] for name in SPLIT)] for row in rows if row["communication_ms"] is not None]
     columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
     return [*NAMED, *(f"{name}, ms" for name in columns)], body
-
-
-def multicast(measured: Scaling) -> list[str]:
-    """Whether NVLink multicast was off, in one sentence; nothing where there is no NVLink: on a CPU, and on AMD's GPUs."""
-    if not measured["device"] or measured["device"]["kind"] != "cuda":
-        return []
-    value = measured["variables"].get(MULTICAST)
-    if value is None:
-        return [f"{MULTICAST} was not set: NCCL decides about NVLink multicast."]
-    return [f"NVLink multicast was {'off' if value == '0' else 'left to NCCL'} ({MULTICAST}={value})."]
 
 
 def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
