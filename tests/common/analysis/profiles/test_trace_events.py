@@ -1,11 +1,15 @@
 """Events that cannot be, in the traces of any accelerator: left out and named, and the others count."""
 
+import gzip
 import json
+import re
 
-from common.analysis.profiles import chrome_trace, load_kernels, trace_events
+from common.analysis.profiles import chrome_trace, kernel_names, load_kernels, trace_events
 from common.errors import UsageError
+from tests.kernel_files import SAMPLES, needs_samples
 from tests.small_traces import event, gpu_trace
 
+import pandas
 import pytest
 
 
@@ -54,6 +58,15 @@ def test_categories_of_all_accelerators_and_of_profiles_without_operators(tmp_pa
     assert list(found.table.category) == ["kernel", "memcpy"] and found.table.duration_ns.sum() == 150_000 and not found.notes
 
 
+def test_another_clock_another_order_and_other_numbers_change_nothing(tmp_path):
+    content = gpu_trace()["traceEvents"]
+    moved = [
+        each | {"ts": each["ts"] + 4e9, "pid": each["pid"] + 90, "tid": f"thread {each['tid']}"} for each in reversed(content)
+    ]
+    one, other = (chrome_trace.load(write(tmp_path / name, *events)) for name, events in (("1.json", content), ("2.json", moved)))
+    assert chrome_trace.profile_tables(other) == chrome_trace.profile_tables(one)
+
+
 def test_a_list_of_events_may_lack_its_end(tmp_path):
     text = json.dumps(gpu_trace()["traceEvents"])
     (tmp_path / "trace.json").write_text("\n" + text[:-1] + ",")
@@ -78,3 +91,37 @@ def test_the_events_are_read_one_at_a_time(tmp_path):
     """The first one arrives before the file is known to be damaged."""
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [{"name": "a"}] * 100_000})[:-9])
     assert next(trace_events.events(tmp_path / "trace.json")) == {"name": "a"}
+
+
+@needs_samples
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("torch-profiler-*/*.json.gz")), ids=lambda path: path.name)
+def test_every_launch_of_a_real_trace_is_counted_or_said_not_to_be(path):
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    frame = pandas.DataFrame([each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")])
+    found = load_kernels.load(path)
+    left_out = [re.fullmatch(r"not counted: ([\d,]+) kernels? of ([\d.]+) ms .*", note).groups() for note in found.notes]
+    assert len(found.table) + sum(int(count.replace(",", "")) for count, _ in left_out) == len(frame)
+    assert found.table.duration_ns.sum() / 1e6 + sum(float(ms) for _, ms in left_out) == pytest.approx(
+        frame.dur.sum() / 1e3, rel=0.01
+    )
+    assert not kernel_names.unknown(found.table.groupby("name").duration_ns.sum().to_dict())
+
+
+@needs_samples
+@pytest.mark.parametrize(("name", "launches", "us"), [
+    ("graph_nocorr.json", 101, 505), ("kineto109_ts0.json", 2, 200), ("gpu_only.json", 2, 150), ("oldcats.json", 2, 150),
+    ("privateuse.json", 2, 150), ("neg_dur.json", 2, 150), ("ncu_de.csv", 1, 1234.56), ("ncu_de2.csv", 1, 1234.567),
+])  # fmt: skip
+def test_small_inputs_of_public_reports(name, launches, us):
+    table = load_kernels.load(SAMPLES.parent / "failing" / name).table
+    assert (len(table), table.duration_ns.sum()) == (launches, pytest.approx(1e3 * us))
+
+
+@needs_samples
+@pytest.mark.parametrize(("name", "message"), [
+    ("backslash.json", "line 1 column"), ("ctrl.json", "line 1 column"), ("cpu_step_ended.json", "no operator falls into"),
+    ("zst.json.zst", "zstd"), ("utf16.json", "UTF-16"), ("nsys_kern_sum.csv", "nsys"),
+])  # fmt: skip
+def test_small_inputs_that_are_refused_by_name(name, message):
+    with pytest.raises(UsageError, match=message):
+        load_kernels.load(SAMPLES.parent / "failing" / name)
