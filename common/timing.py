@@ -36,10 +36,6 @@ class Clock:
             self.marks.append(time.perf_counter())
         return len(self.marks) - 1
 
-    def reached(self, mark: int) -> bool:
-        """Whether the device has come to a mark."""
-        return not devices.is_gpu(self.device) or self.marks[mark].query()
-
     def milliseconds(self, start: int, stop: int) -> float:
         """Time between two marks. Waits for the device only until the second was reached."""
         if devices.is_gpu(self.device):

@@ -338,13 +338,15 @@ class Run:
             write_measurement(self.metrics, self.record, "--metrics-out")
 
     def _keep(self) -> None:
-        """Writes the record of the finished steps from another thread, while the main one waits for the device."""
+        """Writes the record of the finished steps from another thread, while the main one waits for the device.
+
+        A GPU then answers nobody, so steps after the last line that was printed are missing.
+        """
         read = len(self.outcome.step_ms)
-        done = next((i for i in range(read, self.finished) if not self.clock.reached(2 * i + 1)), self.finished)
-        with torch.cuda.stream(torch.cuda.Stream(self.losses.device)) if self.losses.is_cuda else nullcontext():
-            losses = self.outcome.losses[:read] + self.losses[read:done].tolist()
+        done = read if devices.is_gpu(self.device) else self.finished
+        losses = self.outcome.losses[:read] + self.losses[read:done].tolist()
         times = self.outcome.step_ms[:read] + self._times(read, done)
-        error = RunError("a signal came while this process waited for another one")
+        error = RunError("another process, or the device, no longer answers")
         self._write(Outcome(losses, times, error=error, own_from=read))
 
 
@@ -353,6 +355,8 @@ def explained(options: Options) -> Iterator[None]:
     """Turns the errors of a lack of memory, and of another process that has ended, into those of a user."""
     try:
         yield
+    except RunError:
+        raise
     except (RuntimeError, MemoryError) as error:
         if devices.is_out_of_memory(error):
             raise OutOfMemory(

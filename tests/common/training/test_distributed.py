@@ -119,11 +119,12 @@ def second_in_step_five():
 
 
 if __name__ == "__main__":
-    import time
+    import sys, time
 
     from common import cli
+    from tests.conftest import run_options
 
-    options = cli.resolve(RunOptions, cli.parser(None).parse_args())
+    options = run_options(tiny_llama_v1, *sys.argv[1:])
     cli.command(lambda: tiny_llama_v1.train(options, make_model, make_step).exit_code)
 """)
     return script
@@ -162,7 +163,7 @@ def test_a_signal_while_a_process_waits_for_another_writes_the_record(tmp_path):
     finally:
         job.send_signal(signal.SIGTERM)  # a second one ends the sleep
         job.wait(timeout=120)
-    assert measured["status"] == "failed: a signal came while this process waited for another one"
+    assert measured["status"] == "failed: another process, or the device, no longer answers"
     assert len(measured["loss"]["all"]) == measured["loss"]["own"] == len(measured["step_ms"]["all"]) == 4
 
 

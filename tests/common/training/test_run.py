@@ -92,13 +92,9 @@ def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
 
 BAD_INPUT = {  # what a flag alone may not be: tests/common/test_cli.py
     "--batch-size 0": "--batch-size",
-    "--amp-dtype float16": "no effect without --use-amp",
-    "--profile-operators --sort-by cpu_memory_usage": "--profile-memory",
-    "--profile-steps 2": "add --enable-pytorch-profiler",
     "--device cuda": "PyTorch sees no GPU",
     "--data nowhere.txt": "nowhere.txt",
     "--data file --vocab-size 300": "too few for a sequence length",
-    "--profile-dir file/below": "--profile-dir",
     "--save-model file/below": "--save-model",
     "--metrics-out .": "--metrics-out",
     "--capture-step": "needs a GPU",
