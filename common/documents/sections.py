@@ -10,14 +10,11 @@ from common.analysis.output.report import Report
 from common.analysis.reports import kernel_benchmark
 from common.documents import rows
 from common.errors import UsageError
-from common.records.study_files import Ablation, Benchmark, KernelBenchmark, Scaling
-from common.studies import benchmark_report, scaling
+from common.records.study_files import Ablation, KernelBenchmark
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
     files.schema_of(Ablation): ablation_effects.analyze,
-    files.schema_of(Benchmark): benchmark_report.analyze,
     files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
-    files.schema_of(Scaling): scaling.analyze,
 }
 
 
