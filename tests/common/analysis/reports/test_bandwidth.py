@@ -12,7 +12,7 @@ from common.errors import UsageError
 from common.files import read_json
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
-from tests.small_traces import CEILINGS, write_profile
+from tests.small_traces import CEILINGS
 
 import pytest
 
@@ -76,13 +76,6 @@ def test_counted_flops_and_bytes_stand_under_the_measured_roof(execute, tmp_path
         assert row["side"] == ("compute" if int(n) >= 64 else "memory") and 85 < float(row["% of bound"]) < 108
 
 
-def test_without_all_flop_counters_no_flops_are_told(tmp_path):
-    rows = (FIXTURES / "amd/mixbench_mi200/pmc_perf.csv").read_text().replace("MFMA_MOPS_BF16", "OTHER")
-    (tmp_path / "pmc_perf.csv").write_text(rows)
-    traffic = bandwidth.read(tmp_path)
-    assert {row.flops for row in traffic.rows} == {None} and bandwidth.NO_FLOPS_NOTE in traffic.notes
-
-
 def test_products_in_fp8_are_counted_where_the_gpu_has_a_counter_for_them(tmp_path):
     header, *rows = (FIXTURES / "amd/mixbench_mi200/pmc_perf.csv").read_text().splitlines()
     (tmp_path / "pmc_perf.csv").write_text("\n".join([f"{header},SQ_INSTS_VALU_MFMA_MOPS_F8", *(f"{row},1000" for row in rows)]))
@@ -125,12 +118,6 @@ def test_without_a_measured_bandwidth_there_are_no_percentages(tmp_path):
     with pytest.raises(UsageError, match="--generate-roofline-plot needs for FLOPs"):
         bandwidth.analyze(path, tmp_path / "more", draw_roofline=True)
     assert not (tmp_path / "more").exists()
-
-
-def test_a_profile_of_attention_says_so(tmp_path, cpu_trace):
-    write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
-    traffic = bandwidth.read(tmp_path / "profile_1.json")
-    assert "only attention was kept" in traffic.notes and all("(attention)" in row.name for row in traffic.rows)
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -3,11 +3,10 @@
 import csv
 import re
 
-from common.analysis.profiles import load_kernels, pytorch
+from common.analysis.profiles import load_kernels
 from common.analysis.reports import launches
 from tests.conftest import ROOT
 from tests.kernel_files import COPY, FIXTURES, LAUNCHES, SCALE, TRACE, put, write_database
-from tests.small_traces import STEPS
 
 import pytest
 
@@ -52,14 +51,6 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
     with (tmp_path / "tables/launches.csv").open(newline="") as file:
         rows = [(row["name"], row["calls"], row["total_ns"]) for row in csv.DictReader(file)]
     assert rows == [(COPY, "1", "13000.0"), (SCALE, "2", "5000.0")], "all kernels, with their full names"
-
-
-def test_operators_are_called_operators(cpu_trace):
-    text = launches.analyze(cpu_trace, 5, None)
-    found = facts(text)
-    assert "operator calls" in found and "launches" not in found and found["note"] == pytorch.OPERATORS_NOTE
-    calls, each = re.search(rf"([\d,]+), ([\d,]+) a step \(steps: {STEPS}\)", found["operator calls"]).groups()
-    assert int(each.replace(",", "")) == round(int(calls.replace(",", "")) / STEPS) and "aten::mm" in text
 
 
 def test_a_missing_file_is_one_line(refused):

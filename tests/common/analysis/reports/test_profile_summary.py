@@ -70,14 +70,6 @@ def test_the_table_of_kernels_holds_every_launch_once():
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
-def test_a_gpu_gets_its_kernels(gpu_profile, cpu_profile):
-    text = markdown(gpu_profile)
-    gemm = next(row for row in table(text, "Kernels") if row[0] == "`gemm`")
-    assert gemm[1:4] == ["1.5", "59.5", "39.7"]  # 30 + 30 + 59 us in 3 launches of 2 steps
-    assert "launches 3 kernels" in text and "The GPU is idle 14.1 % of the step" in text and "**Time on the GPU" in text
-    assert "**Kernels" not in markdown(cpu_profile)
-
-
 def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_trace):
     paths = [tmp_path / folder / f"profile_{i}.json" for i, folder in enumerate("aba")]
     for path in paths:
