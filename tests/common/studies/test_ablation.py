@@ -9,7 +9,6 @@ from common.analysis.comparisons import ablation_effects
 from common.files import read_json, schema_of
 from common.records.study_files import Ablation
 from common.studies import ablation
-from common.training import version_files
 from tests import study_options
 from tests.conftest import ROOT
 from version2_pytorch_fused import tiny_llama_v2
@@ -83,16 +82,6 @@ def test_a_signal_ends_the_study_in_half_precision_after_the_round(study, monkey
     assert measured["precision"] == {"compute": "bf16"} and 1e-5 < abs(plain - fused) < 0.02
     assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
     assert "stopped after 1 of 3 rounds." in text
-
-
-def test_the_flags_are_those_of_the_version(monkeypatch):
-    monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
-    options = study_options.resolved(None)
-    for fusions in ablation.combinations(True, True):
-        switches = version_files.switched(tiny_llama_v2, options, *ablation.flags_for(fusions)).switches
-        assert {name.replace("-", "_"): on for name, on in switches.items()} == dict(
-            zip(ablation_effects.FUSIONS, fusions, strict=True)
-        )
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch):
