@@ -3,7 +3,7 @@
     python sample_gpu.py -- python tiny_llama_v1.py --num-steps 300
     python sample_gpu.py --interval-ms 200 --output idle.csv              # until Ctrl-C
 
-It asks nvidia-smi, amd-smi or rocm-smi. Utilization only says that some kernel ran; MFU says how well.
+It asks nvidia-smi or amd-smi. Utilization only says that some kernel ran; MFU says how well.
 """
 
 import sys
