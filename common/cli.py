@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from common import config as configs
 from common import ranks, signals
@@ -184,7 +184,8 @@ def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[s
 
     A flag that the script does not have stands at its default. UsageError: a value is wrong, or contradicts another.
     """
-    given = {field.name: field.metadata.get("default") for field in fields(kind) if field.metadata} | vars(arguments)
+    given: dict[str, Any] = {field.name: field.metadata.get("default") for field in fields(kind) if field.metadata}
+    given |= vars(arguments)
     sections = {section: {key: given.get(flag) for key, flag in flags.items()} for section, flags in OVERRIDES.items()}
     config = configs.resolve(given["preset"], given["config"], **sections)
     values = given | {flag: getattr(config.training, key) for key, flag in OVERRIDES["training"].items()}

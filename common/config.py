@@ -157,6 +157,7 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
 def _describe(item: Any) -> str:
     where, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        known = {"model": ModelConfig, "training": TrainingConfig}.get(item["loc"][0], Config)
+        sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "training": TrainingConfig}
+        known = sections.get(item["loc"][0], Config)
         return f"unknown key {where} (known: {', '.join(known.model_fields)})"
     return message if item["type"] == "value_error" else f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"
