@@ -68,10 +68,6 @@ def count_flops(version: ModuleType, description: str | None) -> int:
     path, code, asked = arguments.analyze_results, 0, arguments.computational_intensity or arguments.generate_roofline
     if not path:
         options = version_files.run_options(version, arguments)
-        if asked and options.profile_attention_only:
-            raise UsageError("intensity and roofline are of the whole step: leave --profile-attention-only out")
-        if asked and options.num_steps < 3 and not options.enable_pytorch_profiler:
-            raise UsageError("intensity and roofline need steps without a profiler beside the profiled ones: give --num-steps 3")
         options = replace(options, enable_deepspeed_flops=True, measure_peak=True)
         if not options.enable_pytorch_profiler and options.num_steps > 2:  # a shorter run would have slowed steps only
             options = replace(options, enable_pytorch_profiler=True, profile_dir=options.flops_dir)
@@ -81,7 +77,7 @@ def count_flops(version: ModuleType, description: str | None) -> int:
         path, code = run.flops[0], run.exit_code
     counts = flop_counts.read(path)
     print(flop_counts.report(counts).terminal())
-    if asked and (arguments.analyze_results or "work" in counts):
+    if asked and not code:
         report = flop_counts.intensity(counts)
         if arguments.computational_intensity:
             print(f"\n{report.terminal()}")

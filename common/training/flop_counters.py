@@ -12,13 +12,13 @@ in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed wa
 """
 
 import contextlib
+import importlib.util
 import math
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import RunError
 from common.training import distributed
 
 import torch
@@ -58,14 +58,11 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
     """
     if next(model.parameters()).device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or a long warning says that no GPU was found
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            from deepspeed.profiling.flops_profiler import FlopsProfiler
-    except ModuleNotFoundError as error:
-        if error.name != "deepspeed":
-            raise RunError(f"DeepSpeed is installed, but not {error.name}, which it needs: pip install {error.name}") from error
+    if not importlib.util.find_spec("deepspeed"):
         return None
     with contextlib.redirect_stdout(sys.stderr):
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
+
         profiler = FlopsProfiler(distributed.Loss(model))
         profiler.start_profile()
         model.requires_grad_(False)

@@ -1,6 +1,5 @@
 """The record of a run, and the keys with which the file of every measurement begins."""
 
-import importlib.metadata
 import importlib.util
 import math
 import shlex
@@ -23,6 +22,8 @@ from common.timing import summarize
 
 import torch
 from torch import nn
+
+OPTIONAL = {"triton": "needed from Version 3 on", "deepspeed": "its FLOP count is left out"}
 
 
 def header(
@@ -102,15 +103,14 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
 
 
 def print_setup(device: torch.device, dataset: Dataset) -> None:
-    """Prints one line a fact. Nothing here can fail a run that would otherwise work."""
+    """Prints one line a fact."""
     versions, described = devices.environment(), devices.describe(device)
     runtime = next((f"{name} {versions[name]}" for name in ("cuda", "hip") if versions[name]), "CPU build")
-    owners = importlib.metadata.packages_distributions().get("triton", []) if importlib.util.find_spec("triton") else []
-    triton = ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in sorted(set(owners)))
-    print("setup")
-    print(f"  python       {versions['python']}, {versions['platform']}")
-    print(f"  torch        {versions['torch']} ({runtime})")
-    print(f"  triton       {triton or 'not installed: needed from version 3 on'}")
-    print(f"  deepspeed    {'yes' if importlib.util.find_spec('deepspeed') else 'not installed: its FLOP count is left out'}")
-    print(f"  device       {described['name']} ({described['kind']})")
-    print(f"  data         {dataset.name}, {len(dataset.tokens):,} tokens, sha256 {dataset.sha256[:12]}")
+    facts = {
+        "python": f"{versions['python']}, {versions['platform']}",
+        "torch": f"{versions['torch']} ({runtime})",
+        **{name: "yes" if importlib.util.find_spec(name) else f"not installed: {lost}" for name, lost in OPTIONAL.items()},
+        "device": f"{described['name']} ({described['kind']})",
+        "data": f"{dataset.name}, {len(dataset.tokens):,} tokens, sha256 {dataset.sha256[:12]}",
+    }
+    print("setup", *(f"  {name:<12} {fact}" for name, fact in facts.items()), sep="\n")

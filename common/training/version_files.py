@@ -11,8 +11,7 @@ A version is a module with
 and, where it has any, `SWITCHES` ({name: whether it is on by default}), `CAPTURED` (whether a step is captured unless the flags
 say otherwise) and `PARALLEL` (the forms of --parallel that it supports, the default first; all unless given).
 
-A comparison needs the model, a shape, a device and a number format, but no data set and no training run. So such a
-script has only these flags of `common.cli`, with the same names and meanings, and can pass on those that a version adds.
+A comparison needs no data set and no training run, so its script has only some of the flags of `common.options`.
 """
 
 import importlib.util
@@ -37,7 +36,7 @@ REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 def load(path: Path) -> ModuleType:
     """Imports a version file as a module of its own, whatever was imported from it before. UsageError: it is no version."""
     if not path.is_file() or path.suffix != ".py":
-        raise UsageError(f"{path} is not a Python file: give a version, such as ../version1_pytorch_baseline/tiny_llama_v1.py")
+        raise UsageError(f"{path} is not a Python file: give a version, such as tiny_llama_v1.py")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +51,7 @@ def load(path: Path) -> ModuleType:
 
 
 def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> cli.Parser:
-    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on, which also profiles its runs."""
+    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on, which profiles its runs."""
     result = cli.parser(description, getattr(version, "SWITCHES", None))
     if analyzed:
         result.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help=f"{analyzed} to show; runs nothing")
@@ -84,10 +83,7 @@ def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
         cli.add_switches(own, defaults)
     chosen, unknown = own.parse_known_args(flags)
     if unknown:
-        raise UsageError(
-            f"this script takes no {unknown[0]}: it takes its own flags (--help) and the switches that only "
-            f"{Path(str(version.__file__)).name} has"
-        )
+        raise UsageError(f"this script takes no {unknown[0]}: it takes its own flags (--help) and the version's switches")
     return replace(options, switches=cli.switches(chosen, defaults))
 
 

@@ -88,19 +88,3 @@ def test_a_state_dict_of_its_own_loads(version):
     model, other = changed(models.build(version)), models.build(version)
     assert other.load_state_dict(model.state_dict()) == ([], [])
     assert_same(other.state_dict(), model.state_dict())
-
-
-@later_versions
-def test_fused_weights_are_parameters_of_one_matrix(version):
-    config, attention, mlp = models.config(), *(getattr(models.build(version).layers[0], part) for part in ("self_attn", "mlp"))
-    assert attention.qkv_proj.weight.shape == (config.hidden_size * 2, config.hidden_size)  # K and V together are as wide as Q
-    assert mlp.gate_up_proj.weight.shape == (2 * config.intermediate_size, config.hidden_size)
-
-
-@pytest.mark.parametrize("version", [tiny_llama_v2, tiny_llama_v3], ids=["v2", "v3"])
-def test_the_baseline_names_are_views(version):
-    """A change through them is a change of the model."""
-    model = models.build(version)
-    model.baseline_state_dict()["layers.1.mlp.up_proj.weight"].zero_()
-    gate, up = model.layers[1].mlp.gate_up_proj.weight.chunk(2)
-    assert gate.all() and not up.any()

@@ -28,11 +28,6 @@ def test_deepspeed_flops_and_its_analysis(execute, tmp_path):
     assert len((tmp_path / "flops_analysis/mfu_analysis.csv").read_text().splitlines()) == 5
 
 
-def test_intensity_is_of_the_whole_step(refused):
-    assert "leave --profile-attention-only out" in refused(COUNT, *QUICK, "--computational-intensity", "--profile-attention-only")
-    assert "give --num-steps 3" in refused(COUNT, *QUICK, "--generate-roofline", "--num-steps", 2)
-
-
 @pytest.mark.parametrize("script, flag, named", [
     (COUNT, "--analyze-results", "no missing.json here"), (PROFILE, "--analyze-existing", "cannot read missing.json"),
 ])  # fmt: skip
