@@ -4,7 +4,6 @@ benchmark.json, fusion_ablation.json, batch_search.json, scaling.json, gemm_anal
 flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
-import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -13,7 +12,7 @@ from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
 from common.ranks import Form
 from common.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
-from common.records.run_record import TimedRun, Training
+from common.records.run_record import TimedRun
 
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
@@ -213,20 +212,12 @@ class TimedKernel(TypedDict):
 
 
 class KernelBenchmark(Header):
+    """Each operation and shape has a row of kernel and one of eager."""
+
     schema: Literal["tiny-llama-kernel-benchmark/1"]
     precision: Precision
     ceilings: Ceilings
     rows: list[TimedKernel]
-
-
-def read_kernels(path: Path) -> KernelBenchmark:
-    """A benchmark with rows of kernel and eager for each operation and shape. UsageError: it is damaged, or one is missing."""
-    measured = files.read(path, KernelBenchmark)
-    found = {(kernel_shape(row), row["contender"]) for row in measured["rows"]}
-    for case, contender in itertools.product({case for case, _ in found}, ("kernel", "eager")):
-        if (case, contender) not in found:
-            raise UsageError(f"{path}: rows: there is no row of {contender} for {' '.join(map(str, case))}")
-    return measured
 
 
 def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
@@ -254,32 +245,12 @@ class FlopCounts(TypedDict):
     work: NotRequired[list[Work]]
 
 
-class ShownRun(Header):
-    """The part of a run's record that the tables of sequence_memory.json show."""
-
-    version: str
-    model: Model
-    training: Training
-    precision: Precision
-
-
-class StoredRun(TypedDict):
-    """The peak of a run at one length in bytes; `step` is without weights and AdamW's moments."""
-
-    group: str
-    sequence_length: PositiveInt
-    peak: PositiveInt
-    step: PositiveInt
-    path: str
-    record: ShownRun
-
-
 class SequenceMemory(TypedDict):
-    """The runs of a group stand together, the shortest first."""
+    """The runs of a group stand together, the shortest first: a `growth.Run` each, its record without losses and step times."""
 
     schema: Literal["tiny-llama-sequence-memory/1"]
     command: str
-    runs: Annotated[list[StoredRun], Field(min_length=1)]
+    runs: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class Prediction(TypedDict):

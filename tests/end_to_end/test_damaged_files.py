@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import config
-from common.analysis.comparisons import ablation_effects, growth
+from common.analysis.comparisons import ablation_effects
 from common.analysis.profiles import chrome_trace, load_kernels
 from common.analysis.reports import flop_counts, kernel_benchmark
 from common.errors import UsageError
@@ -65,7 +65,6 @@ VALID = [
     Valid("fusion_ablation.json", copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"), ablation_effects.analyze),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze),
     Valid("scaling.json", of(records.scaling()), scaling.analyze),
-    Valid("sequence_memory.json", copied(RESULTS / "cpu/sequence_memory.json"), growth.load),
     Valid("metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze),
     Valid("predictions.json", of(GUESSES), lambda path: read(path, Predictions)),
     Valid("config.yaml", lambda path: path.write_text("model: {hidden_size: 64}"), lambda path: config.resolve(file=path)),

@@ -28,7 +28,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
-from common.records.study_files import SequenceMemory, ShownRun
+from common.records.study_files import SequenceMemory
 
 import numpy
 from matplotlib.figure import Figure
@@ -186,7 +186,7 @@ class Run(NamedTuple):
     peak: int
     step: int
     path: Path
-    record: ShownRun | TimedRun
+    record: TimedRun
 
 
 def sequence_memory(folders: Sequence[Path]) -> Report:

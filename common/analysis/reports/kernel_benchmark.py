@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from common import files
 from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
-from common.records.study_files import KernelBenchmark, TimedKernel, kernel_shape, read_kernels
+from common.records.study_files import KernelBenchmark, TimedKernel, kernel_shape
 
 from matplotlib.figure import Figure
 
@@ -35,7 +36,7 @@ def ratio(row: TimedKernel, other: TimedKernel) -> float:
 
 def analyze(path: Path) -> Report:
     """The report on a metrics_kernels.json."""
-    return report(read_kernels(path))
+    return report(files.read(path, KernelBenchmark))
 
 
 def report(measured: KernelBenchmark) -> Report:

@@ -11,10 +11,9 @@ from tests.conftest import ROOT
 
 import pytest
 
-OTHERS = (study_files.Ablation, study_files.BatchSearch, study_files.FlopCounts, study_files.Gemms, study_files.SequenceMemory)
+OTHERS = (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark, study_files.SequenceMemory)
 READERS: dict[str, Callable] = {files.schema_of(model): lambda path, model=model: files.read(path, model) for model in OTHERS} | {
     files.schema_of(study_files.Benchmark): study_files.read_benchmark,
-    files.schema_of(study_files.KernelBenchmark): study_files.read_kernels,
     files.schema_of(study_files.Scaling): study_files.read_scaling,
 }
 MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in READERS]

@@ -1,25 +1,13 @@
 """Benchmarks of kernels: tables and figures of a small one, and the figures of measured ones."""
 
-import json
-
 from common.analysis.output import tables
 from common.analysis.reports import kernel_benchmark
-from common.errors import UsageError
-from common.files import read_json, schema_of
+from common.files import schema_of
 from common.records import study_files
 from tests.conftest import ROOT, cells
 from tests.records import record
 
-import pytest
-
 MEASURED = sorted((ROOT / "results/h100").glob("kernels_*.json"))
-
-
-def test_a_benchmark_without_eager_rows_is_refused(tmp_path):
-    content, path = read_json(MEASURED[0]), tmp_path / "kernels.json"
-    path.write_text(json.dumps(content | {"rows": [row for row in content["rows"] if row["contender"] != "eager"]}))
-    with pytest.raises(UsageError, match="kernels.json: .*no row of eager"):
-        kernel_benchmark.analyze(path)
 
 
 # ----------------------------------------------------------------------------------------------------- written by hand
