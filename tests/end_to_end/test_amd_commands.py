@@ -61,26 +61,3 @@ def test_a_release_takes_each_command_and_is_named_beside_it_if_it_is_not_the_ol
             if taking[-1] != RELEASES[-1]:
                 ended = RELEASES[RELEASES.index(taking[-1]) + 1]
                 assert names(section, ended, tool), f"say that {tool} {words} is refused since {ended}"
-
-
-def test_the_appendix_names_no_option_that_no_profiler_has():
-    """In its sections on one of the tools, options alone in backticks too."""
-    text = (ROOT / "TECHNICAL_APPENDICES.md").read_text(encoding="utf-8")
-    for tool, section in re.findall(r"^### C\.\d+ (rocprof\S+):(.*?)^### ", text, re.MULTILINE | re.DOTALL):
-        known = {}
-        for name in (name for name in TOOLS if name.startswith(tool)):
-            for release in reversed(RELEASES):
-                known |= dict.fromkeys(Parser(name, release)._option_string_actions, (release, name))
-        options = {option for code in re.findall(r"(?<!`)`(-[^`]*)`", section) for option in re.findall(r"--?[a-z][\w-]*", code)}
-        assert options <= known.keys()
-        assert [option for option in options if known[option][0] != OLDEST and not names(section, *known[option])] == []
-
-
-@pytest.mark.parametrize("tool, words, first, last", [
-    ("rocprofv3", "--hip-graph-trace", "7.13", None),
-    ("rocprof-sys-run", "--output-format proto --trace", None, None),
-    ("rocprof-compute profile", "-n roof --kernel-names --roof-only", "7.0", "7.1"),
-])  # fmt: skip
-def test_releases_that_take_a_command(tool, words, first, last):
-    taking = [release for release in RELEASES if accepted(tool, words.split(), release)]
-    assert taking == ([] if first is None else RELEASES[RELEASES.index(first) : RELEASES.index(last or RELEASES[-1]) + 1])

@@ -56,7 +56,7 @@ REFUSALS = {
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
     "API trace": "holds API calls, copies or allocations, not kernels: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
     "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
-    "counters of a pass": "is one pass of rocprof-compute: run `rocprof-compute analyze -p` on its folder, give the pmc_perf.csv",
+    "counters of a pass": "is one pass of rocprof-compute: run `rocprof-compute analyze -p FOLDER`, give the pmc_perf.csv",
     "ceilings": "holds measured ceilings, not kernels: give the pmc_perf.csv beside it",
     "rocprof v1": "is of rocprof, before rocprofv3: profile with `rocprofv3 --kernel-trace --output-format csv --`",
     "nsys": "is a table of nsys: profile with torch.profiler or ncu",
