@@ -73,8 +73,8 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
     def group(name: str, span: str) -> str:
         return communication_or(name, span if with_spans else kind(name))
 
-    def detail(row: int, name: str, span: str, phase: str, operator: str, shapes: str) -> tuple:
-        pairs: list[tuple] = [("span", span), ("phase", phase), ("operator", operator), ("shapes", shapes)]
+    def detail(row: int, name: str, span: str, phase: str, call: tuple[str, str]) -> tuple:
+        pairs: list[tuple] = [("span", span), ("phase", phase), *zip(("operator", "shapes"), call, strict=True)]
         pairs += [("in full", name)] * (name != short_name(name))
         if row in costs:
             flops, moved = map(int, costs[row])
@@ -93,7 +93,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
         track = f"host, thread {event.thread[1]}" + (event.thread not in backward) * " (backward)"
         place = track, event.start, event.duration, event.name
         if event.kind == "operator":
-            own = detail(-1 if on_gpu else event.row, "", event.span or "", event.phase or "", "", event.shapes)
+            own = detail(-1 if on_gpu else event.row, "", event.span or "", event.phase or "", ("", event.shapes))
             found.append(Event(*place, group(event.name, event.span or ""), own, event.duration - event.children_us))
         elif event.kind == "launch":
             found.append(Event(*place, "launch" if "Launch" in event.name else "runtime call"))
@@ -104,7 +104,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
         kernels.index, kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
         kernels.launch_delay_us, kernels.operators, strict=True,
     ):  # fmt: skip
-        own = detail(row, name, span, phase, *((names[chain[0]], shapes[chain[0]]) if chain else ("", "")))
+        own = detail(row, name, span, phase, (names[chain[0]], shapes[chain[0]]) if chain else ("", ""))
         beside = -1e-3 if delay != delay else delay
         track = f"GPU, {streams} streams" if streams > STREAMS else f"GPU, stream {stream}"
         found.append(Event(track, start, duration, short_name(name), group(name, span), own, beside, True))

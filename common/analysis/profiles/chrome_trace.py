@@ -226,12 +226,12 @@ def _mark_steps(host: list[Event], working: list[Event]) -> list[Interval]:
 
 def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval]) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to those around it."""
-    launches = {event.correlation: event for event in host if event.kind == "launch" and event.correlation is not None}
+    launches: dict[Any, Event] = {event.correlation: event for event in host if event.kind == "launch"}
     rows: list[tuple] = []
     before = -1  # the step of the kernel before
     for kernel in device:
         own = kernel.name, kernel.kind, kernel.start, kernel.duration, kernel.stream
-        launch = launches.get(kernel.correlation)
+        launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
         if launch is None:
             if before >= 0 or kernel.correlation is None:
                 inside = (number for number, (start, us) in enumerate(steps) if start <= kernel.start < start + us)

@@ -9,7 +9,7 @@ from common.documents.page import report as build
 from common.errors import UsageError
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
-from tests.small_traces import gpu_trace, rank_trace, write_profile
+from tests.small_traces import gpu_trace, write_profile
 
 import pytest
 
@@ -30,16 +30,6 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
     assert not re.search(r"""\s(?:src|href)=["'](?!data:|#)""", html.split("<script>")[0]) and "default-src 'none'" in html
     gpu_profile.with_name("trace_2.json").unlink()
     assert "Timeline" not in titles(build(gpu_profile)) and "<script" not in build(gpu_profile).html()
-
-
-def test_one_process_beside_two_has_what_these_communicate(gpu_profile, tmp_path):
-    (tmp_path / "trace_9.json").write_text(json.dumps(rank_trace(0)))
-    two = tmp_path / "profile_9.json"
-    write_profile(two, tmp_path / "trace_9.json", device__name="NVIDIA H100 80GB HBM3", training__world_size=2)
-    page = build(gpu_profile, two)
-    assert page.title.endswith("NVIDIA H100 80GB HBM3, 2 processes")
-    [parts] = [section for section in page.sections if section.title == "Time of the step by part"]
-    assert ["communication", "total us", None, 80, None] in parts.items[0].content.rows
 
 
 @pytest.mark.parametrize(("path", "expected"), [
@@ -101,18 +91,6 @@ def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):
     write_profile(tmp_path / "profile_4.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
     alike = build(gpu_profile, tmp_path / "profile_4.json")
     assert titles(alike) == ["Runs", "Timeline", "Launches"], "only what differs is shown side by side"
-
-
-def test_side_by_side_there_are_no_shares_and_no_title_of_one_run(tmp_path, cpu_trace):
-    profiles = [ROOT / f"results/h100/v1_{preset}_profile.json.gz" for preset in ("small", "medium")]
-    [targets] = [section for section in build(*profiles).sections if section.title == "Targets of optimization"]
-    assert {row[1] for row in targets.items[0].content.rows} == {"calls", "fused", "now t ms", "floor f ms", "gain at most"}
-
-    (tmp_path / "larger.json").write_text(
-        re.sub(r'("Bytes": -?[1-9]\d*|"Total Allocated": [1-9]\d*)', r"\g<1>0", cpu_trace.read_text())
-    )
-    markdown = build(cpu_trace, tmp_path / "larger.json").markdown()
-    assert "## Memory" in markdown and "Alive at the peak" not in markdown, "the two peaks differ"
 
 
 def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):

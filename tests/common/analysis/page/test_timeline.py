@@ -4,8 +4,7 @@ import json
 from types import SimpleNamespace
 
 from common.analysis.page import timeline
-from common.analysis.profiles import chrome_trace, load_kernels
-from tests.kernel_files import FIXTURES
+from common.analysis.profiles import chrome_trace
 
 import pytest
 
@@ -68,11 +67,6 @@ def test_a_cpu_has_self_times_and_memory(monkeypatch, cpu_trace):
     monkeypatch.setattr(timeline, "POINTS", 3)
     points = [mib for _, mib in timeline.of_trace(trace)["memory"]]
     assert len(points) <= 3 and max(points) == round(trace.memory.total_bytes.max() / 2**20, 3) > 0
-
-
-def test_a_file_of_another_profiler_has_a_timeline_if_it_has_times():
-    assert len(events(timeline.of_kernels(load_kernels.load(FIXTURES / "new_kernel_trace.csv")), "GPU")) > 1
-    assert timeline.of_kernels(load_kernels.load(FIXTURES / "ncu_raw.csv")) is None
 
 
 def test_a_trace_of_another_program(tmp_path):

@@ -6,8 +6,6 @@ from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, load_kernels, pytorch
 from common.analysis.reports import launches
 from common.errors import UsageError
-from common.files import read_json
-from tests.conftest import ROOT
 from tests.kernel_files import launch_rows, write_gpu_trace
 from tests.small_traces import STEPS, event, gpu_trace, write_profile
 
@@ -80,13 +78,3 @@ def test_frames_of_torch_compile_are_no_operators(tmp_path):
     found = load_kernels.load(tmp_path / "trace.json")
     assert list(found.table.name) == ["CompiledFunction", "aten::mm"]
     assert found.notes == (pytorch.OPERATORS_NOTE, pytorch.COMPILED_NOTE)
-
-
-@pytest.mark.parametrize("preset", ["tiny", "small", "medium"])
-def test_measured_profiles_keep_every_launch(preset):
-    path = ROOT / "results" / "h100" / f"v1_{preset}_profile.json.gz"
-    profile = read_json(path)
-    rows = launches.summary(load_kernels.load(path))
-    assert sum(row.calls for row in rows) == profile["launch"]["count"]
-    assert sum(row.total_ns for row in rows) == pytest.approx(1e3 * sum(row["device_us"] for row in profile["kernels"]))
-    assert {row.category for row in rows} == {"kernel", "memcpy", "memset"} and sum(row.share for row in rows) == pytest.approx(1)
