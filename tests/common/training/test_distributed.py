@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from common import cli, ranks
@@ -174,22 +175,18 @@ def wait_for(path: Path, seconds: float = 300) -> None:
         time.sleep(0.1)
 
 
-def test_a_captured_step_that_hangs_ends_its_process(as_rank, monkeypatch, capsys):
+@pytest.mark.parametrize("captured, paused, ends", [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_captured_step_that_hangs_ends_its_process(as_rank, monkeypatch, capsys, captured, paused, ends):
     """A thread notices that no meeting has been held; not while a checkpoint is written, and not of an eager step."""
-    codes, kept, ended = [], [], threading.Event()
+    done, ended = [], threading.Event()
     as_rank(0)
     monkeypatch.setattr(distributed, "PERIOD", 0.01)
-    monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set()))
-    for captured, timeout, seconds in ((True, 600, 0.3), (False, 0.05, 0.3), (True, 0.05, 300)):
-        assert codes == []
-        with distributed.Meetings(CPU).watched(lambda: kept.append(1), timeout, captured):
-            ended.wait(seconds)
-    assert codes[0] == 1 and kept and "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
-    codes.clear()
+    monkeypatch.setattr(distributed.os, "_exit", lambda code: (done.append(code), ended.set()))
     meetings = distributed.Meetings(CPU)
-    with meetings.watched(lambda: None, 0.2, True), meetings.paused():
-        time.sleep(0.5)
-    assert codes == []
+    with meetings.watched(lambda: done.append("kept"), 0.05, captured), meetings.paused() if paused else nullcontext():
+        ended.wait(300 if ends else 0.3)
+    assert done[:2] == ["kept", 1] * ends
+    assert ("error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err) == ends
 
 
 @pytest.mark.parametrize("form", ["fsdp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zero1", "ddp"))])
@@ -251,37 +248,14 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
     assert said.count("error: --data is another text for another process") == 1 and not (tmp_path / "metrics.json").exists()
 
 
-ENDING = """
-import atexit, os, sys, torch
-
-from common import cli
-from common.training import distributed
-
-if "RANK" in os.environ:
-    distributed.start(torch.device("cpu"), 600)
-    torch.distributed.destroy_process_group()
-atexit.register(print, "Python ends")
-print("the last line")
-cli.command(lambda: int(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("launch", [TORCHRUN[:-1] + ("1",), ()])
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_process_with_threads_of_gloo_ends_without_pythons_end(run_script, tmp_path, launch, code):
-    """One of these threads could abort it: "terminate called without an active exception", exit code -6."""
-    (tmp_path / "job.py").write_text(ENDING)
-    done = run_script(*launch, "job.py", code, check=code)
-    assert "the last line" in done.stdout and ("Python ends" in done.stdout) == (not launch)
-
-
 # --------------------------------------------------------------------------------------------------------- the environment
 
 
-def test_a_process_of_its_own_is_in_no_group():
-    assert ranks.here() == ranks.Ranks(0, 0, 1, False)
-    assert distributed.form(run_options(tiny_llama_v1)) is None and not agreement.active()
-    assert (agreement.gathered(3), agreement.anywhere(False, CPU)) == ([3], False)
+def test_a_process_of_its_own_is_in_no_group_and_others_take_the_first_form_of_a_version(as_rank):
+    options = run_options(tiny_llama_v1, *QUICK)
+    assert distributed.form(options) is None and not agreement.active() and agreement.gathered(3) == [3]
+    as_rank(1)
+    assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
 @pytest.mark.parametrize("flags, forms, message", [
@@ -293,12 +267,6 @@ def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
     as_rank(0)
     with pytest.raises(ValueError, match=message):
         distributed.form(run_options(tiny_llama_v1, *QUICK, "--parallel", "fsdp", *flags), forms)
-
-
-def test_several_processes_take_the_first_form_that_a_version_supports(as_rank):
-    as_rank(1)
-    options = run_options(tiny_llama_v1, *QUICK)
-    assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
 def test_an_environment_that_names_no_process_is_refused(as_rank, refused):
