@@ -7,7 +7,7 @@ from pathlib import Path
 from common.analysis.comparisons import compare
 from common.errors import UsageError
 from common.files import read_json, write_json
-from tests.conftest import ROOT, TINY, V1, cells
+from tests.conftest import ROOT
 from tests.records import record
 
 import pytest
@@ -116,26 +116,6 @@ def test_the_nearest_pair_says_why_and_what_to_run(folders):
     nearest = f"The nearest are {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json, which differ: batch size"
     assert nearest in " ".join(text.split())
     assert "No two can be compared. Run both with the same flags" in text and "ms/step" not in text
-
-
-def test_real_runs_and_profiles(execute, tmp_path):
-    records = []
-    for folder, steps in ((V1, 8), (V2, 6)):
-        place = tmp_path / folder.name
-        place.mkdir()
-        script = next(folder.glob("tiny_llama_v*.py"))
-        (place / script.name).touch()
-        records.append(place / f"{script.stem}_metrics.json")
-        quick = (*TINY, "--data", "synthetic", "--num-steps", steps, "--profile-dir", place / "a" / "b")
-        execute(script, *quick, "--metrics-out", records[-1])
-    found = compare.regression(*records, 0.001, 1e-4)
-    assert "over 6 steps" in shown(found) and not found.failures
-    losses = [read_json(path)["loss"]["all"] for path in records]
-    assert losses[0][:6] == pytest.approx(losses[1], abs=1e-5)  # the batches do not depend on the number of steps
-    printed = execute(VERSIONS, "--v1", V1.name, "--v2", V2.name, "--output", "made/versions.md").out
-    assert printed.endswith("written: made/versions.md\n")
-    calls = next(row for row in cells((tmp_path / "made/versions.md").read_text()) if row[0] == "attention")
-    assert int(calls[-2]) > int(calls[-1]) > 0, "Version 2 calls fewer operators in attention"
 
 
 def test_folders_that_are_no_version_are_refused(folders, tmp_path):

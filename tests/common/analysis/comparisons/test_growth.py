@@ -73,10 +73,6 @@ def test_two_points_leave_no_residual_and_three_do(tmp_path):
     assert "S / b" not in shown(flat)
 
 
-def test_the_limit_of_throughput_is_that_of_all_processes(tmp_path):
-    assert f"S / b = {2 * 128 / 3e-3:,.0f} tokens/s" in shown(save_sizes(tmp_path, 4, 8, 16, training__world_size=2))
-
-
 @pytest.mark.parametrize(("folders", "message"), [
     (["size4"], "at least two batch sizes"),
     (["size4", "empty"], "empty holds no profile_*.json"),

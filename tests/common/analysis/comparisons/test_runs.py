@@ -37,8 +37,3 @@ def test_ceilings_stand_beside_the_run_that_measured_them(tmp_path, execute):
     paths = shown(tmp_path / "a.json"), shown(tmp_path / "b.json", ceilings=ceilings)
     assert [row[-3:] for row in tables(paths)[1].rows] == [[None] * 3, [2, 3, pytest.approx(4)]]
     assert "small operation us" in execute(V1 / "show_runs.py", *paths).out
-
-
-def test_what_is_no_record_is_refused(refused, tmp_path):
-    write_json(tmp_path / "other.json", {"schema": "x"})
-    assert "other.json" in refused(V1 / "show_runs.py", "other.json")
