@@ -108,7 +108,7 @@ def test_a_workload_that_nobody_analyzed_says_what_to_do(tmp_path):
             database.execute(f"CREATE TABLE {table} (event_id)")
             database.execute(f"INSERT INTO {table} VALUES (1)")
         database.execute("CREATE VIEW counters_collection AS SELECT * FROM rocpd_pmc_event")
-    with pytest.raises(UsageError, match="run `rocprof-compute analyze -p` on its folder, give the pmc_perf.csv"):
+    with pytest.raises(UsageError, match="run `rocprof-compute analyze -p FOLDER`, give the pmc_perf.csv"):
         load_kernels.load(tmp_path / "pmc_perf_0.db")
 
 
