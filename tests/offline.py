@@ -1,33 +1,33 @@
-"""Compiles the kernels of Versions 3 and 4 for a GPU that is not there, and prints a JSON row for each.
+"""Compiles the kernels of a training step of Versions 3 and 4 for a GPU that is not there, and prints a JSON row for each.
 
-    python -m tests.offline gfx942 bf16,fp32 "D = 512" "Dh = 64"        # without sizes: all
+    python -m tests.offline gfx942 bf16
 
-A driver that compiles and does not run stands in for the GPU's, so this needs a process of its own. The kernels are launched as
-in training, forward and backward. Tensors are small: the last dimension decides what is compiled.
+A driver that compiles and does not run stands in for the GPU's, so this needs a process of its own. Nothing is computed by the
+kernels: which of them a step launches, and with which sizes, follows from shapes alone.
 """
 
 import contextlib
-import functools
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
 torch.cuda.is_available, _available = lambda: True, torch.cuda.is_available  # kernels are loaded where one could run
 
-from common.rope import rope_tables
-from version3_triton.kernels import KERNELS as V3
+from common.config import ModelConfig
+from common.precision import Precision
+from version3_triton import kernels, tiny_llama_v3
 from version3_triton.kernels import launch_sizes
-from version4_ultra_fused.kernels import KERNELS as V4
-from version4_ultra_fused.kernels import attention, elementwise, matmul, matmul_norm_backward, short_attention, tiles
-from version4_ultra_fused.kernels.reference import Norm, Rope, Slot
+from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.kernels import tiles
+from version4_ultra_fused.kernels.fp8 import scales
 
 import triton
 from torch import Tensor
@@ -50,127 +50,16 @@ FP8 = {  # formats of x and of gradients, on the targets that multiply in them
 }
 
 
-class Launch(NamedTuple):
-    """A size, such as "D = 256", and a function of a dtype that launches kernels."""
-
-    size: str
-    run: Callable[[torch.dtype], object]
-    only_16_bits: bool = False
+def config(hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 1000) -> ModelConfig:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocabulary}
+    return ModelConfig(hidden_size=hidden, num_layers=1, max_sequence_length=256, **sizes)
 
 
-def step(operation: Callable[..., Any], dtype: torch.dtype, *arguments: object) -> None:
-    """Forward under autocast, as in training, and backward."""
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        outputs = operation(*arguments)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-
-
-def leaf(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, requires_grad=True)
-
-
-def norms(size: int, dtype: torch.dtype) -> None:
-    x, residual, weight = leaf(torch.float32, 16, size), torch.ones(16, size), torch.ones(size, requires_grad=True)
-    step(V3["rms_norm"], dtype, x, weight, 1e-5)
-    step(V3["add_rms_norm"], dtype, leaf(dtype, 16, size), residual, weight, 1e-5)
-
-
-def activation(size: int, dtype: torch.dtype) -> None:
-    step(V3["swiglu"], dtype, leaf(dtype, 16, size), leaf(dtype, 16, size))
-
-
-def loss(size: int, dtype: torch.dtype) -> None:
-    step(V3["linear_cross_entropy"], dtype, leaf(dtype, 1, 16, 16), leaf(dtype, size, 16), torch.zeros(1, 16).long())
-
-
-def rotation(size: int, dtype: torch.dtype) -> None:
-    step(V3["apply_rope"], dtype, leaf(dtype, 1, 4, 64, size), leaf(dtype, 1, 2, 64, size), *rope_tables(size, 64, 1e4))
-
-
-def heads(size: int, dtype: torch.dtype) -> None:
-    step(V3["attention"], dtype, leaf(dtype, 1, 4, 64, size), *(leaf(dtype, 1, 2, 64, size) for _ in range(2)))
-
-
-def plain_norms(size: int, dtype: torch.dtype) -> None:
-    x, y, weight = torch.zeros(16, size), torch.zeros(16, size, dtype=dtype), torch.zeros(size)
-    V4["add_norm"](x, y, weight, 1e-5, dtype)
-    for dx in (y, x):  # that of the first layer is for the embedding
-        V4["add_norm_backward"](y, y, Norm(weight, x, torch.zeros(16)), dx.dtype)
-
-
-def plain_rotation(size: int, dtype: torch.dtype) -> None:
-    each, table = torch.zeros(1, 4, 64, size, dtype=dtype), torch.zeros(64, size)
-    V4["rotate_back"](each, each, each, Rope(table, table, 64))
-
-
-def plain_loss(size: int, dtype: torch.dtype) -> None:
-    V4["cross_entropy"](torch.zeros(16, size, dtype=dtype), torch.zeros(16, dtype=torch.long), True)
-
-
-def plain_activation(size: int, dtype: torch.dtype) -> None:
-    gate_up = torch.zeros(64, 2 * size, dtype=dtype)
-    elementwise.swiglu(gate_up)
-    for kept in (None, gate_up):
-        elementwise.swiglu_backward(gate_up[:, :size].contiguous(), gate_up, kept)
-
-
-def casts(size: int, dtype: torch.dtype) -> None:
-    """To FP8: of x in e4m3, and of gradients in e5m2."""
-    for number, form in enumerate(FP8.get(driver.active.get_current_device(), ())):
-        x, slot = torch.zeros(64, size, dtype=dtype), Slot(torch.zeros(1), torch.zeros(1), form)
-        V4["quantize"](x, slot)
-        if number:
-            V4["swiglu_backward_quantized"](x[:, : size // 2], x, slot)
-        else:
-            V4["swiglu_quantized"](x, slot)
-
-
-def embedding(size: int, dtype: torch.dtype) -> None:
-    ids = torch.zeros(64, dtype=torch.long)
-    V4["add_embedding_gradient"](torch.zeros(64, size), ids, ids, torch.zeros(1000, size))
-
-
-def update(size: int, dtype: torch.dtype) -> None:
-    weights, moments, working = torch.zeros(size), (torch.zeros(size), torch.zeros(size)), torch.zeros(size, dtype=dtype)
-    copy = None if dtype == torch.float32 else working
-    rest = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-    V4["adamw"](weights, moments, working, copy, torch.zeros(1)[0], **rest)
-
-
-def products(size: int, dtype: torch.dtype) -> None:
-    """Products with each epilogue, at each tile of the family that is compiled for."""
-    x, weight, table = (torch.zeros(*shape, dtype=dtype) for shape in ((256, size), (2048, size), (256, 64)))
-    choices = tiles.TILES[launch_sizes.family()]
-    for tile in choices["rope"]:
-        matmul.qkv_rope(x, weight, Rope(table.float(), table.float(), 256), 1536, most=2048 * 256, blocks=tile)
-    for tile in choices["swiglu"]:
-        matmul.gate_up_swiglu(x, weight, most=2048 * 256, blocks=tile)
-    y, dots, rstd = torch.zeros(256, 512, dtype=dtype), torch.zeros(2, 256), torch.zeros(256)
-    for tile in choices["norm"]:
-        for out in (dtype, torch.float32):  # that of the first layer is for the embedding
-            matmul_norm_backward.product_norm_backward(
-                x, dots, weight[:size, :512], y, Norm(rstd, y, rstd), dtype=out, most=1 << 40, blocks=tile
-            )
-
-
-def whole_heads(size: int, dtype: torch.dtype) -> None:
-    tokens, table, lse = 256, torch.zeros(128, size), torch.zeros(2, 4, 128)
-    dy, qkv = torch.zeros(tokens, 4 * size, dtype=dtype), torch.zeros(tokens, 8 * size, dtype=dtype)
-    for most in (0, 1 << 40):
-        short_attention.attend_backward(dy, qkv, (dy, lse), Rope(table, table, attention.SHORT), (4, 2, 2), most=most)
-
-
-TABLE = [
-    Launch(f"{letter} = {size}", functools.partial(run, size), only_16_bits=run in (products, whole_heads, casts))
-    for letter, run, sizes in (
-        ("D", norms, (256, 512, 1024, 2048, 4096)), ("F", activation, (256, 4096, 5632)), ("V", loss, (256, 1000, 4096, 32000)),
-        ("Dh", rotation, (16, 64, 80, 128)), ("Dh", heads, (16, 32, 64, 80, 128)),
-        ("D", plain_norms, (256, 1024, 2048)), ("Dh", plain_rotation, (32, 64, 128)), ("V", plain_loss, (1000, 32000)),
-        ("F", plain_activation, (1024,)), ("C", casts, (2048,)), ("D", embedding, (512,)), ("N", update, (4096,)),
-        ("K", products, (1024,)), ("Dh", whole_heads, (32, 64)),
-    )
-    for size in sizes
+# A model, B and S. The head dimensions are 64 and 128, then also 32, 80 and 16, and SwiGLU and the loss have odd and large sizes.
+COMMON = [(config(512, 8, 4, 2048), 8, 128), (config(1024, 8, 4, 4096), 1, 256)]
+ALL = [
+    *COMMON, (config(256, 8, 8, 512), 8, 128), (config(240, 3, 3, 330, 251), 3, 17), (config(64, 4, 2, 128, 4096), 1, 16),
+    (config(2048, 32, 4, 5632, 32000), 1, 32),
 ]  # fmt: skip
 
 
@@ -184,20 +73,27 @@ def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
     return {"spills": sum(map(int, counted)), "shared_bytes": kernel.metadata.shared}
 
 
-def compile_all(target: str, dtypes: list[str], launches: list[Launch]) -> list[dict[str, Any]]:
-    """A row for each kernel that the launches compile. Afterwards Triton's driver is still none that can launch."""
+def step(version, model: torch.nn.Module, precision: Precision, batch: tuple[Tensor, Tensor]) -> None:
+    optimizer = version.make_optimizer(model, Namespace(learning_rate=1e-3))
+    version.make_step(model, optimizer, precision)(batch)
+
+
+def scaled_product(a: Tensor, b: Tensor, *, out: Tensor | None = None, **_) -> Tensor:
+    """What stands in for a product in FP8, which a CPU may not have."""
+    return torch.zeros(len(a), b.shape[1], dtype=torch.bfloat16) if out is None else out.zero_()
+
+
+def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, int, int]]) -> list[dict[str, Any]]:
+    """A row for each kernel that is launched. Afterwards Triton's driver is still none that can launch."""
     rows: list[dict[str, Any]] = []
-    place: dict[str, str] = {}
     logs: dict[str, str] = {}  # by a kernel's hash: within a process a kernel is compiled once
 
     def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as log:
             kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        found = resources(kernel, logs.setdefault(kernel.hash, log.getvalue()))
-        rows.append({"kernel": self.fn.__name__, **place, **found})
-        for x in arguments:
-            if isinstance(x, Tensor) and not x.is_floating_point():
-                x.zero_()  # a valid class or id, where the kernel would have written one
+        rows.append({"kernel": self.fn.__name__, **place, **resources(kernel, logs.setdefault(kernel.hash, log.getvalue()))})
+        if self.fn.__name__.startswith("_linear_cross_entropy"):
+            arguments[3].zero_()  # classes, which the kernel would have written
 
     triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
     gpu, family = TARGETS[target]
@@ -209,16 +105,23 @@ def compile_all(target: str, dtypes: list[str], launches: list[Launch]) -> list[
     )
     driver.set_active(stand_in)
     run, JITFunction.run = JITFunction.run, compile_only
-    launch_sizes.family_of_this_gpu = lambda: family
+    launch_sizes.family_of_this_gpu, tiles.multiprocessors = lambda: family, lambda: 132
+    kernels.INTERPRETED = True  # so that kernels run on a CPU's tensors
+    scales.formats, torch._scaled_mm = lambda: FP8[target], scaled_product
     for dtype in dtypes:
-        for launch in launches:
-            place.update(target=target, dtype=dtype, size=launch.size)
-            if DTYPES[dtype].itemsize == 2 or not launch.only_16_bits:
-                launch.run(DTYPES[dtype])
+        precision = Precision(torch.device("cpu"), None if dtype == "fp32" else DTYPES[dtype])
+        for model, batch_size, length in models:
+            place = {"target": target, "dtype": dtype, "hidden_size": model.hidden_size}
+            ids, targets = torch.zeros(2, batch_size, length, dtype=torch.long)
+            step(tiny_llama_v3, tiny_llama_v3.TinyLlama(model), precision, (ids, targets))
+            if dtype != "fp16":  # which Version 4 does not take
+                step(tiny_llama_v4, tiny_llama_v4.TinyLlama(model), precision, (ids, targets))
+            if dtype == "bf16" and target in FP8 and ids.numel() % 16 == 0:
+                switches = tiny_llama_v4.SWITCHES | {"fp8": True}
+                step(tiny_llama_v4, tiny_llama_v4.TinyLlama(model, switches), precision, (ids, targets))
     return rows
 
 
 if __name__ == "__main__":
-    target, dtypes, *sizes = sys.argv[1:]
-    launches = [launch for launch in TABLE if not sizes or launch.size in sizes]
-    print(json.dumps(compile_all(target, dtypes.split(","), launches)))
+    name, formats, *which = sys.argv[1:]
+    print(json.dumps(compile_all(name, formats.split(","), ALL if which else COMMON)))

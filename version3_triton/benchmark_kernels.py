@@ -13,21 +13,17 @@
     flash      of attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes by itself
     cudnn      of attention in 16 bits on NVIDIA: cuDNN's
 
-Inputs are random, in the number format of the run, and laid out as in the model: parts of a fused product are strided. Liger gets
-contiguous inputs. An operation and its gradients for all inputs are timed in two ways:
+Inputs are random and laid out as in the model: parts of a fused product are strided, but contiguous for Liger. An operation and
+its gradients for all inputs are timed in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
 
 From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers that they must read and write,
-and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three), with their share of what a
-large copy and a matrix product reached here. Tensors that fit a cache can exceed the copy.
+and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three). Their share is that of a
+large copy or a matrix product here. `--tiles` times our kernels with other tiles instead (`kernel_tiles.py`).
 
-`--tiles` compares sizes for the kernels instead: it times an operation with each tile that may stand in `kernels/launch_sizes.py`
-for one of its kernels, on a GPU, and prints the three fastest and the tile in use.
-
-The JSON file is described in `common/records/study_files.py`. A sweep also draws the share of the ceiling over the
-sequence length, in a PNG beside it.
+A sweep also draws the share over the sequence length, in a PNG beside the JSON file.
 """
 
 import sys

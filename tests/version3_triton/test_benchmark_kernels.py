@@ -103,27 +103,6 @@ def test_flags_that_it_does_not_take(refused, flags):
     assert flags[0] in refused(V3 / "benchmark_kernels.py", *flags)
 
 
-def test_parts_of_a_fused_product_are_separated():
-    fused = torch.randn(2, 5, 3 * 8)
-    part = fused.split(8, dim=-1)[1].requires_grad_()
-    rows = benchmark_kernels.separated(part)
-    assert not part.is_contiguous() and rows.is_contiguous() and torch.equal(rows, part)
-    heads = part.detach().unflatten(-1, (2, 4)).transpose(1, 2)  # [B, heads, S, Dh]
-    product = benchmark_kernels.separated(heads)
-    assert product.shape == (2, 2, 5, 4) and torch.equal(product, heads)
-    assert product.transpose(1, 2).is_contiguous()  # [B, S, heads, Dh] in memory
-    assert all(x.is_leaf and x.requires_grad for x in (rows, product))
-
-
-def test_contenders_are_those_that_can_run_here():
-    on_gpu = DEVICE.type == "cuda"
-    backends = ["flash"] * on_gpu + ["cudnn"] * (on_gpu and not torch.version.hip)
-    half, single = Precision(DEVICE, torch.bfloat16), Precision(DEVICE, None)
-    assert list(benchmark_kernels.contenders("attention", half, peers=True)) == ["kernel", "eager", "compiled", *backends]
-    assert list(benchmark_kernels.contenders("attention", single, peers=True)) == ["kernel", "eager", "compiled"]
-    assert list(benchmark_kernels.contenders("swiglu", half, peers=False)) == ["kernel", "eager"]
-
-
 @runs_kernels
 @pytest.mark.parametrize("operation, kernel", [("swiglu", "swiglu"), ("attention", "keys")])
 def test_tiles_are_ranked_by_time_and_the_table_stays_as_it_is(monkeypatch, operation, kernel):

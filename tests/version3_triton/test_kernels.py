@@ -1,9 +1,7 @@
 """The operations of Version 3 as plain functions: each is its kernel, or PyTorch's where the kernel is off or cannot run."""
 
 from collections import Counter
-from dataclasses import replace
 
-from common.errors import UsageError
 from tests import models
 from tests.conftest import run_options
 from tests.oracle import DEVICE
@@ -84,17 +82,6 @@ def test_operations_are_given_back_after_a_context_within_another_and_after_an_e
     assert called == {"swiglu": 2}
 
 
-@pytest.mark.parametrize("device, has_triton, interpreted, reason", [
-    ("cuda", True, False, None), ("cpu", True, True, None), ("cpu", True, False, "need a GPU"),
-    ("cuda", False, False, "triton is not installed"),
-])  # fmt: skip
-def test_where_kernels_can_run(monkeypatch, device, has_triton, interpreted, reason):
-    monkeypatch.setattr(kernels, "HAS_TRITON", has_triton)
-    monkeypatch.setattr(kernels, "INTERPRETED", interpreted)
-    found = kernels.missing(torch.device(device))
-    assert found is None if reason is None else reason in found
-
-
 def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     switches = kernels.available(run_options(tiny_llama_v3))
@@ -103,14 +90,3 @@ def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch
     loss(models.build(tiny_llama_v3, switches, device=DEVICE))
     loss(models.build(tiny_llama_v3, device=DEVICE))  # a model that nobody asked what is available
     assert not called
-
-
-@pytest.mark.skipif(not kernels.INTERPRETED, reason="is about the interpreter")
-@pytest.mark.parametrize("amp_dtype", [None, "bfloat16"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_interpreter_is_not_trusted_with_bfloat16_on_any_device(monkeypatch, device, amp_dtype):
-    monkeypatch.setattr(kernels.devices, "select", torch.device)
-    options = replace(run_options(tiny_llama_v3, "--device", device, "--use-amp"), amp_dtype=amp_dtype)
-    with pytest.raises(UsageError, match="computes bfloat16 wrong"):
-        kernels.available(options)
-    assert kernels.available(replace(options, amp_dtype="float16")) == tiny_llama_v3.SWITCHES

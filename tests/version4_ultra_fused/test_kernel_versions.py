@@ -3,13 +3,11 @@
 Without a GPU the kernels run in Triton's interpreter where a test asks for them, and PyTorch's operations elsewhere.
 """
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 from common import device as devices
 from common.files import read_json
 from common.precision import Precision
-from common.studies import profiled_runs
 from tests import models
 from tests.conftest import ROOT, TINY, runs_kernels
 from tests.oracle import DEVICE, interpreted
@@ -101,35 +99,6 @@ def test_it_runs_the_kernels_in_the_interpreter(execute, known_ceilings, tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------------- other scripts
-
-
-@pytest.mark.parametrize("script, written", [
-    ("run_pytorch_profiler.py", "pytorch_profiles/profile_*.json"),
-    ("run_deepspeed_flops.py", "flops_analysis/flops_profile.json"),
-])  # fmt: skip
-@each_version
-def test_the_other_scripts_run(execute, no_kernels, known_ceilings, tmp_path, number, script, written):
-    [folder] = ROOT.glob(f"version{number}_*")
-    execute(folder / script, *QUICK)
-    assert list(tmp_path.glob(written))
-
-
-@pytest.mark.parametrize("number", [3, 4])
-def test_on_a_cpu_the_operators_are_shown(execute, no_kernels, known_ceilings, tmp_path, number):
-    shown = execute(PROFILING[number], *QUICK, "--output-dir", "out").out
-    assert "No kernel of a GPU ran in this profile" in shown and "aten::mm" in shown
-    assert [path.name for path in tmp_path.glob("out/*")] == ["critical_path.md"]
-
-
-@each_version
-def test_a_run_that_was_stopped_before_its_profile_shows_none(monkeypatch, capsys, number):
-    """It ends with the run's exit code."""
-    asked = []
-    stopped = SimpleNamespace(profiles=[], exit_code=130)
-    monkeypatch.setattr(VERSIONS[number], "train", lambda options: asked.append(options) or stopped)
-    monkeypatch.setattr(sys, "argv", ["profiling.py"])
-    assert profiled_runs.profile_kernels(VERSIONS[number], None) == 130 and not capsys.readouterr().out
-    assert asked[0].enable_pytorch_profiler
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU

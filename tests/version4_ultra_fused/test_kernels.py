@@ -304,17 +304,6 @@ def test_adamw_is_pytorchs(dtype):
     assert working is None or torch.equal(working, master.to(dtype))
 
 
-@pytest.mark.parametrize("rows, columns, chosen", [
-    (8192, 8192, (128, 256)), (1024, 4096, (128, 256)), (1024, 2048, (128, 128)), (1024, 1024, (64, 128)), (16, 16, (64, 64)),
-])  # fmt: skip
-def test_the_largest_tile_that_gives_two_thirds_of_the_multiprocessors_work(monkeypatch, rows, columns, chosen):
-    monkeypatch.setattr(tiles.launch_sizes, "family", lambda: "sm_90")
-    monkeypatch.setattr(tiles, "multiprocessors", lambda: 132)
-    tiles.tile.cache_clear()
-    assert tiles.tile("swiglu", rows, columns)[:2] == chosen
-    tiles.tile.cache_clear()
-
-
 @runs_kernels
 def test_what_kernels_read_may_have_any_strides():
     """Each second row of a tensor of twice the height gives the same bits as a copy of these rows."""

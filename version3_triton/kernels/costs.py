@@ -2,25 +2,9 @@
 
 Bytes: every number read once and written once, nothing read twice and nothing kept in a cache from kernel to kernel. Left out:
 tables, the norms' weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where
-products are the work, in attention: those of its S (S + 1) / 2 pairs of query and key. Forward takes two such products, `queries`
-three and `keys` four. The sum of a norm's parts has no formula: how many there are depends on the GPU.
-
-Under autocast the residual stream stays float32 and the rest is in 16 bits; e is the size of a number in the products.
-
-    kernel                             bytes of a launch, for each of B S tokens             launches in a step
-    rms_norm       forward             D (4 + e)                                             1
-                   and addition        D (8 + 2 e)                                           2 L
-                   backward            D (8 + e)                                             1
-                   and addition        D (12 + 2 e); in fp32 16 D, both gradients are one    2 L - 1
-                   the last of those   D (8 + 2 e); in fp32 12 D, its sum goes nowhere       1
-                   dweight             no formula                                            2 L + 1
-    rope           forward, backward   2 Dh (H + K) e                                        L each
-    swiglu         forward             3 F e                                                 L
-                   backward            5 F e                                                 L
-    attention      forward             Dh (2 H + 2 K) e                                      L
-                   queries             Dh (4 H + 2 K) e                                      L
-                   keys                Dh (2 H + 4 K) e                                      L
-    cross_entropy                      2 V e, logits to their gradient in place              1, or one a chunk
+products are the work, in attention: those of its S (S + 1) / 2 pairs of query and key. The sum of a norm's parts has no formula:
+how many there are depends on the GPU. Under autocast the residual stream stays float32 and the rest is in 16 bits. In float32
+both gradients of `add_rms_norm` are one tensor, and the last norm's sum goes nowhere.
 """
 
 from collections.abc import Collection

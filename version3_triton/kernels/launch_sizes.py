@@ -2,7 +2,7 @@
 
 A test compiles every kernel with these sizes for GPUs of both vendors (tests/offline.py): on AMD and on "sm_75" (a T4) a kernel
 must fit into 64 KiB of shared memory, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the fastest on an
-H100 or near it (`benchmark_kernels.py --tiles`, results/h100/tiles.json, LOG.md). No other GPU was there to time: what is under
+H100 or near it (`benchmark_kernels.py --tiles`, LOG.md). No other GPU was there to time: what is under
 the other names is what compiles without spills.
 """
 

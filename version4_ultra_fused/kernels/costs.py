@@ -2,38 +2,13 @@
 
 Bytes: every number read once and written once, and nothing kept in a cache from kernel to kernel. Left out: tables, the norms'
 weights and the parts of their gradients, and what there is one of for each row or head. FLOPs are given where products are the
-work; in attention they are those of its S (S + 1) / 2 pairs of query and key. The residual stream is float32;
-e is the size of a number in the products and in the stream's gradient, C = (H + 2 K) Dh. In 16 bits the backward pass reads a
-copy of the stream in e bytes, which the norm writes: c = e; in float32 c = 0.
+work; in attention they are those of its S (S + 1) / 2 pairs of query and key.
 
-    kernel                               bytes of a launch, for each of B S tokens             launches in a step
-    rms_norm               forward       D (4 + e + c)                                         1
-                           and addition  D (8 + 2 e + c)                                       2 L
-                           backward      3 D e                                                 1
-                           and addition  4 D e; the embedding's gradient has float32           2 L
-                           dweight       no formula, because the GPU decides how many parts    2 L + 1
-    matmul                 rope          (D + C) e, and the weight D C e                       L
-                           swiglu        (D + 3 F) e, and the weight 2 D F e                   L
-    matmul_norm            backward      (3 D + C) e, and the weight D C e; or with 2 F        L or 2 L
-                                         for C; each in place of a backward rms_norm
-    rotate                 forward       2 Dh (H + K) e, without `rope` above                  L
-                           backward      2 C e, without short_attention                        L
-    swiglu                               3 F e, without `swiglu` above                         L
-    swiglu_backward                      5 F e                                                 L
-    quantize               forward       12 D, and the weights 4 D (C + D + 3 F); FP8 alone    7 L
-                           backward      8 D + 4 C                                             3 L
-    swiglu_quantized                     6 F; backward 10 F                                    L
-    flash_attention        forward       Dh (2 H + 2 K) e, 2 products                          L
-                           queries       Dh (4 H + 2 K) e, 3 products                          L
-                           keys          Dh (2 H + 4 K) e, 4 products                          L
-    short_attention        backward      Dh (4 H + 4 K) e, 5 products; in place of these two   L
-    cross_entropy                        2 V e, logits to their gradient in place              1
-                           mean          no formula: a number of each token, where all count   1
-    embedding_backward                   4 D; rows of the gradient, by the text, not counted   1
-    adamw                                28 a parameter; in 16 bits 30 outside of matrices     2, or L + 1
+The residual stream is float32. The products and the stream's gradient have a number format of their own. In 16 bits the backward
+pass reads a copy of the stream in that format, which the norm writes.
 
-The two kinds of `matmul` have one name, so their costs are added up. Which of them run depends on the GPU and the shape, and
-so does where `adamw` runs: the kernels that a profile holds show it.
+The two kinds of `_matmul` have one name, so their costs are added up. Which kernels run depends on the GPU and the shape: those
+that a profile holds show it.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,6 @@ from common.training import flop_counters
 from tests import models
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, interpreted
-from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
@@ -52,13 +51,6 @@ def test_bytes_by_formula_are_those_of_the_tensors_that_kernels_get(monkeypatch,
     assert given == expected
 
 
-def test_flops_of_attention_are_those_of_the_pairs_that_are_not_masked():
-    product = 2 * 2 * 17 * 18 // 2 * CONFIG.hidden_size * CONFIG.num_layers
-    found = {kernel: cost.flops for (kernel, _), cost in costs.training_step(CONFIG, 2, 17, 2).items() if cost.flops}
-    kernels_of = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
-    assert found == {f"_flash_attention_{name}": products * product for name, products in kernels_of.items()}
-
-
 def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch):
     ids = torch.zeros(2, 16, dtype=torch.long, device=DEVICE)
     product = 2 * 2 * 16 * 16 * CONFIG.hidden_size * CONFIG.num_layers
@@ -89,14 +81,3 @@ def test_the_loss_is_counted_where_it_computes():
     plain, own = counted(), counted("triton-loss")
     gradients = 2 * 2 * 2 * 17 * CONFIG.hidden_size * CONFIG.vocab_size  # of x and of the weight, in the forward pass
     assert own == {"forward": plain["forward"] + gradients, "backward": plain["backward"] - gradients}
-
-
-@runs_kernels
-def test_deepspeed_counts_one_forward_pass(tmp_path):
-    pytest.importorskip("deepspeed")
-    first, third = (
-        flop_counters.counted_by_deepspeed(models.build(version, device=DEVICE), models.batch(DEVICE), tmp_path / "report.txt")
-        for version in (tiny_llama_v1, tiny_llama_v3)
-    )
-    assert third["forward"] == pytest.approx(flops.forward(CONFIG, 2, 17, causal=False)["total"], rel=0.01)
-    assert third["forward"] <= first["forward"] and third["backward"] == 2 * third["forward"]

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from version3_triton import kernels as third_kernels
 from version4_ultra_fused import kernels, tiny_llama_v4
 from version4_ultra_fused.kernels import costs, elementwise, matmul, matmul_norm_backward, reference, short_attention
 from version4_ultra_fused.memory import optimizer
@@ -154,14 +153,6 @@ def test_bytes_of_fp8_are_those_of_the_tensors(no_kernels, monkeypatch):
     assert len(given) == 4 and {key: found[key].bytes for key in given} == given
 
 
-def test_an_epilogue_whose_kernel_ran_is_no_part_of_the_products():
-    config, tokens = ModelConfig(), 8 * 128
-    found = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"): 4, ("_rotate", "forward"): 4})
-    assert found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 2 * 512
-    both = costs.training_step(config, 8, 128, 2, {("_matmul", "forward"): 8})
-    assert both["_matmul", "forward"].flops - found["_matmul", "forward"].flops == 4 * 2 * tokens * 256 * 3 * 256
-
-
 def counted(dtype: torch.dtype) -> dict[str, int]:
     """FLOPs by PyTorch's counter and by `kernel_flops`."""
     ids = torch.randint(61, (2, BATCH, LENGTH), generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -180,30 +171,3 @@ def test_every_product_is_counted_once(monkeypatch, dtype, most, repeated):
     allow(monkeypatch, most, most)
     found, once = counted(dtype), flops.forward(CONFIG, BATCH, LENGTH, causal=False)["total"]
     assert found == {"forward": once, "backward": 2 * once + repeated * product(LENGTH)}
-
-
-def flops_of(length: int, exact: bool = False, dtype: torch.dtype = torch.float32) -> dict[str, int]:
-    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"exact-attention": exact}).to(DEVICE)
-    with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
-        return costs.kernel_flops(model, torch.zeros(BATCH, length, dtype=torch.long, device=DEVICE))
-
-
-NOTHING = {"forward": 0, "backward": 0}
-
-
-def test_attention_counts_where_our_own_kernels_run_and_float64_has_none(monkeypatch):
-    allow(monkeypatch, 0, 0)
-    assert flops_of(256) == {"forward": 2 * product(256), "backward": 7 * product(256)}
-    assert flops_of(257) == NOTHING
-    assert flops_of(257, exact=True) == {"forward": 2 * product(257), "backward": 7 * product(257)}
-    assert flops_of(128, dtype=torch.float16) == {"forward": 2 * product(128), "backward": 5 * product(128)}
-    assert flops_of(129, dtype=torch.float16) == {"forward": 2 * product(129), "backward": 7 * product(129)}
-
-    model = tiny_llama_v4.TinyLlama(CONFIG).to(DEVICE).double()
-    assert costs.kernel_flops(model, torch.zeros(1, 8, dtype=torch.long, device=DEVICE)) == NOTHING
-
-
-def test_without_kernels_there_is_nothing_to_add(monkeypatch):
-    allow(monkeypatch, ALL, ALL)
-    monkeypatch.setattr(third_kernels, "HAS_TRITON", False)
-    assert flops_of(17, dtype=torch.float16) == NOTHING

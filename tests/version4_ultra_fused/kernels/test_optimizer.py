@@ -112,17 +112,6 @@ def test_the_working_weights_are_the_masters_rounded(no_kernels):
         assert model.plan.gradient[parameter].dtype == (torch.bfloat16 if inner else torch.float32), name
 
 
-def test_the_rate_is_read_at_each_step():
-    """A check of gradients runs steps at a rate of 0."""
-    model, optimizer, _, _ = pair()
-    before = [parameter.clone() for parameter in model.parameters()]
-    optimizer.param_groups[0]["lr"] = 0.0
-    fill(model)
-    optimizer.step()
-    assert all(torch.equal(parameter, old) for parameter, old in zip(model.parameters(), before, strict=True))
-    assert all(state["exp_avg"].any() for state in optimizer.state.values())
-
-
 def test_a_saved_state_is_loaded_to_where_the_buffers_are():
     """After it the next step is that of the optimizer that was saved."""
     (model, saved, _, _), (other, loaded, _, _) = pair(), pair()
