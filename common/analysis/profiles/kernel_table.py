@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import files
-from common.analysis.output.tables import shortened
+from common.analysis.output.tables import counted, shortened
 from common.errors import UsageError
 
 import numpy
@@ -43,11 +43,13 @@ class Kernels:
 
 def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
     """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed, and start_ns counts from any
-    origin. A row is one call by default; a single call is its own minimum and maximum.
+    origin. A row is one call by default; a single call is its own minimum and maximum. UsageError: nothing takes any time.
     """
     table = pandas.DataFrame(
         {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""} | {name: list(values) for name, values in columns.items()}
     )
+    if len(table) and not table.duration_ns.any():
+        raise UsageError(f"{path} holds no durations: all of its {counted(len(table), 'row')} take no time")
     table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]

@@ -77,7 +77,7 @@ def test_a_list_of_events_may_lack_its_end(tmp_path):
     ('{"traceEvents": [\n {"name": "a\\c"}]}', "is not JSON or is cut off: .*line 2"),
     ('{"traceEvents": [{"ph"', "is not JSON or is cut off"),
     ('{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f"}, {"ph": "M"}, 7, null]}', "no operators, no kernels"),
-    (json.dumps({"traceEvents": launched(event("kernel", "gemm", 1, 1))}), "has no durations: each of its 1 kernel takes 0 us"),
+    (json.dumps({"traceEvents": launched(event("kernel", "gemm", 1, 1))}), "holds no durations: all of its 1 row take no time"),
     (json.dumps({"traceEvents": [event("user_annotation", "ProfilerStep#1", 100, 150), event("cpu_op", "aten::mm", 900, 950)]}),
      "no operator falls into a profiled step"),
 ])  # fmt: skip
