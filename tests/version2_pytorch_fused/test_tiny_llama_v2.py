@@ -102,16 +102,6 @@ def test_torch_compile_without_a_compiler_is_one_line(run_script, tmp_path, monk
     assert last.startswith("error: torch.compile does not work here: ") and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (["--enable-qkv-fusion", "--disable-qkv-fusion"], "not allowed with argument"),
-    (["--enable-all-fusion", "--disable-all-fusion"], "not allowed with argument"),
-    (["--torch-compile-mode", "max-autotune"], "needs --enable-torch-compile"),
-    (["--torch-compile-mode", "fast"], "invalid choice"),
-])  # fmt: skip
-def test_switches_that_contradict_each_other(refused, arguments, named):
-    assert named in refused(SCRIPT, *arguments)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])

@@ -11,7 +11,6 @@ from common.errors import UsageError
 from common.options import RunOptions
 from common.training import version_files
 from tests.conftest import V1
-from version4_ultra_fused.kernels import costs
 
 import pytest
 import torch
@@ -76,24 +75,10 @@ def test_several_processes_share_the_random_batch_of_one():
 
 
 def test_processes_that_share_an_update_share_its_bytes():
-    training = {"batch_size": 2, "sequence_length": 8}
     found = []
     for several in ({}, {"parallel": "ddp", "world_size": 4}, {"parallel": "zero1", "world_size": 4}):
-        run = {
-            "version": "v4",
-            "model": ModelConfig().model_dump(),
-            "precision": {"compute": "fp32"},
-            "training": training | several,
-        }
+        run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}}
+        run["training"] = {"batch_size": 2, "sequence_length": 8} | several
         profile = {"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": 1}]}
         found.append(own_kernels.kernel_costs(profile)["_adamw", "optimizer"].bytes)
     assert found[0] == found[1] == 4 * found[2] > 0
-
-
-def test_costs_are_given_how_often_each_kernel_ran(monkeypatch):
-    given = []
-    monkeypatch.setattr(costs, "training_step", lambda *arguments: given.append(arguments[-1]) or {})
-    training = {"batch_size": 2, "sequence_length": 8}
-    run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}, "training": training}
-    own_kernels.kernel_costs({"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": n} for n in (3, 4)]})
-    assert given == [{("_adamw", "optimizer"): 7}]
