@@ -193,19 +193,19 @@ def resolve(kind: type[Kind], arguments: argparse.Namespace, defaults: Mapping[s
     if values.get("amp_dtype") and not values.get("use_amp"):
         raise UsageError("--amp-dtype has no effect without --use-amp")
     options = kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-    return _checked(options, hasattr(arguments, "analyze_existing")) if isinstance(options, RunOptions) else options
+    return _checked(options) if isinstance(options, RunOptions) else options
 
 
-def _checked(given: RunKind, shows_files: bool) -> RunKind:
+def _checked(given: RunKind) -> RunKind:
     """The options of a run with what flags imply. UsageError: a value contradicts another, or has no effect."""
     every = given.enable_all_profiling
-    asked = ("dir", "memory", "operators", "attention_only", "with_stack", "with_flops")
-    profiled = given.enable_pytorch_profiler or every or any(getattr(given, f"profile_{name}") for name in asked)
+    asked = ("dir", "steps", "memory", "operators", "attention_only", "with_stack", "with_flops")
+    profiled = given.sort_by or any(getattr(given, f"profile_{name}") for name in asked)
     options = replace(
         given,
         profile_memory=given.profile_memory or every,
-        profile_operators=given.profile_operators or every,
-        enable_pytorch_profiler=profiled,
+        profile_operators=given.profile_operators or every or given.sort_by is not None,
+        enable_pytorch_profiler=given.enable_pytorch_profiler or every or bool(profiled),
         profile_dir=given.profile_dir or Path("pytorch_profiles"),
         profile_steps=given.profile_steps or 3,
         enable_deepspeed_flops=given.enable_deepspeed_flops or every or given.flops_dir is not None,
@@ -225,10 +225,6 @@ def _checked(given: RunKind, shows_files: bool) -> RunKind:
             options.time_phases and options.capture_step,
         "--profile-with-flops counts the whole step: leave --profile-attention-only out":
             options.profile_with_flops and options.profile_attention_only,
-        "--profile-steps needs the profiler: add --enable-pytorch-profiler":
-            given.profile_steps and not options.enable_pytorch_profiler,
-        "--sort-by orders the table of operators: add --profile-operators":
-            options.sort_by and not options.profile_operators and not shows_files,
         f"--sort-by {options.sort_by} needs the memory to be recorded: add --profile-memory":
             "memory" in (options.sort_by or "") and not options.profile_memory,
     }  # fmt: skip

@@ -15,7 +15,7 @@ Switches = Mapping[str, bool | str]  # by name, such as "qkv-fusion"; a mode of 
 
 MODEL, TRAINING = "model", "training"  # groups of flags
 PROCESSES = "several processes (torchrun --standalone --nproc-per-node N SCRIPT ...; --batch-size is of each)"
-PROFILING = "profiling (each of these that writes a profile turns the profiler on)"
+PROFILING = "profiling (each --profile-... and --sort-by turns the profiler on)"
 # What --sort-by takes: torch.profiler's names; `cuda_` is today's `device_`.
 SORT_KEYS = (
     "cpu_time_total", "self_cpu_time_total", "cuda_time_total", "self_cuda_time_total", "device_time_total",
