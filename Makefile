@@ -5,9 +5,9 @@ export PYTHON TORCH_BUILD
 # setup.sh fills this file last, with the folder it was made in: a .venv that was copied or moved is made anew.
 STAMP := .venv/set-up
 
-# Of `make compare`: the sizes. STEPS=N sets the timed steps, and FASTEST=v4 makes it fail where another model is faster.
+# Of `make compare`: the sizes. STEPS=N sets the timed steps.
 PRESET ?= tiny
-export PRESET STEPS FASTEST JSON RUN OTHER
+export PRESET STEPS JSON RUN OTHER
 
 .PHONY: help setup setup-jax preflight train compare page test test-slow test-browser docs slides lint types clean
 help: ## list the targets
@@ -28,7 +28,7 @@ compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into compar
 	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --num-steps "$${STEPS:-3}"; fi; \
 	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \
-		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" $${FASTEST:+--fastest "$$FASTEST"} "$$@"
+		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" "$$@"
 
 test: $(STAMP) ## run the tests (5 min on two cores)
 	.venv/bin/python -m pytest -n 2

@@ -12,8 +12,7 @@ model can be captured too (v1-captured). `--models available` takes all that can
 names those that cannot.
 
 Writes benchmark.json (measured), and from it benchmark.csv, .html, .md and .png, into --output-dir.
-The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same. It is also 1
-if `--fastest` names a model that is not the fastest at every shape; those in FP8 are compared with each other only.
+The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same.
 """
 
 import sys
@@ -23,7 +22,6 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.errors import UsageError
 from common.files import writable_file
 from common.records import study_files
 from common.studies import benchmark, benchmark_report, known_models
@@ -54,7 +52,6 @@ def main() -> int:
     add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
-    add("--fastest", metavar="NAME", help="exit code 1 if another of the models is faster at any shape")
     options = parser.parse_args()
     known = known_models.find()
     preset = version_files.resolve(options)
@@ -63,15 +60,10 @@ def main() -> int:
     if options.models == [AVAILABLE]:
         options.models = known_models.available(options, known)
     models, shapes = benchmark.plan(options, known)
-    if options.fastest and (options.fastest not in options.models or options.metrics == ["accuracy"]):
-        raise UsageError(f"--fastest {options.fastest} needs it among --models, and throughput or memory among --metrics")
     path = writable_file(options.output_dir / "benchmark.json", "--output-dir")
     code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
     print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
-    ahead = benchmark_report.ahead(study_files.read_benchmark(path), options.fastest) if options.fastest else []
-    if ahead:
-        print(f"{options.fastest} is not the fastest: {'; '.join(ahead)}", file=sys.stderr)
-    return code or int(bool(ahead))
+    return code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ both. Its range is that of the repeats.
 """
 
 import math
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -103,25 +102,6 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
             row["speedups"] = [theirs / ours for theirs, ours in zip(base["times"], row["times"], strict=False)]
             row |= {"speedup": median(row["speedups"]), "memory_ratio": base["peak_mib"] / row["peak_mib"]}
     return found
-
-
-def ahead(measured: Benchmark, name: str) -> list[str]:
-    """A phrase for each shape at which another model has a smaller median step time than `name`, or `name` has none.
-
-    Models with products in FP8 are compared with each other only.
-    """
-    fp8, phrases = known_models.FP8, []
-    rows = [row for row in results(measured).values() if row["model"].endswith(fp8) == name.endswith(fp8)]
-    for ours in (row for row in rows if row["model"] == name):
-        if not ours["ms"]:
-            phrases.append(f"{place(ours)}: {ours['status']}")
-            continue
-        shape = itemgetter("batch_size", "sequence_length")
-        fastest = min((row for row in rows if row["ms"] and shape(row) == shape(ours)), key=itemgetter("ms"))
-        if fastest["ms"] < ours["ms"]:
-            theirs, own = tables.format_time(fastest["ms"]), tables.format_time(ours["ms"])
-            phrases.append(f"{place(fastest)} takes {theirs}, {name} {own}")
-    return phrases
 
 
 def by_shape(measured: Benchmark, value: str, ratio: str) -> Table:

@@ -194,7 +194,7 @@ def test_a_value_given_to_make_is_one_argument(clone, target, name, value, expec
 
 @pytest.mark.parametrize("gpu, settings, preset, more", (
     (False, (), "tiny", "--num-steps 3"),
-    (True, ("PRESET=small", "STEPS=9", "FASTEST=v4"), "small", "--fastest v4 --use-amp --num-steps 9"),
+    (True, ("PRESET=small", "STEPS=9"), "small", "--use-amp --num-steps 9"),
 ), ids=("cpu", "gpu"))  # fmt: skip
 def test_a_comparison_is_in_mixed_precision_where_there_is_a_gpu(clone, gpu, settings, preset, more):
     set_up(clone, f'[ "$1" != -c ] || exit {int(not gpu)}\necho "$@"')

@@ -1,17 +1,14 @@
-"""The benchmark's script: what `available` stands for, the guard on the ordering, and what is kept of a failure."""
+"""The benchmark's script: what `available` stands for, and what is kept of a failure."""
 
-import importlib
 import os
 import shutil
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
 from common import device as devices
 from common.errors import UsageError
 from common.studies import external_baselines, known_models
-from tests import records
 from tests.conftest import ROOT
 
 import pytest
@@ -38,38 +35,6 @@ def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypat
         "leaves out v1-compile: torch.compile does not work here: no compiler",
         "leaves out absent: absent needs what is not installed here: pip install absent",
     ]
-
-
-@pytest.fixture
-def suite(monkeypatch, tmp_path):
-    """suite(*flags, ms=..., code=0): the exit code of the script where `measure` writes these times and returns that code."""
-    script = importlib.import_module("version2_pytorch_fused.benchmark_suite")
-
-    def run(*flags: str, ms: dict, code: int = 0) -> int:
-        def measure(arguments, models, shapes, baseline, path):
-            records.peers(path, **ms)
-            return code
-
-        monkeypatch.setattr(script.benchmark, "measure", measure)
-        monkeypatch.setattr(sys, "argv", ["benchmark_suite.py", "--device", "cpu", *flags])
-        return script.main()
-
-    monkeypatch.chdir(tmp_path)
-    return run
-
-
-@pytest.mark.parametrize("code, expected", ((0, 1), (1, 1), (130, 130)))
-def test_the_guard_names_the_faster_model_in_one_line(suite, capsys, code, expected):
-    assert suite("--fastest", "v2", ms={"v1": 2.0, "v2": 1.0}, code=code) == code
-    assert not capsys.readouterr().err
-    assert suite("--fastest", "v2", ms={"v1": 0.5, "v2": 1.0}, code=code) == expected
-    assert capsys.readouterr().err == "v2 is not the fastest: v1, B 8, S 128 takes 500 us, v2 1 ms\n"
-    assert suite(ms={"v1": 0.5, "v2": 1.0}) == 0
-
-
-def test_a_guard_that_could_not_fail_is_refused(refused):
-    said = refused(SCRIPT, "--device", "cpu", "--fastest", "v2", "--metrics", "accuracy")
-    assert "needs it among --models, and throughput or memory among --metrics" in said
 
 
 @pytest.mark.parametrize(("status", "code", "precisions", "end"), [

@@ -1,4 +1,4 @@
-"""The benchmark's report: its numbers, its files, what it names as missing or noisy, and who is ahead of a model."""
+"""The benchmark's report: its numbers, its files, and what it names as missing or noisy."""
 
 import csv
 from pathlib import Path
@@ -75,26 +75,3 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
     with pytest.raises(RunError, match="nothing was measured; the first: v1, B 4, S 8, failed: no compiler"):
         benchmark_report.analyze(tmp_path / "benchmark.json")
-
-
-def of_two_shapes(ms: dict[str, tuple[float | None, float | None]]) -> dict:
-    """benchmark.json of models with these medians at S 8 and S 16; None: out of memory."""
-    cells = []
-    for i, length in enumerate((8, 16)):
-        for model, times in ms.items():
-            step = {"median": times[i], "p20": 0.1, "p80": 9.0, "count": 5}
-            outcome = {"status": "ok", "reason": None, "runs": [{"step_ms": step, "kind": "GPU allocator", "peak_mib": 5.0}]}
-            if times[i] is None:
-                outcome = {"status": "out of memory", "reason": "CUDA", "runs": []}
-            cells.append({"model": model, "batch_size": 4, "sequence_length": length} | outcome)
-    return records.benchmark(cells, metrics=["throughput"])
-
-
-@pytest.mark.parametrize("ms, expected", [
-    ({"v1": (1.0, 4.0), "v4": (1.0, 2.0)}, []),
-    ({"v1": (2.0, 1.5), "hf": (3.0, 1.0), "v4": (1.0, 2.0)}, ["hf, B 4, S 16 takes 1 ms, v4 2 ms"]),
-    ({"v4-fp8": (0.5, 1.0), "v4": (1.0, 2.0)}, []),
-    ({"v1": (None, 1.0), "v4": (None, None)}, ["v4, B 4, S 8: out of memory", "v4, B 4, S 16: out of memory"]),
-], ids=("fastest", "beaten once", "another format", "out of memory"))  # fmt: skip
-def test_who_is_ahead_of_a_model(ms, expected):
-    assert benchmark_report.ahead(of_two_shapes(ms), "v4") == expected
