@@ -35,7 +35,7 @@ def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
 
 def _encoded(tokenizer: ByteLevelBPETokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
     for start in range(0, len(texts), ENCODED_AT_ONCE):
-        for encoding in tokenizer.encode_batch(texts[start : start + ENCODED_AT_ONCE]):
+        for encoding in tokenizer.encode_batch([*texts[start : start + ENCODED_AT_ONCE]]):
             yield np.array(encoding.ids, dtype=np.uint32)
 
 

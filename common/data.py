@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common.device import is_gpu
 from common.errors import UsageError
-from common.files import checksum, opened, read_json, write_json
+from common.files import opened, read_json, write_json
 from common.terminal import progress
 
 import numpy as np
@@ -205,9 +205,13 @@ def _intact(folder: Path) -> bool:
     """Whether the files are the ones that the cache's own record, written last, speaks of."""
     try:
         recorded = read_json(folder / "meta.json", CACHE_SCHEMA).get("files")
-        return recorded == {name: checksum(folder / name) for name in CACHED}
+        return recorded == _checksums(folder)
     except (UsageError, OSError):
         return False
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in CACHED}
 
 
 def _build(folder: Path, texts: Sequence[str], vocab_size: int, digest: str) -> None:
@@ -217,8 +221,7 @@ def _build(folder: Path, texts: Sequence[str], vocab_size: int, digest: str) -> 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         building = Path(name)
         bpe.build(texts, vocab_size, building)
-        checksums = {name: checksum(building / name) for name in CACHED}
-        meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "python": platform.python_version(), "files": checksums}
+        meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "files": _checksums(building)}
         write_json(building / "meta.json", meta)
         if not _intact(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -115,17 +115,16 @@ def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda
         raise (first or error) from None
 
 
-def capture_graph(work: Callable[[], object], times: int = 1, collectives: bool = False) -> Callable[[], None]:
+def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
     """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
 
     The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
-    `collectives`: as of `capturing`.
     """
     with side_stream():  # or the capture could take in the warm-up's work
         for _ in range(3):
             work()
     graph = torch.cuda.CUDAGraph()
-    with capturing(graph, collectives):
+    with capturing(graph, collectives=False):
         for _ in range(times):
             work()
     return graph.replay

@@ -5,7 +5,6 @@ The model of a schema of ours is a TypedDict class, of most in `common.records`.
 
 import functools
 import gzip
-import hashlib
 import json
 import os
 import tempfile
@@ -69,16 +68,11 @@ def _refuse_input(path: Path, flag: str = "") -> None:
         raise UsageError(f"{flag}{path} is an input of this command: name another file")
 
 
-def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, of this process alone."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes under a temporary name and renames, so that `path` never holds half a file. UsageError: it is an input."""
     _refuse_input(path)
     path = path.resolve()  # a link stays one
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
@@ -143,15 +137,6 @@ def read_text(path: Path) -> str:
     """The whole file, unpacked, as text. UsageError: as `opened`."""
     with opened(path) as file:
         return file.read().decode("utf-8-sig", errors="replace")
-
-
-def checksum(path: Path) -> str:
-    """The sha256 of a file, which need not fit into memory."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
