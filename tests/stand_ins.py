@@ -64,8 +64,7 @@ if tool == "rocprof-compute":
 if tool == "ncu":
     with open(values.log_file, "w") as log:
         print("==PROF== Connected to process 1", file=log)
-        if not os.environ.get("NO_COUNTERS"):
-            print('"ID","Kernel Name","gpu__time_duration.sum"', file=log)
+        print('"ID","Kernel Name","gpu__time_duration.sum"', file=log)
 if rest:
     try:
         sys.exit(max(subprocess.run(rest).returncode for _ in range(runs)))
@@ -107,11 +106,6 @@ class Machine:
         """Puts a command on PATH."""
         (self.bin / name).write_text(f"#!/bin/sh\nexec {shell}\n")
         (self.bin / name).chmod(0o755)
-
-    def asks_for_a_gpu(self, without: int) -> None:
-        """`python -c` ends with $NO_GPU, or with this code if that is not set."""
-        answer = f'[ "$1" != -c ] || exit ${{NO_GPU:-{without}}}'
-        (self.bin / "python").write_text(f'#!/bin/sh\n{answer}\nexec "{sys.executable}" "$@"\n')
 
     def tools(self, *names: str) -> None:
         for name in names:

@@ -27,15 +27,6 @@ def test_an_allocation_past_the_limit_is_out_of_memory(run_script):
     assert run_script("-c", code).stdout == "True\n"
 
 
-@pytest.mark.parametrize("error, expected", [
-    (RuntimeError("CUDA error: out of memory\nCompile with ..."), True),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-], ids=["driver", "blas", "other"])  # fmt: skip
-def test_what_out_of_memory_looks_like(error, expected):
-    assert devices.is_out_of_memory(error) == expected
-
-
 def test_a_missing_compiler_is_a_line(monkeypatch):
     def fail(function):
         raise RuntimeError("no compiler\nmore of it")
@@ -116,12 +107,6 @@ def test_a_capture_ends_with_the_error_inside_it(monkeypatch, inside):
         if inside:
             raise inside
     assert caught.value is inside or inside is None
-
-
-def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="this node has 2 GPUs, too few for one a process: lower --nproc-per-node"):
-        devices.take_gpu(2, "--nproc-per-node")
 
 
 @pytest.mark.parametrize(

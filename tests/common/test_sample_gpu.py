@@ -78,16 +78,6 @@ def test_it_samples_until_the_command_ends(execute, tools, tmp_path):
     assert "GPU (amd-smi)" in printed.out and f"{len(rows)} samples in run.csv" in printed.out
 
 
-def test_the_summary_has_the_extremes_of_each_gpu():
-    rows = [
-        [0.0, "0", 10.0, 100.0, 5.0, None, 1.0], [1.0, "0", 90.0, 300.0, 5.0, None, 1.0], [2.0, "0", 80.0, 110.0, 6.0, None, 1.0],
-    ]  # fmt: skip
-    assert sample_gpu.summary(rows) == [
-        ["0", "utilization_percent", 10, 80, 90, 3], ["0", "power_w", 100, 110, 300, 3], ["0", "memory_mib", 5, 5, 6, 3],
-        ["0", "memory_clock_mhz", 1, 1, 1, 3],
-    ]  # fmt: skip
-
-
 def test_without_a_tool_one_line_says_so(refused, tools, tmp_path):
     tools("nvidia-smi", "no driver", 9)
     assert "none of nvidia-smi, amd-smi was found in PATH and reports a GPU" in refused(SCRIPT, "--", "true")

@@ -1,13 +1,11 @@
 """The learning rate of each step: its formula, runs that follow it, and what is refused."""
 
 import json
-from collections import Counter
 from types import SimpleNamespace
 
 from common import schedule
 from common.training import version_files
 from tests.conftest import ROOT, TINY, run_options
-from version1_pytorch_baseline import tiny_llama_v1
 from version4_ultra_fused import tiny_llama_v4
 
 import pytest
@@ -27,25 +25,6 @@ COSINE = ("--lr-schedule", "cosine", "--lr-warmup-steps", 2, "--lr-decay-steps",
 def test_the_rate_of_each_step(kind, warm_up, decay, expected):
     options = SimpleNamespace(learning_rate=1.0, lr_schedule=kind, lr_warmup_steps=warm_up, lr_decay_steps=decay, num_steps=6)
     assert [schedule.learning_rate(options, step) for step in range(6)] == pytest.approx(expected, abs=1e-6)
-
-
-def launches(step) -> Counter:
-    with torch.profiler.profile() as profile:
-        step()
-    return Counter(event.name for event in profile.events() if event.name.startswith("aten::"))
-
-
-def test_an_eager_step_keeps_a_number_and_its_operators(tmp_path):
-    runs = []
-    for flags in ((), COSINE):
-        options = run_options(tiny_llama_v1, *QUICK, "--num-steps", 5, "--metrics-out", tmp_path / "run.json", *flags)
-        runs.append(tiny_llama_v1.train(options))
-    plain, cosine = (run.optimizer.param_groups[0]["lr"] for run in runs)
-    assert cosine == schedule.learning_rate(runs[1].options, 4) and isinstance(cosine, float) and cosine < plain
-    assert len({frozenset(launches(lambda run=run: run.prepared.step(run.data[0])).items()) for run in runs}) == 1
-    assert runs[0].record["loss"]["all"][:1] == runs[1].record["loss"]["all"][:1]
-    assert runs[0].record["loss"]["all"][1:] != runs[1].record["loss"]["all"][1:]
-    assert runs[1].record["training"]["lr_schedule"] == "cosine to step 8 after 2 steps"
 
 
 def test_a_rate_on_the_device_trains_as_a_number_does(no_kernels, tmp_path):
@@ -72,15 +51,6 @@ def test_a_run_that_goes_on_follows_its_schedule(execute, refused, no_kernels, t
     assert losses(4, *saved) + losses(7, *saved, "--resume") == losses(7)
     said = refused(script, *QUICK, *COSINE, "--num-steps", 9, *saved, "--resume", "--lr-decay-steps", 9)
     assert "another learning rate schedule (cosine to step 8 after 2 steps, now cosine to step 9 after 2 steps)" in said
-
-
-@pytest.mark.parametrize("flags, message", [
-    (("--lr-decay-steps", 5), "--lr-decay-steps has no effect with a constant learning rate"),
-    (("--lr-schedule", "cosine", "--lr-warmup-steps", 9, "--num-steps", 9), "must be 0 or more, and less than"),
-    (("--lr-warmup-steps", -1), "must be 0 or more"),
-])  # fmt: skip
-def test_a_schedule_that_cannot_be_is_refused(refused, flags, message):
-    assert message in refused(V1, *flags)
 
 
 @pytest.mark.gpu

@@ -16,7 +16,6 @@ from tests.conftest import ROOT, finished
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 PARTS = ("Makefile", "setup.sh", "pyproject.toml", "constraints.txt")
 TOOLS = ("awk", "bash", "cat", "dirname", "make", "sed", "sh", "uname")
@@ -220,12 +219,12 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def asked_for(*more: str) -> dict[str, list[Requirement]]:
-    """All that set-up asks pip for and `more`, by package, with what that requires in turn, as installed here."""
+def asked_for() -> dict[str, list[Requirement]]:
+    """All that set-up asks pip for, by package, with what that requires in turn, as installed here."""
     asked = list(project()["dependencies"])
     for extra in EXTRAS:
         asked += project()["optional-dependencies"][extra]
-    waiting = [Requirement(text) for text in [*asked, *more]]
+    waiting = [Requirement(text) for text in asked]
     found: dict[str, list[Requirement]] = {}
     while waiting:
         requirement = waiting.pop()
@@ -239,33 +238,7 @@ def asked_for(*more: str) -> dict[str, list[Requirement]]:
     return found
 
 
-def pins() -> dict[str, Version]:
-    """constraints.txt, as it is for this interpreter."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
-    chosen = [pin for pin in requirements if pin.marker is None or pin.marker.evaluate()]
-    return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in chosen}
-
-
 def test_nothing_asked_for_requires_torch_or_triton_and_all_else_that_deepspeed_needs_is_named():
     assert not {"torch", "triton", "deepspeed", "accelerate"} & asked_for().keys()
     needs = {canonicalize_name(Requirement(text).name) for text in metadata.requires("deepspeed") if "extra ==" not in text}
     assert needs - asked_for().keys() == {"torch"}
-
-
-def pinned_environment() -> bool:
-    return Path(sys.prefix, "set-up").exists() and not Path(sys.prefix, "kept.txt").exists()
-
-
-@pytest.mark.skipif(not pinned_environment(), reason="not an environment of pinned versions: torch was kept, or set-up not used")
-def test_everything_is_installed_as_pinned():
-    versions = pins()
-    installed = set(metadata.packages_distributions().get("triton", ()))
-    # Builds for GPUs bring libraries that torch itself pins, and ROCm's a triton of another name.
-    brought = ("nvidia-", "cuda-", "triton-")
-    asked = {name: by for name, by in asked_for("torch", *installed & {"triton"}).items() if not name.startswith(brought)}
-    assert asked.keys() | {"deepspeed"} <= versions.keys()
-    for name in asked:
-        assert Version(metadata.version(name)).public == str(versions[name]), name
-        for requirement in asked[name]:
-            assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement} is not met by its pin"
