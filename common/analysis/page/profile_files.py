@@ -39,6 +39,8 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
         if lost := graph_replays.lost_kernels(trace, step):
             print(f"note: {lost} (MACHINES.md: known on ROCm)", file=sys.stderr)
         trace = graph_replays.attribute(trace, step)
+    for note in trace.notes:
+        print(f"note: {note}", file=sys.stderr)
     tables = chrome_trace.profile_tables(trace, content["attention_only"])
     profile: Any = {"schema": "tiny-llama-profile/1", **content, **tables}
     write_json(path, profile)

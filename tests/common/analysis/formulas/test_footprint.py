@@ -9,7 +9,6 @@ from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.precision import Precision
 from tests.operators import OperatorMode, model_and_batch, saved_bytes, stored_bytes
-from tests.records import record
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -90,12 +89,6 @@ def test_activations_under_autocast(config: ModelConfig, shape, device: str, cur
     measured = saved_bytes(config, model, batch, current_span, autocast=device)
     expected = footprint.activations(config, *shape, autocast=device)
     assert {part: size for part, size in expected.items() if part != "total"} == measured
-
-
-@pytest.mark.parametrize("compute, kind, autocast", [("fp32", "cuda", None), ("bf16", "cpu", "cpu"), ("bf16", "cuda", "cuda")])
-def test_activations_of_a_run(config: ModelConfig, compute: str, kind: str, autocast: str | None) -> None:
-    run = record(model=config.model_dump(), training__sequence_length=9, precision__compute=compute, device__kind=kind)
-    assert footprint.activations_of(run) == footprint.activations(config, 8, 9, autocast)
 
 
 @pytest.mark.gpu

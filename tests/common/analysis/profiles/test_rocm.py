@@ -1,10 +1,9 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
 import gzip
-import os
 import sqlite3
 
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm, work_counters
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import launches
 from common.errors import UsageError
 from tests.kernel_files import (
@@ -18,7 +17,6 @@ from tests.kernel_files import (
     write_database,
 )
 
-import pandas
 import pytest
 
 
@@ -57,13 +55,6 @@ def test_a_database_of_two_gpus_says_so(tmp_path):
     assert "launches of 2 GPUs or processes:" in load_kernels.load(path).notes[0]
 
 
-def test_a_folder_is_read_although_its_newest_database_has_no_kernels(tmp_path):
-    """The parent of processes that launch kernels ends last."""
-    write_database(tmp_path / "2_results.db", launches=[])
-    os.utime(write_database(tmp_path / "1_results.db"), (1e9, 1e9))
-    assert launch_rows(load_kernels.load(tmp_path)) == LAUNCHES
-
-
 def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
         load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
@@ -81,14 +72,6 @@ def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
     assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [0, 45000]
     assert found.counters.to_dict("list") == {"SQ_WAVES": [16, 16], "TCC_HIT[0]": [3, 4], "TCC_HIT_sum": [96, 128]}
     assert launches.gaps(found) is None, "each kernel ran alone for its counters"
-
-
-def test_an_instruction_of_each_kind_is_64_flops_fused_128_and_of_a_matrix_unit_512(tmp_path):
-    counters = {counter: [1.0] for formula in work_counters.FORMATS.values() for counter in formula}
-    columns = {"name": ["k"], "duration_ns": [1.0]}
-    found = kernel_table.build("rocprof-compute", tmp_path, columns, pandas.DataFrame(counters))
-    matrix = dict.fromkeys(("mfma_fp16", "mfma_fp32", "mfma_fp64", "mfma_bf16"), 512)
-    assert work_counters.flops(found).loc[0].to_dict() == dict.fromkeys(("fp16", "fp32", "fp64"), 3 * 64 + 128) | matrix
 
 
 def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
