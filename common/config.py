@@ -15,19 +15,10 @@ from common.errors import UsageError
 from common.files import read_text
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1, which PyYAML follows, takes 1e-3 for text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(gt=0, le=10**9)]  # below that, memory sets the limit
-Amount = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+Amount = Annotated[float, Field(gt=0, strict=False)]  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
 
 
 class StrictModel(BaseModel):
