@@ -107,7 +107,7 @@ class Checkpoints:
         other inputs, or of the last step.
         """
         assert options.checkpoint_dir
-        self.folder, self.every = writable_folder(options.checkpoint_dir, "--checkpoint-dir"), options.checkpoint_every
+        self.folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
         self.precision, self.inputs = precision, inputs(options, precision, dataset)
         self.source = next(reversed(found(self.folder)), None)
         self.first = 0
@@ -150,10 +150,6 @@ class Checkpoints:
         for name, tensor in state.items():
             if name.startswith("random."):
                 (torch.cuda if name.startswith("random.gpu.") else torch).set_rng_state(tensor)
-
-    def due(self, finished: int, last: bool) -> bool:
-        """Whether a checkpoint is to be written after this step: every --checkpoint-every steps, and when the run ends."""
-        return last or (self.every is not None and finished % self.every == 0)
 
     def save(self, finished: int) -> None:
         """Writes the state after these steps, and removes all but the KEPT newest checkpoints. RunError: it cannot be written."""

@@ -50,13 +50,9 @@ def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
     if chosen not in forms:
         supported = f"takes --parallel {' or '.join(forms)}" if forms else "runs in one process: start it without torchrun"
         raise UsageError(f"this script {supported}")
-    if chosen == "fsdp":
-        refused = {
-            "--capture-step": options.capture_step, "--enable-deepspeed-flops": options.enable_deepspeed_flops,
-            "--enable-torch-compile": options.switches.get("torch-compile"),
-        }  # fmt: skip
-        if flag := next((flag for flag, given in refused.items() if given), None):
-            raise UsageError(f"{flag} does not work with --parallel fsdp, which gathers weights in each step: take ddp or zero1")
+    if chosen == "fsdp" and (options.capture_step or options.switches.get("torch-compile") or options.enable_deepspeed_flops):
+        refused = "--capture-step, --enable-torch-compile and --enable-deepspeed-flops"
+        raise UsageError(f"--parallel fsdp gathers weights in each step: leave {refused} out, or take ddp or zero1")
     return chosen
 
 
@@ -208,13 +204,6 @@ class Meetings:
         self.last = finished, time.monotonic()
         self.seconds = (self.last[1] - since) / (finished - step)
         return int(signal)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Around work that may take longer than processes wait for each other, such as writing a checkpoint."""
-        self.last = self.last[0], float("inf")
-        yield
-        self.last = self.last[0], time.monotonic()
 
     @contextlib.contextmanager
     def watched(self, keep: Callable[[], None], timeout: float, captured: bool) -> Iterator[None]:

@@ -8,7 +8,7 @@ asks for is imported where it is used.
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -247,15 +247,15 @@ class Run:
         elif self.profiler:
             self.profiler.step(self.finished)
         self.ending = self.number > 0 or self.finished == self.count
-        finished, profiled = self.first + self.finished, spans.recording and not self.ending
-        saving = self.saves and self.saves.due(finished, self.ending) and not profiled  # or it would be part of a profiled step
+        finished, every = self.first + self.finished, self.options.checkpoint_every
+        due = every and finished % every == 0 and not spans.recording  # or it would be part of a profiled step
+        saving = self.saves and (self.ending or due)
         if self.ending or saving or finished % self.options.log_every == 0:
             since = len(self.outcome.losses)
             self._catch_up()
             self._log(since)
         if self.saves and saving:
-            with self.meetings.paused() if self.meetings else nullcontext():
-                self.saves.save(finished)
+            self.saves.save(finished)
 
     def _catch_up(self, alone: bool = False) -> None:
         """Reads what the device has finished, without the others if `alone`; RunError: a loss is not a number."""
