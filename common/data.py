@@ -27,6 +27,7 @@ from pathlib import Path
 from common.device import is_gpu
 from common.errors import UsageError
 from common.files import opened, read_json, write_json
+from common.ranks import Ranks
 from common.terminal import progress
 
 import numpy as np
@@ -41,6 +42,7 @@ BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
 # A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
+ALONE = Ranks()
 CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
@@ -132,24 +134,25 @@ class Batches:
     The windows are drawn in blocks of about DRAWN_AT_ONCE, of which one is held. To reach a batch, all blocks before it are
     drawn (about 10 ns a window), from the seed if it lies before the block that is held.
 
-    Of `world_size` processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
+    Of several processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
     what one process with that batch size sees.
 
     UsageError: the data is shorter than one window.
     """
 
     def __init__(
-        self, dataset: Dataset, batch_size: int, sequence_length: int, count: int, seed: int, device: torch.device,
-        rank: int = 0, world_size: int = 1,
-    ) -> None:  # fmt: skip
+        self, dataset: Dataset, shape: tuple[int, int, int], seed: int, device: torch.device, here: Ranks = ALONE
+    ) -> None:
+        """`shape`: sequences of this process in a batch, tokens in a sequence, and batches."""
+        batch_size, sequence_length, count = shape
         available = len(dataset.tokens) - sequence_length
         if available < 1:
             raise UsageError(
                 f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence length of "
                 f"{sequence_length}: lower --seq-len or give more text"
             )
-        steps = min(count, math.ceil(DRAWN_AT_ONCE / (world_size * batch_size)))
-        self.available, self.shape, self.rank = available, (steps, world_size, batch_size, 1), rank
+        steps = min(count, math.ceil(DRAWN_AT_ONCE / (here.world_size * batch_size)))
+        self.available, self.shape, self.rank = available, (steps, here.world_size, batch_size, 1), here.rank
         self.count, self.seed, self.device, self.generator = count, seed, device, torch.Generator()
         self.block = 0
         self._seek(0)

@@ -58,7 +58,7 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
     torch.manual_seed(0)
     count = STEPS if version in (tiny_llama_v1, UNTIED) and amp is None else 10
     size = B * ranks.here().world_size // world_size
-    batches = data.Batches(TEXT, size, S, count, 0, CPU, rank, world_size)
+    batches = data.Batches(TEXT, (size, S, count), 0, CPU, ranks.Ranks(rank, world_size=world_size))
     switches = getattr(version, "SWITCHES", {})
     options = Namespace(
         model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False

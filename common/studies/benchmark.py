@@ -147,7 +147,7 @@ def errors(model: Model, baseline: Model, options: Options, count: int) -> dict[
     """The loss after `count` training steps, and the errors against float64, as in `study_files.Accuracy`."""
     prepared, precision = built(model, options)
     source = data.markov(options.model.vocab_size, options.seed)
-    batches = data.Batches(source, options.batch_size, options.seq_len, count + 1, options.seed, precision.device)
+    batches = data.Batches(source, (options.batch_size, options.seq_len, count + 1), options.seed, precision.device)
     loss = [prepared.step(batches[i]) for i in range(count + 1)][-1].item()  # a step returns the loss from before its update
     if not math.isfinite(loss):
         raise RunError(f"the loss after {count} steps is {loss}")

@@ -133,8 +133,8 @@ class Run:
             devices.limit_memory(device, devices.describe(device)["memory_mib"])
             self.precision = Precision(device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
-            shape, here = (options.batch_size, options.seq_len, options.num_steps), ranks.here()
-            self.data = data.Batches(self.dataset, *shape, options.seed, device, here.rank, here.world_size)
+            shape = options.batch_size, options.seq_len, options.num_steps
+            self.data = data.Batches(self.dataset, shape, options.seed, device, ranks.here())
             if len({*agreement.gathered(self.dataset.sha256)}) > 1:
                 raise UsageError("--data is another text for another process: give all the same", shared=True)
             if options.checkpoint_dir:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from common import data
 from common.errors import UsageError
+from common.ranks import Ranks
 from tests.conftest import ROOT
 
 import numpy as np
@@ -64,7 +65,7 @@ def entries(cache: Path) -> list[Path]:
 
 
 def draw(dataset: data.Dataset, shape: tuple[int, int], count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    source = data.Batches(dataset, *shape, count, seed, CPU)
+    source = data.Batches(dataset, (*shape, count), seed, CPU)
     return [source[i] for i in range(count)]
 
 
@@ -84,7 +85,7 @@ def test_targets_are_the_inputs_shifted_by_one() -> None:
 def test_batches_follow_the_seed_start_over_at_the_end_and_begin_those_of_a_longer_run() -> None:
     """So a run that goes on from a checkpoint with more steps sees what it would have seen."""
     one, again, longer, other = (
-        data.Batches(counting(1000), 3, 16, count, seed, CPU) for count, seed in ((5, 1), (5, 1), (50, 1), (5, 2))
+        data.Batches(counting(1000), (3, 16, count), seed, CPU) for count, seed in ((5, 1), (5, 1), (50, 1), (5, 2))
     )
     for i in range(5):
         assert torch.equal(one[i][0], again[i][0]) and torch.equal(one[i][0], longer[i][0])
@@ -93,8 +94,8 @@ def test_batches_follow_the_seed_start_over_at_the_end_and_begin_those_of_a_long
 
 
 def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() -> None:
-    alone = data.Batches(counting(1000), 6, 16, 5, 1, CPU)
-    ranks = [data.Batches(counting(1000), 2, 16, 5, 1, CPU, rank, 3) for rank in range(3)]
+    alone = data.Batches(counting(1000), (6, 16, 5), 1, CPU)
+    ranks = [data.Batches(counting(1000), (2, 16, 5), 1, CPU, Ranks(rank, world_size=3)) for rank in range(3)]
     for i in range(5):
         for tensors, expected in zip(zip(*(batches[i] for batches in ranks), strict=True), alone[i], strict=True):
             assert torch.equal(torch.cat(tensors), expected)
@@ -107,7 +108,7 @@ def test_windows_drawn_in_blocks_are_those_of_one_draw_from_any_step_on(monkeypa
     generator = torch.Generator().manual_seed(7)
     starts = torch.randint(1000 - 16, (60, world_size, 4, 1), generator=generator)[:, rank]
     for count in (60, 10**15):
-        batches = data.Batches(counting(1000), 4, 16, count, 7, CPU, rank, world_size)
+        batches = data.Batches(counting(1000), (4, 16, count), 7, CPU, Ranks(rank, world_size=world_size))
         for step in (57, 58, 59, 0, 1, 30, 12, 59):
             assert torch.equal(batches[step][0], starts[step] + torch.arange(16))
     assert batches[59][0][:, 0].tolist() == ([319, 39, 977, 53] if world_size == 1 else [792, 613, 12, 305])

@@ -148,7 +148,7 @@ def test_training_reaches_the_entropy_of_its_source() -> None:
     """A source of 13 states, where the best possible loss is known: from ln 13 to just above the floor, not below."""
     devices.prepare(CPU, 0)
     source = data.markov(13, seed=0)
-    batches = data.Batches(source, 8, 32, 150, 0, CPU)
+    batches = data.Batches(source, (8, 32, 150), 0, CPU)
     step = step_of(v1.TinyLlama(ModelConfig(**SMALL | {"vocab_size": 13})))
     losses = [step(batches[i]).item() for i in range(150)]
     assert losses[0] > math.log(13) - 0.2

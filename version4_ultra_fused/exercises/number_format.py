@@ -74,7 +74,7 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
     if optimizer.scales:
         optimizer.scales.most /= 2.0**scale_error
     step = v4.make_step(model, optimizer, Precision(device, torch.bfloat16))
-    batches = data.Batches(data.markov(SMALL.vocab_size, 0), BATCH, LENGTH, STEPS, 0, device)
+    batches = data.Batches(data.markov(SMALL.vocab_size, 0), (BATCH, LENGTH, STEPS), 0, device)
     found: list[Tensor] = [step(batches[i]) for i in range(STEPS)]
     return [loss.item() for loss in found]
 

@@ -48,7 +48,7 @@ def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None
     devices.prepare(CUDA, chosen.seed)
     precision = Precision(CUDA, amp)
     source = data.markov(chosen.model.vocab_size, chosen.seed)
-    batches = data.Batches(source, chosen.batch_size, chosen.seq_len, STEPS + 1, chosen.seed, CUDA)
+    batches = data.Batches(source, (chosen.batch_size, chosen.seq_len, STEPS + 1), chosen.seed, CUDA)
     if captured:
         model, optimizer, take = step.prepare(version, chosen, precision, batches[0])
     else:

@@ -27,7 +27,8 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
-    inputs, targets = data.Batches(dataset, options.batch_size, options.seq_len, options.num_steps, options.seed, device)[0]
+    shape = options.batch_size, options.seq_len, options.num_steps
+    inputs, targets = data.Batches(dataset, shape, options.seed, device)[0]
     model = make_model(options).to(device)
     precision = Precision(device, amp_dtype(options))
     with torch.no_grad(), precision.autocast():
