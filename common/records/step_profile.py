@@ -41,15 +41,6 @@ class Kernel(TypedDict):
     device_us: Amount
 
 
-class Detail(TypedDict):
-    """Time of all operators in one inner span and phase; on a GPU that of the kernels they launch."""
-
-    span: str
-    detail: str  # the inner span, "" for what is in none
-    phase: str
-    us: Number
-
-
 class Sums(TypedDict):
     """The part of a profile that `analysis.profiles.chrome_trace` makes of a trace."""
 
@@ -57,7 +48,6 @@ class Sums(TypedDict):
     step_us: list[PositiveAmount]  # wall time of each step
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU
-    details: NotRequired[list[Detail]]  # older profiles have none
     device_busy_us: Amount  # time in which at least one kernel ran
     launch: dict[Literal["count", "mean_delay_us"], Number]  # of kernels; from the launching call to the start, by two clocks
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory

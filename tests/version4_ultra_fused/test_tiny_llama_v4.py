@@ -166,8 +166,4 @@ def test_products_of_both_passes_have_the_spans_of_their_layer(execute, no_kerne
     assert {*products[products.phase == "forward"].span} == {*products[products.phase == "backward"].span} == {
         "attention", "mlp", "loss"
     }  # fmt: skip
-    forward = products[(products.phase == "forward") & (products.span != "loss")]
-    assert {*zip(forward.span, forward.detail, strict=True)} == {
-        ("attention", "qkv_projection"), ("attention", "output_projection"), ("mlp", "gate_up"), ("mlp", "down")
-    }  # fmt: skip
     assert {"norm", "embed"} <= {*operators[operators.phase == "backward"].span}

@@ -5,14 +5,14 @@ The events of one thread nest like function calls: an event that starts inside a
 - its *self time*: its duration less that of the operators that it called. Calls of the GPU's runtime are not operators, so
   the time to launch a kernel belongs to the operator that launches it. Self times add up to the time covered by operators.
 - its *span*: the innermost enclosing annotation of `common.spans` that is not an inner span. An addition of two tensors of one
-  shape outside all spans is a residual connection. The inner span, if there is one, is its *detail*.
+  shape outside all spans is a residual connection.
 - its *phase*: `optimizer` inside the optimizer's step, `backward` inside the span of that name or below an autograd node,
   else `forward` until the backward pass of the step starts, and `other` after it or outside all steps. The kernels of a graph
   have the phase `other`.
 
 The backward pass runs autograd nodes that the forward pass recorded, on a GPU in a thread of its own, so no span encloses them.
 The profiler writes a "Sequence number" on both sides. A forward operator carries the number that the next autograd node will
-get, so the last operator with a number made the node with that number, and the node takes its span and detail. Nodes without
+get, so the last operator with a number made the node with that number, and the node takes its span. Nodes without
 a number (they accumulate gradients at parameters) have the span `other`.
 
 A kernel is joined to the runtime call with the same `correlation`, never by name: ROCm's runtime calls are named
@@ -33,7 +33,7 @@ from common.analysis.profiles import trace_events
 from common.analysis.profiles.trace_events import Event
 from common.errors import UsageError
 from common.records.step_profile import Sums
-from common.span_names import FORWARD_SPANS, INNER_SPANS
+from common.span_names import FORWARD_SPANS
 from common.terminal import progress
 
 import pandas
@@ -48,11 +48,11 @@ CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.0
 
 OPERATOR_COLUMNS = (
     "name", "span", "phase", "step", "start_us", "cpu_us", "self_cpu_us", "device_us", "self_device_us",
-    "input_shapes", "input_types", "allocated_bytes", "detail",
+    "input_shapes", "input_types", "allocated_bytes",
 )  # fmt: skip
 KERNEL_COLUMNS = (
     "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us",
-    "operators", "graph", "detail",
+    "operators", "graph",
 )  # fmt: skip
 MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
@@ -67,7 +67,7 @@ class Trace:
     Attributes:
         operators: a row per operator call. `device_us` is of the kernels launched in it and below, `self_device_us` of those
             launched in it directly; `input_shapes` and `input_types` are JSON; `allocated_bytes` is net, in it directly, and 0
-            without memory events; `step` is an index into `steps`, or -1; `detail` is the inner span, or "". The time that the
+            without memory events; `step` is an index into `steps`, or -1. The time that the
             autograd engine spends around its nodes has rows named `autograd engine`, and a call that only calls the same
             operator again, or one of PASSED_ON, is named `redispatch`.
         kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the start of the launching call (NaN
@@ -157,20 +157,18 @@ def _encloses(outer: Event, inner: Event) -> bool:
 def _attribute(host: list[Event]) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward precedes its backward."""
     open_events: dict[tuple, list[Event]] = defaultdict(list)  # by thread, outermost first
-    span_of_node: dict[int | None, tuple[str | None, str]] = {}  # span and detail by sequence number
+    span_of_node: dict[int | None, str | None] = {}  # by sequence number
     for event in host:
         stack = open_events[event.thread]
         while stack and not _encloses(stack[-1], event):
             stack.pop()
         if stack:
             parent = stack[-1]
-            event.span, event.detail, event.phase = parent.span, parent.detail, parent.phase
+            event.span, event.phase = parent.span, parent.phase
             event.operator = parent if parent.kind == "operator" else parent.operator
         if event.kind == "annotation":
             if event.name in FORWARD_SPANS:
-                event.span, event.detail, event.phase = event.name, "", event.phase or "forward"
-            elif event.name in INNER_SPANS and event.span == INNER_SPANS[event.name]:
-                event.detail = event.name
+                event.span, event.phase = event.name, event.phase or "forward"
             elif event.name == "backward":
                 event.span, event.phase = None, "backward"
             elif event.name == "optimizer" or event.name.startswith("Optimizer."):
@@ -179,11 +177,11 @@ def _attribute(host: list[Event]) -> None:
         elif event.kind == "operator":
             number = event.number
             if event.name.startswith(AUTOGRAD_NODE):
-                (event.span, event.detail), event.phase = span_of_node.get(number, (None, "")), "backward"
+                event.span, event.phase = span_of_node.get(number), "backward"
             elif event.span is None and event.phase is None and _is_residual(event):
                 event.span, event.phase = "residual", "forward"
             if number is not None:
-                span_of_node[number] = event.span, event.detail
+                span_of_node[number] = event.span
             if outer := event.operator:
                 outer.children_us += event.duration
                 same = outer.name == event.name and outer.shapes == event.shapes
@@ -233,7 +231,7 @@ def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval])
             if before >= 0 or kernel.correlation is None:
                 inside = (number for number, (start, us) in enumerate(steps) if start <= kernel.start < start + us)
                 before = next(inside, before)
-            rows.append((*own, "other", "other", before, float("nan"), [], float("nan"), ""))
+            rows.append((*own, "other", "other", before, float("nan"), [], float("nan")))
             continue
         operator, chain = launch.operator, []
         if operator:
@@ -243,7 +241,7 @@ def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval])
             chain.append(operator.row)
             operator = operator.operator
         graph, phase = (launch.start, "other") if launch.name in GRAPH_LAUNCHES else (float("nan"), launch.phase)
-        rows.append((*own, launch.span, phase, launch.step, kernel.start - launch.start, chain, graph, launch.detail))
+        rows.append((*own, launch.span, phase, launch.step, kernel.start - launch.start, chain, graph))
         before = max(before, launch.step)
     return rows
 
@@ -254,7 +252,7 @@ def _operator_row(event: Event) -> tuple:
         name = AUTOGRAD_ENGINE if name.startswith(AUTOGRAD_NODE) else REDISPATCH
         cpu_us, device_us = self_cpu_us, event.self_device_us
     times = event.start, cpu_us, self_cpu_us, device_us, event.self_device_us
-    return name, event.span, event.phase, event.step, *times, event.shapes, event.types, event.allocated_bytes, event.detail
+    return name, event.span, event.phase, event.step, *times, event.shapes, event.types, event.allocated_bytes
 
 
 def _memory_row(event: Event) -> tuple:
@@ -277,12 +275,9 @@ def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
     own_time = "self_device_us" if len(trace.kernels) else "self_cpu_us"
     grouped = kernels.groupby(["name", "span", "phase"], sort=False)
     by_kernel = grouped.agg(calls=("name", "size"), device_us=("duration_us", "sum")).reset_index()
-    detailed = operators[operators.span.isin(INNER_SPANS.values())]
-    by_detail = detailed.groupby(["span", "detail", "phase"], sort=False)[own_time].sum().rename("us").reset_index()
     return {
         "operators": _sorted(by_operator, own_time),
         "kernels": _sorted(by_kernel, "device_us"),
-        "details": _sorted(by_detail, "us"),
         "step_us": trace.step_us(),
         "profiled_steps": len(trace.steps),
         "device_busy_us": trace.device_busy_us(),

@@ -45,7 +45,7 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
         kernels.loc[replay.index[1:], "launch_delay_us"] = float("nan")  # one call launches all of them
         for theirs, ours in _pairs(list(reference.name), list(replay.name)):
             row, source = replay.index[ours], reference.iloc[theirs]
-            kernels.loc[row, ["span", "phase", "detail"]] = source.span, source.phase, source.detail
+            kernels.loc[row, ["span", "phase"]] = source.span, source.phase
             launched_by[row] = [first + number for number in source.operators]
             for position, number in enumerate(source.operators):
                 own[number] += replay.duration_us[row] * (position == 0)

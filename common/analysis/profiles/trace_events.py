@@ -53,7 +53,6 @@ class Event:
     memory: tuple[int, int | str, int, int] | None = None  # bytes (a release: below 0), address, total, 0 on the CPU
     operator: "Event | None" = None  # innermost enclosing operator
     span: str | None = None
-    detail: str = ""
     phase: str | None = None
     step: int = -1
     row: int = -1  # of an operator, in the table of operators

@@ -4,7 +4,6 @@
 `--profile-operators` prints the table of operators. TensorBoard shows the operators and the figure.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,6 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
-    if any(row["detail"] for row in profile.get("details", [])):
-        report.table(*detail_rows(profile), title=f"Within attention and mlp, {where}")
     if profile["kernels"]:
         header, rows = kernel_rows(profile)
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
@@ -126,19 +123,6 @@ def span_rows(profile: Profile) -> tables.Table:
         body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
     header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
-
-
-def detail_rows(profile: Profile) -> tables.Table:
-    """Header and rows of the time of a mean step by inner span; `rest` is what lies in none, such as RoPE and layout."""
-    added: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in profile["details"]:
-        for phase in (row["phase"], "total"):
-            added[row["span"], row["detail"] or "rest"][phase] += row["us"] / profile["profiled_steps"] / 1e3
-    unit, factor = tables.time_unit(max(phases["total"] for phases in added.values()))
-    wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-    names = ("forward", "backward", "total")
-    rows = [[*key, *(own[name] * factor for name in names), 100 * own["total"] / wall] for key, own in added.items()]
-    return ["span", "part", *(f"{name} {unit}" for name in names), "% of step"], sorted(rows, key=lambda row: (row[0], -row[4]))
 
 
 def kernel_rows(profile: Profile) -> tables.Table:

@@ -5,7 +5,6 @@ import json
 
 from common.analysis.profiles import chrome_trace, load_kernels
 from common.errors import UsageError
-from common.span_names import INNER_SPANS
 from tests import small_traces
 from tests.small_traces import BATCH, CONFIG, LENGTH, STEPS, gpu_trace, rank_trace
 
@@ -63,19 +62,6 @@ def test_the_span_of_a_backward_product_is_that_of_its_layer(cpu):
         own = {CONFIG.vocab_size: "loss", CONFIG.intermediate_size: "mlp"}
         assert list(rows.span) == [next((own[side] for side in size if side in own), "attention") for size in sizes]
         assert len(rows) == times * STEPS * (1 + 9 * CONFIG.num_layers)
-
-
-def test_inner_spans_are_details_of_the_spans_around_them(cpu):
-    """Each matrix product of the forward pass is in the inner span that is named after it, and each backward product too."""
-    products = cpu.operators[cpu.operators.name.isin(["aten::mm", "aten::bmm"]) & (cpu.operators.span != "loss")]
-    calls = products.groupby(["span", "detail", "phase"]).size() / STEPS / CONFIG.num_layers
-    per_layer = {("attention", "qkv_projection"): 3, ("attention", "attention_core"): 2, ("attention", "output_projection"): 1,
-                 ("mlp", "gate_up"): 2, ("mlp", "down"): 1}  # fmt: skip
-    assert calls.to_dict() == {
-        (*inner, phase): times * count for inner, count in per_layer.items() for phase, times in (("forward", 1), ("backward", 2))
-    }
-    inner = cpu.operators[cpu.operators.detail != ""]
-    assert set(zip(inner.detail, inner.span, strict=True)) == set(INNER_SPANS.items())
 
 
 def test_residual_additions_steps_and_memory_of_a_cpu(cpu):

@@ -44,23 +44,6 @@ def test_the_spans_and_what_is_outside_them_or_the_idle_gpu_make_up_a_step(cpu_p
     assert header[3] == "total us" and rows[-1][3] == pytest.approx((125 + 60 - 159) / 2)
 
 
-def test_the_parts_of_attention_and_mlp_add_up_to_their_spans(cpu_profile, gpu_profile):
-    profile = step_profile.read(cpu_profile)
-    header, rows = profile_summary.detail_rows(profile)
-    columns, spans = profile_summary.span_rows(profile)
-    scale = UNITS[header[2].removeprefix("forward ")] / UNITS[columns[1].removeprefix("forward ")]
-    spans = {row[0]: [*(scale * ms for ms in row[1:4]), row[4]] for row in spans if row[1] is not None}
-    for name, parts in (
-        ("attention", {"qkv_projection", "attention_core", "output_projection", "rest"}),
-        ("mlp", {"gate_up", "activation", "down"}),
-    ):
-        own = [row for row in rows if row[0] == name]
-        assert {row[1] for row in own} - {"rest"} == parts - {"rest"}
-        assert [sum(row[column] for row in own) for column in (2, 3, 4, 5)] == pytest.approx(spans[name])
-    assert "**Within attention and mlp, in operators on the CPU**" in markdown(cpu_profile)
-    assert "Within attention and mlp" not in markdown(gpu_profile), "its trace has no inner spans"
-
-
 def test_the_table_of_kernels_holds_every_launch_once():
     profile = step_profile.read(H100[0])
     header, rows = profile_summary.kernel_rows(profile)
