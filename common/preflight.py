@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common import ROOT, cli, data
 from common import device as devices
@@ -147,14 +148,15 @@ def checks(device: torch.device) -> Iterator[Check]:
     yield tools()
 
 
-def parts(found: list[Check]) -> dict[str, tuple[str, list[str]]]:
+def parts(found: list[Check]) -> list[dict[str, Any]]:
     """The state of each part of the workshop (ready, limited, not), and the checks that make it so."""
-    missing, result = {check.name for check in found if not check.ok}, {}
+    missing, rows = {check.name for check in found if not check.ok}, []
     for name, (needed, wanted) in PARTS.items():
         lacks = [check for check in needed if check in missing]
         limits = [check for check in wanted if check in missing]
-        result[name] = ("not" if lacks else "limited" if limits else "ready", lacks or limits)
-    return result
+        state = "not" if lacks else "limited" if limits else "ready"
+        rows.append({"part": name, "state": state, "for_want_of": lacks or limits})
+    return rows
 
 
 def main() -> int:
@@ -166,15 +168,14 @@ def main() -> int:
     for check in checks(devices.select("auto")):
         found.append(check)
         print(check.line(), flush=True)
-    states = parts(found)
+    rows = parts(found)
     print("\n  part              state    for want of")
-    for name, (state, lacks) in states.items():
-        print(f"  {name:<17} {state:<8} {', '.join(lacks)}".rstrip())
+    for row in rows:
+        print(f"  {row['part']:<17} {row['state']:<8} {', '.join(row['for_want_of'])}".rstrip())
     if path:
-        table = [{"part": name, "state": state, "for_want_of": lacks} for name, (state, lacks) in states.items()]
-        rows = [asdict(check) for check in found]
-        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": rows, "parts": table})
-    ready = states["Version 1"][0] != "not"
+        checked = [asdict(check) for check in found]
+        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked, "parts": rows})
+    ready = rows[0]["state"] != "not"
     print("\nVersion 1 can be run" if ready else "\nVersion 1 can't be run: mend what is missing for it first")
     return 0 if ready else 1
 

@@ -16,12 +16,8 @@ keep_first() { # CODE
     [ "$code" -ne 0 ] || code=$1
 }
 
-head_of_script() {
-    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
-}
-
 usage() {
-    head_of_script
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0" # the head of the script
     echo "
 Options of every script for profilers:
 
