@@ -18,7 +18,7 @@ setup: $(STAMP) ## make the environment .venv, once; other targets do so if need
 setup-jax: $(STAMP) ## add JAX on the CPU, for the profiling lab (1 min)
 	.venv/bin/python -m pip install --constraint $$(test -f .venv/kept.txt && echo .venv/kept.txt || echo constraints.txt) --editable '.[jax]'
 
-preflight: $(STAMP) ## check what this machine can do for each part; JSON=FILE: also as a file (1 min)
+preflight: $(STAMP) ## check what this machine can do; JSON=FILE: also as a file (1 min)
 	.venv/bin/python -m common.preflight $${JSON:+--json "$$JSON"}
 
 train: $(STAMP) ## train Version 1 at the default configuration (1 min)

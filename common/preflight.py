@@ -1,9 +1,9 @@
-"""What this machine can do for each part of the workshop.
+"""What this machine can do.
 
     python -m common.preflight                    # also `make preflight`; takes about a minute
     python -m common.preflight --json FILE.json   # the same for an instructor who collects the files of all attendees
 
-Each check prints one line, and a table of the workshop's parts follows. MACHINES.md says how to mend what is missing.
+Each check prints one line. MACHINES.md says which part of the workshop needs what, and how to mend what is missing.
 Exit code 0 says that Version 1 can be run, 1 that it can't.
 """
 
@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from common import ROOT, cli, data
 from common import device as devices
@@ -30,15 +29,7 @@ import torch
 SCHEMA = "tiny-llama-preflight/1"
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "amd-smi", "nsys", "ncu", "nvidia-smi")
-RUNS = ("torch", "packages", "training", "text")
-PARTS = {  # name: the checks that it needs, and those without which it is limited
-    "Version 1": (RUNS, ("GPU", "profiler")),
-    "Version 2": (RUNS, ("GPU", "profiler", "torch.compile")),
-    "Version 3": ((*RUNS, "triton"), ("GPU", "profiler")),
-    "Version 4": ((*RUNS, "triton"), ("GPU", "profiler")),
-    "profiling lab": (RUNS, ("GPU", "profiler", "torch.compile")),
-    "vendor profilers": ((*RUNS, "tools"), ("GPU",)),
-}
+NEEDED = ("torch", "packages", "training", "text")  # without which no version runs
 
 
 @dataclass(frozen=True)
@@ -148,34 +139,19 @@ def checks(device: torch.device) -> Iterator[Check]:
     yield tools()
 
 
-def parts(found: list[Check]) -> list[dict[str, Any]]:
-    """The state of each part of the workshop (ready, limited, not), and the checks that make it so."""
-    missing, rows = {check.name for check in found if not check.ok}, []
-    for name, (needed, wanted) in PARTS.items():
-        lacks = [check for check in needed if check in missing]
-        limits = [check for check in wanted if check in missing]
-        state = "not" if lacks else "limited" if limits else "ready"
-        rows.append({"part": name, "state": state, "for_want_of": lacks or limits})
-    return rows
-
-
 def main() -> int:
     parser = cli.Parser(__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="also write the checks and the parts as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="also write the checks as JSON")
     options = parser.parse_args()
     path = writable_file(options.json, "--json") if options.json else None
     found = []
     for check in checks(devices.select("auto")):
         found.append(check)
         print(check.line(), flush=True)
-    rows = parts(found)
-    print("\n  part              state    for want of")
-    for row in rows:
-        print(f"  {row['part']:<17} {row['state']:<8} {', '.join(row['for_want_of'])}".rstrip())
     if path:
         checked = [asdict(check) for check in found]
-        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked, "parts": rows})
-    ready = rows[0]["state"] != "not"
+        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked})
+    ready = all(check.ok for check in found if check.name in NEEDED)
     print("\nVersion 1 can be run" if ready else "\nVersion 1 can't be run: mend what is missing for it first")
     return 0 if ready else 1
 
