@@ -256,7 +256,7 @@ def _operator_row(event: Event) -> tuple:
 
 
 def _memory_row(event: Event) -> tuple:
-    size, address, total, device = event.memory or (0, 0, 0, 0)
+    size, address, total, device = event.memory or (0, "", 0, 0)
     return event.start, size, address, "gpu" if device else "cpu", total, event.span, event.phase
 
 

@@ -29,6 +29,7 @@ KINDS = {  # of events, by their category in lower case; PyTorch's first profile
 }
 DEVICE = ("kernel", "memcpy", "memset")
 FAR, FEW = 1000, 0.01  # see `_far`; FEW is a share of all events
+LONGEST = 1e15  # us, 30 years
 ENCLOSED = 2  # no kernel ends after that many later ones of its stream; one that was launched early overlaps the one before it
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 
@@ -50,7 +51,7 @@ class Event:
     number: int | None = None  # an operator's sequence number
     shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
     types: str = "[]"
-    memory: tuple[int, int | str, int, int] | None = None  # bytes (a release: below 0), address, total, 0 on the CPU
+    memory: tuple[int, str, int, int] | None = None  # bytes (a release: below 0), address, total, 0 on the CPU
     operator: "Event | None" = None  # innermost enclosing operator
     span: str | None = None
     phase: str | None = None
@@ -143,14 +144,15 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
     name, thread = (shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"])))
     result = Event(found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"]))
     arguments = event.get("args") or {}
-    if result.duration < 0:
+    if not 0 <= result.duration < LONGEST:
         raise ValueError
     if is_memory:
         size, address, total, device = (arguments[key] for key in MEMORY)
-        result.memory = int(size), address, int(total), int(device)
+        result.memory = int(size), str(address), int(total), int(device)
     elif found in ("operator", "annotation"):
         result.number = arguments.get("Sequence number")
-        inputs = (json.dumps(list(arguments.get(key) or [])) for key in ("Input Dims", "Input type"))
+        shapes = [shape if isinstance(shape, list) else [] for shape in arguments.get("Input Dims") or []]
+        inputs = json.dumps(shapes), json.dumps(list(map(str, arguments.get("Input type") or [])))
         result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
     else:
         result.correlation, result.stream = arguments.get("correlation"), arguments.get("stream")
