@@ -36,7 +36,6 @@ from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.ends import LossFunction, embed
 from version4_ultra_fused.kernels.fp8 import fp8_block
-from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, products_dtype, saved, without_gradient
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -167,7 +166,7 @@ class TinyLlama(nn.Module):
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
             x, branch = embed(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
-        shared = Shared(self.plan, Rope(self.cos, self.sin, input_ids.shape[1]), bool(self.switches["exact-attention"]))
+        shared = Shared.of(self, input_ids.shape[1])
         for layer in self.layers:
             x, branch = layer(x, branch, shared)
         return x, branch

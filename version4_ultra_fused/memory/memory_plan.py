@@ -243,3 +243,8 @@ class Shared(NamedTuple):
     plan: MemoryPlan
     rope: Rope
     exact: bool  # whether attention repeats bit for bit
+
+    @classmethod
+    def of(cls, model: Any, length: int) -> "Shared":
+        """For a model of tiny_llama_v4.py and sequences of a length. UsageError: its rotary tables are shorter."""
+        return cls(model.plan, Rope(model.cos, model.sin, length), bool(model.switches["exact-attention"]))
