@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 FACTS = json.loads((Path(__file__).resolve().parent / "fixtures/amd_options.json").read_text())
-TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute profile", "rocprof-compute analyze")
-COMPUTE = FACTS["releases of rocprof-compute"]  # by ROCm release
 
 
 def order(release: str) -> list[int]:
@@ -15,7 +13,6 @@ def order(release: str) -> list[int]:
 
 
 TAKES: dict[str, dict[str, Any]] = {"0": {"action": "store_true"}, "1": {}} | {nargs: {"nargs": nargs} for nargs in "?+*"}
-RELEASES = sorted({release for tool in TOOLS for key in ("since", "until") for release in FACTS[tool][key]}, key=order)
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,7 +3,6 @@
 from common import spans, timing
 from common.spans import span
 
-import pytest
 import torch
 
 CPU = torch.device("cpu")
@@ -13,12 +12,6 @@ def test_a_benchmark_leaves_out_its_warm_up_and_a_summary_has_the_percentiles():
     calls = []
     assert len(timing.benchmark(lambda: calls.append(1), CPU, warmup=3, iterations=5)) == 5 and len(calls) == 8
     assert timing.summarize([float(i) for i in range(11)]) == {"median": 5.0, "p20": 2.0, "p80": 8.0, "count": 11}
-
-
-@pytest.mark.parametrize("counts", [dict(iterations=0), dict(warmup=-1)])
-def test_a_benchmark_of_nothing_is_refused(counts):
-    with pytest.raises(ValueError, match="iterations must be at least 1 and warmup at least 0"):
-        timing.benchmark(lambda: None, CPU, **counts)
 
 
 def test_the_phases_are_cut_where_their_spans_begin_and_end(monkeypatch):

@@ -4,7 +4,6 @@ Each test runs the real setup.sh or Makefile in a small clone, on a machine whos
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -173,12 +172,6 @@ def set_up(clone: Clone, python: str = "true", folder: Path | None = None) -> No
     clone.tool("stand-in", python)
     (clone.folder / ".venv/bin/python").symlink_to(clone.bin / "stand-in")
     (clone.folder / ".venv/set-up").write_text(f"{folder or clone.folder.resolve()}\n")
-
-
-def test_plain_make_lists_every_target(clone):
-    listed = re.findall(r"^make ([a-z-]+) +\S", clone.run("make").stdout, re.MULTILINE)
-    phony = re.search(r"^\.PHONY: (.*)", (clone.folder / "Makefile").read_text(), re.MULTILINE)[1].split()
-    assert sorted(listed) == sorted(phony)
 
 
 @pytest.mark.parametrize("target, name, value, expected", [
