@@ -23,7 +23,6 @@ From the second (on a CPU from the first) follow the GB/s of norms, RoPE and Swi
 and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three). Their share is that of a
 large copy or a matrix product here. `--tiles` times our kernels with other tiles instead (`kernel_tiles.py`).
 
-A sweep also draws the share over the sequence length, in a PNG beside the JSON file.
 """
 
 import sys
@@ -41,8 +40,7 @@ from typing import Any, cast
 
 from common import cli, ranks
 from common import device as devices
-from common.analysis.output import plots
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, figure, report
+from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import schema_of, writable_file, write_measurement
@@ -250,7 +248,7 @@ def run(
     options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS,
     peers: bool = False,
 ) -> None:  # fmt: skip
-    """Measures, writes the JSON file and for a sweep the figure, and prints the table.
+    """Measures, writes the JSON file, and prints the table.
 
     Args:
         sizes: hidden size and sequence length of each shape; empty for the model's own.
@@ -258,16 +256,11 @@ def run(
     path = options.metrics_out or DEFAULT_OUT
     if not operations:
         raise UsageError("every operation is switched off: nothing is left to time")
-    if sizes and path.suffix == ".png":
-        raise UsageError(f"--metrics-out: the figure goes to {path}; name a .json file, which it is written beside")
     writable_file(path, "--metrics-out")
     with progress("timing the operations"):
         for measured in measure(options, shapes(options, sizes), operations, peers):
             write_measurement(path, measured, "--metrics-out")
     print(f"{report(measured).terminal()}\n\n  metrics      {path}")
-    if sizes:
-        plots.save(path.with_suffix(".png"), figure(measured))
-        print(f"  figure       {path.with_suffix('.png')}")
 
 
 def of_version(options: RunOptions) -> int:

@@ -1,19 +1,14 @@
-"""Tables and figure of a benchmark of kernels, from its JSON file (version3_triton/benchmark_kernels.py explains it)."""
+"""Tables of a benchmark of kernels, from its JSON file (version3_triton/benchmark_kernels.py explains it)."""
 
 from pathlib import Path
 
 from common import files
-from common.analysis.output import plots, tables
-from common.analysis.output.report import PAGE_INCHES, Report
+from common.analysis.output import tables
+from common.analysis.output.report import Report
 from common.records.study_files import KernelBenchmark, TimedKernel, kernel_shape
 
-from matplotlib.figure import Figure
-
 BYTES, FLOPS = "GB/s", "TFLOP/s"
-COLOURS = {
-    "kernel": plots.BLUE, "eager": plots.BLACK, "compiled": plots.ORANGE, "liger": plots.GREEN, "cudnn": plots.PURPLE,
-    "flash": plots.SKY,
-}  # fmt: skip
+PEERS = ("eager", "compiled", "liger", "cudnn", "flash")
 
 
 def rate(row: TimedKernel) -> float:
@@ -51,7 +46,6 @@ def report(measured: KernelBenchmark) -> Report:
         result.table(*rate_table(measured))
     result.section("Times")
     result.table(*time_table(measured))
-    result.figure(lambda: figure(measured), "kernels", "Share of the measured ceiling over the sequence length")
     return result
 
 
@@ -60,17 +54,16 @@ def rate_table(measured: KernelBenchmark) -> tables.Table:
     shapes: dict[tuple[object, ...], dict[str, TimedKernel]] = {}
     for row in measured["rows"]:
         shapes.setdefault(kernel_shape(row), {})[row["contender"]] = row
-    peers = [name for name in COLOURS if name != "kernel"]
     body: list[list[object]] = []
     for (operation, batch, length, hidden), found in shapes.items():
         own = found["kernel"]
         reached = rate(own) / (1e9 if own["unit"] == BYTES else 1e12)
         body.append([
             operation, f"{batch} x {length}", hidden, f"{tables.format_number(reached)} {own['unit']}", share(own, measured),
-            *(ratio(found[name], own) if name in found else None for name in peers),
+            *(ratio(found[name], own) if name in found else None for name in PEERS),
             own["peak_mib"], found["eager"]["peak_mib"],
         ])  # fmt: skip
-    header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in peers), "kernel's MiB",
+    header = ["operation", "B x S", "D", "kernel", "% of ceiling", *(f"{name} / kernel" for name in PEERS), "kernel's MiB",
               "eager's MiB"]  # fmt: skip
     return tables.filled(header, body)
 
@@ -89,27 +82,3 @@ def time_table(measured: KernelBenchmark) -> tables.Table:
     header = ["operation", "B x S", "D", "contender", f"host {unit}", f"GPU {unit}", BYTES, FLOPS, "% of ceiling", "eager / it",
               "MiB"]  # fmt: skip
     return tables.filled(header, body)
-
-
-def figure(measured: KernelBenchmark) -> Figure:
-    """Share of the ceiling over the sequence length: operations down, hidden sizes across, a line for each contender."""
-    rows = measured["rows"]
-    names, widths = list(dict.fromkeys(row["operation"] for row in rows)), sorted({row["hidden_size"] for row in rows})
-    drawing = plots.new(max(PAGE_INCHES, 2.6 * len(widths) + 1), 2.2 * len(names) + 0.6)
-    panels = drawing.subplots(len(names), len(widths), squeeze=False, sharex=True, sharey="row")
-    for name, line in zip(names, panels, strict=True):
-        for width, axes in zip(widths, line, strict=True):
-            own = [row for row in rows if (row["operation"], row["hidden_size"]) == (name, width)]
-            for who in dict.fromkeys(row["contender"] for row in own):
-                points = sorted((row["sequence_length"], share(row, measured)) for row in own if row["contender"] == who)
-                axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[who], label=who, markersize=3)
-            axes.axhline(100, color="grey", linewidth=0.5)
-            axes.set(xscale="log", xlabel="S", title=f"D = {width:,}", ylim=(0, None))
-        ceiling = "copy" if own[0]["unit"] == BYTES else "GEMM"
-        line[0].set_ylabel(f"{name}\n% of measured {ceiling}", fontsize=8)
-    title = f"{measured['device']['name']}, {measured['precision']['compute']}, torch {measured['environment']['torch']}"
-    lines = {label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    drawing.legend(
-        list(lines.values()), list(lines), loc="outside upper center", ncols=3, fontsize=8, title=title, title_fontsize=8
-    )
-    return drawing

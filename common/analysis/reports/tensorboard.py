@@ -3,7 +3,6 @@
 scalars         loss, step time and tokens/s by step; memory and MFU
 text            conditions; time by span, kernels, operators
 images          time by span; memory over time
-HPARAMS         configuration and results, so that runs can be compared
 """
 
 from pathlib import Path
@@ -15,7 +14,6 @@ from common.records import run_record
 from common.records.step_profile import Profile
 
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 
 
 def write(folder: Path, profile: Profile, trace: Trace) -> Path:
@@ -41,7 +39,7 @@ def write(folder: Path, profile: Profile, trace: Trace) -> Path:
 
 
 def _add_run(writer: SummaryWriter, profile: Profile) -> int:
-    """Adds losses, times, results and settings of the run; returns the number of its last step."""
+    """Adds losses, times and results of the run; returns the number of its last step."""
     run = profile["run"]
     training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
     tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]  # of all processes
@@ -59,7 +57,4 @@ def _add_run(writer: SummaryWriter, profile: Profile) -> int:
     last = first + len(times) - 1
     for tag, value in results.items():
         writer.add_scalar(tag, value, last)
-    settings = {**training, **run["model"], "version": run["version"], "precision": run["precision"]["compute"]}
-    for summary in hparams({key: str(value) for key, value in settings.items()}, results):
-        writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
     return last

@@ -48,17 +48,15 @@ def test_a_known_line_is_found_again_and_the_csv_has_its_numbers(execute, tmp_pa
     folders = save_sizes(tmp_path, 16, 4, 32, 8)
     text = shown(folders)
     assert "t(B) = 12 ms + 3 ms x B" in text and "m(B) = 300 MiB + 25 MiB x B" in text
-    assert "50 % at B = 4 and 11 % at B = 32" in text and "S / b = 42,667 tokens/s" in text  # 12 / 24, 12 / 108, 128 / 3 ms
+    assert "S / b = 42,667 tokens/s" in text  # 128 / 3 ms
     execute(SIZES, "--profile-dirs", *(folder.name for folder in folders))
     rows = list(csv.DictReader((tmp_path / "batch_scaling/batch_scaling.csv").open()))
-    assert [int(row["batch_size"]) for row in rows] == [4, 8, 16, 32]
-    assert rows[1].pop("mfu_percent") == "", "this processor is not listed"
-    del rows[1]["memory_kind"]
+    assert [int(row["B"]) for row in rows] == [4, 8, 16, 32]
+    assert rows[1].pop("MFU %") == "", "this processor is not listed"
     assert {key: float(value) for key, value in rows[1].items()} == pytest.approx(
         {
-            "batch_size": 8, "ms": 36, "p20": 32.4, "p80": 43.2, "steps": 20, "tokens_per_second": 8 * 128 / 0.036,
-            "speedup": 2 * 24 / 36, "ideal": 2, "efficiency_percent": 100 * 24 / 36, "peak_mib": 500, "mib_per_sample": 25,
-            "tflops": run(8)["flops_per_second"] / 1e12, "gemm_percent": 100 * run(8)["flops_per_second"] / 1e11,
+            "B": 8, "ms/step": 36, "p20": 32.4, "p80": 43.2, "tokens/s": 8 * 128 / 0.036, "peak MiB": 500,
+            "TFLOP/s": run(8)["flops_per_second"] / 1e12, "% of measured GEMM": 100 * run(8)["flops_per_second"] / 1e11,
         }
     )  # fmt: skip
 
@@ -68,22 +66,19 @@ def test_two_points_leave_no_residual_and_three_do(tmp_path):
     assert "A line fits any two points" in shown(folders)
     # 24, 36, 60 ms at 4, 8, 12: the line is 4 + 4.5 B, and the middle point lies 4 ms below it
     three = shown([*folders, save_profile(tmp_path / "off", run(12, ms=60.0))])
-    assert "t(B) = 4 ms + 4.5 ms x B" in three and "Largest distance of a median from its line: 4 ms" in three
+    assert "t(B) = 4 ms + 4.5 ms x B" in three and "Largest distance of a point from its line: 4 ms" in three
     flat = [save_profile(tmp_path / f"flat{size}", run(size, 50.0)) for size in (4, 8, 16)]
     assert "S / b" not in shown(flat)
 
 
 @pytest.mark.parametrize(("folders", "message"), [
-    (["size4"], "at least two batch sizes"),
-    (["size4", "empty"], "empty holds no profile_*.json"),
-    (["size4", "again"], "both have batch size 4: leave one out"),
+    (["size4", "again"], "give two folders or more, with one profile for each batch size"),
     (["size4", "other"], "differ in more than the batch size: version (v1 and v2), sequence length (128 and 64), capture_step"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(refused, tmp_path, folders, message):
     save_sizes(tmp_path, 4, 8, settings={"capture_step": False})
-    save_profile(tmp_path / "again", run(4))
+    save_profile(tmp_path / "again", run(4, settings={"capture_step": False}))
     save_profile(tmp_path / "other", run(8, version="v2", training__sequence_length=64, settings={"capture_step": True}))
-    (tmp_path / "empty").mkdir()
     before = sorted(os.listdir(tmp_path))
     assert message in refused(SIZES, "--profile-dirs", *folders)
     assert sorted(os.listdir(tmp_path)) == before
@@ -121,14 +116,9 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(execute, tmp_path
     flash, plain = map(growth.parabola, growth.grouped(runs).values())
     assert (*flash.factors, flash.residual) == pytest.approx((2 * MIB, 300 * 1024, 0, 0), abs=1e-3)
     assert (*plain.factors, plain.residual) == pytest.approx((2 * MIB, 300 * 1024, 774, 0), abs=1e-3)
-    header, (_, fitted) = growth.fit_table(runs)
-    assert fitted[3] / fitted[6] == pytest.approx(1.5) and fitted[5] == pytest.approx(100 * 774 * 1024**2 / peak_of(1024, False))
     rows = list(csv.DictReader((output / "sequence_memory.csv").open()))
     assert [(row["run"], int(row["S"])) for row in rows[3:5]] == [("v2, flash attention", 1024), ("v2, plain attention", 128)]
     assert float(rows[7]["exponent"]) == pytest.approx(math.log2(peak_of(1024, False) / peak_of(512, False)))
-    kept = footprint.activations(ModelConfig(), 4, 1024)
-    assert float(rows[7]["by formula, scores"]) * MIB == pytest.approx(kept["scores"])
-    assert float(rows[7]["by formula, without scores"]) * MIB == pytest.approx(kept["total"] - kept["scores"])
 
 
 def test_what_lasts_is_in_a_gpus_peak_only(tmp_path):
@@ -140,19 +130,13 @@ def test_what_lasts_is_in_a_gpus_peak_only(tmp_path):
     assert [run.step for run in runs] == [step * length for length in lengths]
     assert growth.exponents(runs) == pytest.approx([1, 1])
     assert all(run.step == run.peak for run in growth.read_lengths(save_lengths(tmp_path, True, *lengths)))
-    others = [save_length(tmp_path / f"v1_{n}", n, MIB * n, version="v1", settings={}) for n in lengths]
-    assert list(growth.grouped(growth.read_lengths([*others, *save_lengths(tmp_path, True, *lengths)]))) == [
-        "v1", "v2, flash attention",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("length", "peak", "change", "message"), [
     (512, None, {}, "recorded without memory: profile again with --enable-memory-profiling"),
-    (512, MIB, {"step_ms__all": [1.0]}, "has only profiled steps.*take --num-steps 3 or more"),
-    (128, MIB, {}, "both are v2, flash attention of length 128: leave one out"),
     (512, MIB, {"training__batch_size": 8, "settings__swiglu": False},
      r"differ in more than sequence length and attention: batch size \(4 and 8\), swiglu \(True and False\);"),
-    (256, MIB, {"settings__flash_attention": False}, "v2, flash attention: 2 sequence lengths, but the fit needs at least 3"),
+    (256, MIB, {"settings__flash_attention": False}, "v2, flash attention: give 3 sequence lengths or more"),
 ])  # fmt: skip
 def test_a_profile_that_does_not_say_enough_or_is_of_another_run_is_refused(tmp_path, length, peak, change, message):
     folders = [*save_lengths(tmp_path, True, 128, 256), save_length(tmp_path / "other", length, peak, **change)]

@@ -1,16 +1,11 @@
-"""Benchmarks of kernels: tables and figures of a small one, and the figures of measured ones."""
+"""Tables of a small benchmark of kernels."""
 
 from common.analysis.output import tables
 from common.analysis.reports import kernel_benchmark
 from common.files import schema_of
 from common.records import study_files
-from tests.conftest import ROOT, cells
+from tests.conftest import cells
 from tests.records import record
-
-MEASURED = sorted((ROOT / "results/h100").glob("kernels_*.json"))
-
-
-# ----------------------------------------------------------------------------------------------------- written by hand
 
 
 def row(operation: str, contender: str, host: float, gpu: float | None, amount: int = 10**9, **shape: int) -> dict:
