@@ -4,8 +4,8 @@
     python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis
     python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused ./fusion_analysis
 
-Counts and times by kind of work, by span and phase, and by name, before and after. Writes kernel_reduction.csv, .md and .png into
---output-dir. Profiles of different devices, shapes or precisions are refused (exit code 2).
+Counts and times by kind of work, by span and by name, before and after. Writes kernel_reduction.csv and .md into --output-dir.
+Profiles of different devices, shapes or precisions are refused (exit code 2).
 """
 
 import sys

@@ -99,7 +99,7 @@ def _other_inputs(before: TimedRun, after: TimedRun) -> list[str]:
 
 
 def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
-    """Compares the launches of two runs; the report has tables (the `top` first names), a figure, and a CSV with all names."""
+    """Compares the launches of two runs; the report has tables (the `top` first names), and a CSV with all names."""
     reduction = launch_changes.compare(baseline, fused)
     report = Report("Kernel reduction")
     report.text(*reduction.conditions)
@@ -194,11 +194,12 @@ def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:
     """Adds the time and the launches of each span of a profiled step; `varied` as in `launch_changes.compare`."""
     before, after = (path for path, _ in runs.values())
     reduction = launch_changes.compare(before, after, varied)
-    spans = sorted(reduction.by("span"), key=lambda row: -row.us_before)
+    spans = reduction.by("span").sort_values("us_before", ascending=False)
     rows = [
-        [row.name, row.us_before / 1e3, row.us_after / 1e3, row.us_before / row.us_after if row.us_after else None,
-         row.calls_before, row.calls_after]
-        for row in [*spans, reduction.total]
+        [span, us_before / 1e3, us_after / 1e3, us_before / us_after if us_after else None, calls_before, calls_after]
+        for span, calls_before, calls_after, us_before, us_after in [
+            *spans.drop(columns="change").itertuples(index=False), ("all", *reduction.launches[launch_changes.NUMBERS].sum())
+        ]
     ]  # fmt: skip
     report.text(reduction.conditions[0])
     add_files(report, runs)

@@ -186,12 +186,21 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
         changes = launch_changes.compare(paths[0], paths[1], varied=None)
         result.section("Launches")
         launch_changes.add_section(result, changes, "changes", CHANGES)
-        parts = [row for row in changes.by("span", "name") if row.change in ("gone", "new")] if changes.spans else []
+        parts = changes.by("span", "name").sort_values("span", kind="stable")
+        parts = parts[parts.change.isin(["gone", "new"])]
         rows = [
-            [row.name, kernel_names.short_name(row.detail), row.change, *row.numbers()[:2], *row.numbers()[3:5]]
-            for row in sorted(parts, key=lambda row: row.name)
+            [
+                row.span,
+                kernel_names.short_name(row.name),
+                row.change,
+                row.calls_before,
+                row.calls_after,
+                row.us_before,
+                row.us_after,
+            ]
+            for row in parts.itertuples()
         ]
-        if rows:
+        if rows and changes.has_spans:
             header = ["span", changes.counted, "status", "calls before", "after", "us before", "after"]
             result.section("What went and what came, by span")
             result.table(header, rows, code=[changes.counted])

@@ -21,12 +21,9 @@ H100 = ROOT / "results" / "h100" / "v1_tiny_profile.json.gz"
 FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)"
 
 
-def noted(reduction, *notes):
-    return {f"{note[0].upper()}{note[1:]}." for note in notes} <= set(reduction.notes)
-
-
-def calls(rows):
-    return {row.name: (row.calls_before, row.calls_after) for row in rows}
+def calls(found, label="name"):
+    rows = found.by(label)
+    return dict(zip(rows[label], zip(rows.calls_before, rows.calls_after, strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,10 @@ def fused(h100, tmp_path):
 def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(fused):
     found = compare(H100, fused)
     names = found.by("name", "kind")
-    changed = {short_name(row.name): (row.change, row.detail, row.calls_difference) for row in names if row.change != "same"}
+    changed = {
+        short_name(row.name): (row.change, row.kind, row.calls_after - row.calls_before)
+        for row in names[names.change != "same"].itertuples()
+    }
     masks = next(name for name in changed if "masked_fill" in name)
     assert changed == {
         masks: ("gone", "elementwise", -8),  # forward and backward of 4 layers
@@ -59,13 +59,14 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
         "softmax_warp_backward<false>": ("gone", "reductions", -4),
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80": ("new", "attention", 4),
     }
-    assert short_name(names[0].name) == masks, "the largest change in calls comes first"
-    assert [row.us_after for row in names if row.name == FMHA] == [pytest.approx(40)]
-    assert (found.what, found.total.calls_before, found.total.calls_after) == ("kernels per step", 569, 557)
-    for rows in (found.spans, found.by("kind"), names):
-        assert sum(row.us_after for row in rows) == pytest.approx(found.total.us_after)
-    differing = {(row.name, row.detail): row.calls_difference for row in found.spans if row.calls_difference}
-    assert differing == {("attention", "forward"): -4, ("attention", "backward"): -8}
+    assert short_name(names.name.iloc[0]) == masks, "the largest change in calls comes first"
+    assert list(names.us_after[names.name == FMHA]) == [pytest.approx(40)]
+    assert found.what == "kernels per step" and list(found.launches[["calls_before", "calls_after"]].sum()) == [569, 557]
+    for rows in (found.by("span"), found.by("kind"), names):
+        assert rows.us_after.sum() == pytest.approx(found.launches.us_after.sum())
+    assert {span: after - before for span, (before, after) in calls(found, "span").items() if after != before} == {
+        "attention": -12
+    }
 
 
 def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
@@ -73,10 +74,10 @@ def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
     profile["operators"] = [row for row in profile["operators"] if row["name"] != "aten::bmm"]
     write_json(tmp_path / "profile_after.json", profile)
     found = compare(tmp_path / "profile_before.json", tmp_path / "profile_after.json")
-    counted = calls(found.by("name"))
+    counted = calls(found)
     # 2 layers: q k^T and its product with v, and two gradients of each
     assert found.counted == "operator calls" and counted["aten::bmm"] == (12, 0)
-    assert all(row.calls_difference == 0 for row in found.spans if row.name != "attention")
+    assert all(before == after for span, (before, after) in calls(found, "span").items() if span != "attention")
     assert not {"aten::view", "aten::empty", "autograd engine"} & set(counted)
 
 
@@ -88,8 +89,8 @@ def test_versions_are_compared_as_documented(run_script, tmp_path):
     found = compare(tmp_path / "before", tmp_path / "after")
     # A layer has the linear layers q, k, v, o, gate, up and down, or qkv, o, gate-up and down; each is three products
     # (forward, gradients of input and weight), and so is the head.
-    assert calls(found.by("name"))["aten::mm"] == (2 * 7 * 3 + 3, 2 * 4 * 3 + 3)
-    assert calls(found.by("kind"))["attention"] == (0, 2 * 2)
+    assert calls(found)["aten::mm"] == (2 * 7 * 3 + 3, 2 * 4 * 3 + 3)
+    assert calls(found, "kind")["attention"] == (0, 2 * 2)
 
 
 def test_traces_without_profiles_are_compared_by_span_and_name(tmp_path):
@@ -98,16 +99,16 @@ def test_traces_without_profiles_are_compared_by_span_and_name(tmp_path):
     for name, trace in (("before", before), ("after", after)):
         (tmp_path / f"trace_{name}.json").write_text(json.dumps(trace))
     found = compare(tmp_path / "trace_before.json", tmp_path / "trace_after.json")
-    assert ("residual", "forward", 0.5, 0) in [row[:4] for row in found.spans] and noted(found, UNKNOWN)
-    assert calls(found.by("name")) == {"gemm": (1.5, 1.5), "add": (0.5, 0), "Memset (Device)": (0.5, 0.5), "foreach": (0.5, 0.5)}
+    assert calls(found, "span")["residual"] == (0.5, 0) and UNKNOWN in found.notes
+    assert calls(found) == {"gemm": (1.5, 1.5), "add": (0.5, 0), "Memset (Device)": (0.5, 0.5), "foreach": (0.5, 0.5)}
 
 
 def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     stats = '"Name","Calls","TotalDurationNs"\n"void scale<float>(float*, float, int)",1,5000\n'
     (tmp_path / "out_kernel_stats.csv").write_text(stats)
     found = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
-    assert found.what == "kernels in the whole file" and noted(found, TOTALS)
-    assert calls(found.by("name")) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
+    assert found.what == "kernels in the whole file" and TOTALS in found.notes
+    assert calls(found) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
 
 
 def test_what_cannot_be_compared_is_refused(refused, tmp_path, h100, cpu_trace):
@@ -132,6 +133,5 @@ def test_the_csv_has_all_names_in_full(execute, tmp_path, fused):
     execute(SCRIPT, "--baseline", H100, "--fused", fused, "--top", 2)
     with (tmp_path / "kernel_reduction/kernel_reduction.csv").open() as file:
         rows = list(csv.DictReader(file))
-    for table in ("kind", "span", "name"):
-        assert sum(float(row["calls_difference"]) for row in rows if row["table"] == table) == pytest.approx(-12)
+    assert sum(float(row["calls_after"]) - float(row["calls_before"]) for row in rows) == pytest.approx(-12)
     assert any(row["name"] == FMHA for row in rows)

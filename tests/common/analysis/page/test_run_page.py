@@ -96,7 +96,7 @@ def test_two_runs_show_by_span_what_went_and_what_came(tmp_path, gpu_profile):
 def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):
     (tmp_path / "trace_3.json").write_text(json.dumps(gpu_trace("hipLaunchKernel")))
     page = build(gpu_profile.with_name("trace_2.json"), tmp_path / "trace_3.json")
-    assert "kernels per step, by span and phase" in page.markdown()
+    assert "kernels per step, by span" in page.markdown()
 
     with pytest.raises(UsageError, match=r"kernels_loss\.json have nothing in common: give two files of one kind"):
         build(gpu_profile, H200 / "kernels_loss.json")
