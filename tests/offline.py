@@ -56,10 +56,10 @@ def config(hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 1
 
 
 # A model, B and S. The head dimensions are 64 and 128, then also 32, 80 and 16, and SwiGLU and the loss have odd and large sizes.
-COMMON = [(config(512, 8, 4, 2048), 8, 128), (config(1024, 8, 4, 4096), 1, 256)]
+COMMON = [(config(512, 8, 4, 2048), 1, 128), (config(1024, 8, 4, 4096), 1, 16)]
 ALL = [
-    *COMMON, (config(256, 8, 8, 512), 8, 128), (config(240, 3, 3, 330, 251), 3, 17), (config(64, 4, 2, 128, 4096), 1, 16),
-    (config(2048, 32, 4, 5632, 32000), 1, 32),
+    *COMMON, (config(512, 8, 4, 2048), 8, 128), (config(256, 8, 8, 512), 8, 128), (config(1024, 8, 4, 4096), 1, 256),
+    (config(240, 3, 3, 330, 251), 3, 17), (config(64, 4, 2, 128, 4096), 1, 16), (config(2048, 32, 4, 5632, 32000), 1, 32),
 ]  # fmt: skip
 
 
