@@ -7,11 +7,10 @@
   the loss that no model can beat, is exactly that of those probabilities.
 - a file: any UTF-8 text, through a BPE trained on it.
 
-Tokens and tokenizer are cached under a name that holds the text's sha256, so a cache is never stale; several processes
-may start at once, and a read-only home folder sends the cache to the temporary folder.
+Tokens and tokenizer are cached in ~/.cache, or the folder XDG_CACHE_HOME, under a name that holds the text's sha256, so a cache
+is never stale. Several processes may start at once.
 """
 
-import contextlib
 import hashlib
 import math
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from common.device import is_gpu
 from common.errors import UsageError
-from common.files import opened, read_json, write_json
+from common.files import opened, read_json, writable_folder, write_json
 from common.ranks import Ranks
 from common.terminal import progress
 
@@ -179,15 +178,8 @@ class Batches:
 
 
 def cache_folder() -> Path:
-    """A folder that can be written to: in the user's cache, else in the temporary folder. UsageError: there is none."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama"
-    shared = Path(tempfile.gettempdir()) / f"tiny_llama-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
-    for folder in (user, shared):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-    raise UsageError(f"neither {user} nor {shared} can be written to: set XDG_CACHE_HOME to a folder that can")
+    """The folder of the caches, made if need be. UsageError: it cannot be written to."""
+    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
 
 
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:

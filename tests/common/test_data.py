@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,13 +238,10 @@ def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> Non
 # --------------------------------------------------------------------------------------------------------- bad files
 
 
-def test_a_cache_that_cannot_be_written_is_in_the_temporary_folder(tmp_path, text_file, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, text_file, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))  # below a file nobody can write, not even root
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert tmp_path / f"tiny_llama-{os.getuid()}" in data.load(str(text_file), 300, seed=0).tokenizer.parents
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder that can"):
+    with pytest.raises(UsageError, match="XDG_CACHE_HOME: cannot write in .*tiny_llama"):
         data.load(str(text_file), 300, seed=0)
 
 
