@@ -29,8 +29,6 @@ def main() -> int:
     share = "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
     add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
     add("--max-batch-size", type=cli.positive, default=maximum, metavar="B", help=f"default: {maximum}")
-    slow = "stop doubling past a step this long (default: 1 on a CPU, none on a GPU)"
-    add("--max-step-seconds", type=cli.positive, metavar="N", help=slow)
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = parser.parse_known_args()
     path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")

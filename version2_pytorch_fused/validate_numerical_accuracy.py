@@ -29,7 +29,8 @@ def main() -> int:
     arguments, own_flags = parser.parse_known_args()
     options = version_files.resolve(arguments)
     baseline, optimized = version_files.load(arguments.baseline), version_files.load(arguments.optimized)
-    report, passed = accuracy.report(accuracy.compare(baseline, optimized, options, own_flags), arguments.tolerance)
+    errors = accuracy.compare(baseline, optimized, options, own_flags)
+    report, passed = accuracy.report(errors, options, arguments.tolerance)
     print(report.terminal())
     return 0 if passed else 1
 

@@ -7,7 +7,7 @@ Weak scaling keeps the batch of a process (--batch-size), strong scaling that of
 torchrun job of the version's script. One process is always measured, because efficiency is against it. A form that a version does
 not support is left out with a line.
 
-Writes scaling.json (measured), and from it scaling.csv, .html, .md and .png, into --output-dir.
+Writes scaling.json (measured), and from it scaling.csv, .html and .md, into --output-dir.
 The exit code is 1 if a job failed for another reason than memory, and the other cells are measured all the same.
 """
 
@@ -23,7 +23,7 @@ from common.files import writable_file
 from common.studies import known_models, scaling
 from common.training import version_files
 
-KINDS = ("csv", "html", "json", "md", "png")
+KINDS = ("csv", "html", "json", "md")
 
 
 def names(text: str) -> list[str]:

@@ -20,19 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from common import cli, files, signals
 from common import device as devices
+from common import files, signals
 from common.analysis.comparisons.ablation_effects import FUSIONS
 from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
-from common.options import Options, RunOptions
+from common.options import Options
 from common.precision import Precision, amp_dtype
 from common.records.study_files import Ablation
 from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
-from common.training.profiler import Profiler
 from common.training.run import explained
 from common.training.step import prepare
 
@@ -64,7 +63,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
 
     The first signal within the rounds ends them after the current one; the result then holds fewer rounds. Returns the exit code:
     0, or 128 + n if stopped by signal n. UsageError: the version lacks a switch, the environment overrides one, or the step
-    cannot be captured here. RunError: memory ran out, or the result could not be written.
+    cannot be captured here. RunError: memory ran out.
     """
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
@@ -112,12 +111,10 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
                     break
         losses = [train().item() for train in trains]
         with progress("counting the launches of each combination"):
-            counts = [count(train, device) for train in trains]
+            counts = [count(train) for train in trains]
     for combination, loss, counted in zip(found, losses, counts, strict=True):
         combination |= {"loss": loss, "steps": combination["steps"] + 1, "launches_per_step": launches_per_step(counted)}
-    stopped = [f"the study was stopped after {done} of {rounds} rounds"] if done < rounds else []
-    measured["counted"] = "operators" if counts[0].are_operators else "kernels"
-    measured["notes"] = list(dict.fromkeys(stopped + [note for counted in counts for note in counted.notes]))
+    measured["notes"] = list(dict.fromkeys(note for counted in counts for note in counted.notes))
     files.write_measurement(path, measured, "--output-dir")
     return 128 + received[0] if received else 0
 
@@ -147,19 +144,19 @@ def build(
     return train, peak if devices.is_gpu(device) else None
 
 
-def count(train: Callable[[], Tensor], device: torch.device) -> kernel_table.Kernels:
+def count(train: Callable[[], Tensor]) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--num-steps", "5", "--profile-steps", "2", "--profile-dir", folder]  # the last two of five steps
-        options = cli.resolve(RunOptions, cli.parser(None).parse_args(flags))
-        profiler = Profiler(options, device)
-        profiler.start()
-        for step in range(options.num_steps):
-            train()
-            profiler.step(step + 1)
-        profiler.stop()
-        profiler.export()
-        return load_kernels.load(profiler.trace_path)
+        path = Path(folder, "trace.json")
+        with torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1), acc_events=True,
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+        ) as profile:  # fmt: skip
+            for _ in range(4):
+                train()
+                profile.step()
+        return load_kernels.load(path)
 
 
 def launches_per_step(counted: kernel_table.Kernels) -> float:

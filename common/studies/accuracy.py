@@ -40,20 +40,6 @@ class TensorError(NamedTuple):
     rounding: float
 
 
-class Inputs(NamedTuple):
-    """The batch, and weights under Version 1's names."""
-
-    batch: Batch
-    state: dict[str, Tensor]
-
-
-class Comparison(NamedTuple):
-    """The errors, largest first, and the number formats of the logits: of the baseline and of the optimized version."""
-
-    errors: list[TensorError]
-    formats: tuple[str, str]
-
-
 def error(expected: Tensor, got: Tensor) -> float:
     """max |expected - got| / max |expected|; infinite where that is not a number."""
     expected, got = expected.double(), got.double()
@@ -63,23 +49,22 @@ def error(expected: Tensor, got: Tensor) -> float:
     return relative if relative == relative else float("inf")
 
 
-def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags: Sequence[str]) -> Comparison:
+def compare(baseline: ModuleType, optimized: ModuleType, options: Options, flags: Sequence[str]) -> list[TensorError]:
     """Runs both versions, the baseline in fp32 by its own defaults, the other with `flags` and in the precision of the options.
 
-    UsageError: it has no such flag. RunError: weights do not load, do not come back, or get no gradient, or memory ran out.
+    The largest error comes first. UsageError: the version has no such flag. RunError: weights do not load, do not come back, or
+    get no gradient, or memory ran out.
     """
-    chosen, plain = version_files.switched(optimized, options, *flags), version_files.switched(baseline, options)
+    version_files.switched(optimized, options, *flags)  # refuses an unknown flag at once
     with explained(options), progress("computing both versions, and the baseline in float64"):
         rounding = errors_against_float64(baseline, baseline, options, [])
-        given = inputs(baseline, options)
-        expected = run(baseline, plain, given, None)
-        got = run(optimized, chosen, given, amp_dtype(options))
+        expected = run(baseline, baseline, options, [], None)
+        got = run(baseline, optimized, options, flags, amp_dtype(options))
     errors = [
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
     ]
-    formats = [SHORT.get(result["logits"].dtype, str(result["logits"].dtype)) for result in (expected, got)]
-    return Comparison(sorted(errors, key=lambda tensor: -tensor.error), (formats[0], formats[1]))
+    return sorted(errors, key=lambda tensor: -tensor.error)
 
 
 def errors_against_float64(baseline: ModuleType, version: ModuleType, options: Options, flags: Sequence[str]) -> dict[str, float]:
@@ -87,28 +72,24 @@ def errors_against_float64(baseline: ModuleType, version: ModuleType, options: O
 
     The arguments are those of `compare`. If memory runs out, the device's own error is raised.
     """
-    plain, chosen = version_files.switched(baseline, options), version_files.switched(version, options, *flags)
-    given = inputs(baseline, options)
-    exact = run(baseline, plain, given, None, torch.float64)
-    got = run(version, chosen, given, amp_dtype(options))
+    exact = run(baseline, baseline, options, [], torch.float64)
+    got = run(baseline, version, options, flags, amp_dtype(options))
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 
-def inputs(baseline: ModuleType, options: Options) -> Inputs:
-    """Those that the options ask for."""
+def run(
+    baseline: ModuleType, version: ModuleType, options: Options, flags: Sequence[str], dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """`outputs` of a version with the baseline's weights: held in float64, in float32 (None), or there and cast by autocast."""
     device = devices.select(options.device)
     devices.prepare(device, options.seed)
+    state = weights(baseline.make_model(version_files.switched(baseline, options)))
+    settings = version_files.switched(version, options, *flags)
+    model = version.make_model(settings).to(device)
+    exchange(model, state)
     batch = version_files.random_batch(options, device)
-    return Inputs(batch, weights(baseline.make_model(version_files.switched(baseline, options))))
-
-
-def run(
-    version: ModuleType, settings: Options, given: Inputs, half: torch.dtype | None, dtype: torch.dtype = torch.float32
-) -> dict[str, Tensor]:
-    """`outputs` of a version's model with the weights held in `dtype`, by autocast to `half` if that is given."""
-    model, precision = version.make_model(settings), Precision(given.batch[0].device, half)
-    exchange(model, given.state)
-    return outputs(version, model.to(precision.device, dtype), settings, given.batch, precision)
+    exact = dtype == torch.float64
+    return outputs(version, model.double() if exact else model, settings, batch, Precision(device, None if exact else dtype))
 
 
 def outputs(version: Any, model: Any, settings: Options, batch: Batch, precision: Precision) -> dict[str, Tensor]:
@@ -151,14 +132,12 @@ def exchange(model: Any, state: dict[str, Tensor]) -> None:
         raise RunError(f"the baseline's weights do not come back from baseline_state_dict: {', '.join(changed[:3])}")
 
 
-def report(comparison: Comparison, tolerance: float) -> tuple[Report, bool]:
+def report(errors: list[TensorError], options: Options, tolerance: float) -> tuple[Report, bool]:
     """The table and the verdict, and whether every error is within the tolerance."""
-    errors, (expected, got) = comparison
+    precision = SHORT[amp_dtype(options) or torch.float32]
     worst, past = errors[0], sum(not tensor.error <= tolerance for tensor in errors)
     result = Report("Numerical accuracy")
-    result.table(["tensor", "max |baseline|", "error", f"baseline in {got} against float64"], errors)
-    if expected != got:
-        result.text(f"The precision differs: baseline {expected}, optimized {got}. The last column is what {got} alone rounds.")
+    result.table(["tensor", "max |baseline|", "error", f"baseline in {precision} against float64"], errors)
     found = f"{past} of {len(errors)} tensors exceed" if past else f"all {len(errors)} tensors are within"
     result.text(
         f"{'FAIL' if past else 'PASS'}: the worst tensor is {worst.name}, error {worst.error:.2g} "

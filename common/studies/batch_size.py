@@ -1,8 +1,8 @@
 """Searches the batch size at which a version trains fastest, answers fastest, or fills the memory that it may take.
 
-The batch size is doubled until it no longer fits, a maximum is reached, or a step takes too long (by default only on a CPU, whose
-step time grows with the batch). For the target of memory, bisection then finds to a sixteenth where the memory ends. The answer
-is, among the sizes tried and with a tolerance of 2 %:
+The batch size is doubled until it no longer fits, a maximum is reached, or a step takes longer than two seconds. For the target
+of memory, bisection then finds to a sixteenth where the memory ends. The answer is, among the sizes tried and with a tolerance of
+2 %:
 
     throughput   the smallest batch whose tokens/s are within it of the best: the rest is bought with ever larger batches
     latency      the largest batch whose step takes at most so much longer than the fastest: samples that cost no time
@@ -15,7 +15,6 @@ next trial. The peak covers the whole trial, including its first steps and their
 batch_search.json is written after each trial. A signal ends the search; what was measured is then reported without an answer.
 """
 
-import math
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +40,7 @@ from common.training import record, version_files
 TOLERANCE = 0.02  # of throughput and step time
 RESOLUTION = 16  # bisection ends when two batch sizes are a sixteenth apart
 MAXIMUM = 4096
-LONGEST = {"cpu": 1.0, "cuda": math.inf}  # seconds a step: past it a CPU's search would take many minutes
+LONGEST_MS = 2000.0  # a step: past it the search would take many minutes
 WARMUP, SECONDS, STEPS = 2, 1.0, (3, 50)  # untimed steps; then steps for about a second, but at least 3 and at most 50
 TARGETS: dict[str, tuple[Callable[[Any], float], Callable[..., int], str]] = {  # what is best, which size is taken, and why
     "throughput": (lambda trial: trial["tokens_per_second"], min, "the smallest tried within 2 % of the best throughput"),
@@ -50,26 +49,24 @@ TARGETS: dict[str, tuple[Callable[[Any], float], Callable[..., int], str]] = {  
 }
 
 
-def search(trial: Callable[[int], Any], target: str, maximum: int, longest: float = math.inf) -> dict[str, Any]:
+def search(trial: Callable[[int], Any], target: str, maximum: int) -> dict[str, Any]:
     """Doubles, bisects and answers: `ended`, `batch_size` and `reason` of a BatchSearch. RunError: batch size 1 does not fit.
 
-    `trial` is called once for each batch size that is tried, none above `maximum`. Once a step takes longer than `longest`
-    seconds, the batch size is not doubled again.
+    `trial` is called once for each batch size that is tried, none above `maximum`.
     """
     size, tried = 1, {1: trial(1)}
     if tried[1]["status"] != "ok":
         advice = "lower --seq-len, take a smaller --preset, try --use-amp, or raise --target-memory-usage"
         raise RunError(f"not even batch size 1 fits ({tried[1]['status']}): {advice}")
-    while tried[size]["status"] == "ok" and size < maximum and tried[size]["step_ms"]["median"] <= 1e3 * longest:
+    while tried[size]["status"] == "ok" and size < maximum and tried[size]["step_ms"]["median"] <= LONGEST_MS:
         size = min(2 * size, maximum)
         tried[size] = trial(size)
     if tried[size]["status"] != "ok":
         ended = f"batch size {size} does not fit: {tried[size]['status']}"
-    elif tried[size]["step_ms"]["median"] > 1e3 * longest:
-        taken = tables.format_time(tried[size]["step_ms"]["median"])
-        ended = f"a step of batch size {size} takes {taken}, more than {longest:g} s (--max-step-seconds)"
-    else:
+    elif size == maximum:
         ended = f"the maximum is reached: {maximum} (--max-batch-size)"
+    else:
+        ended = f"a step of batch size {size} takes more than {tables.format_time(LONGEST_MS)}"
     largest = max(each for each, found in tried.items() if found["status"] == "ok")
     while target == "memory" and size - largest > max(1, largest // RESOLUTION):
         middle = (largest + size) // 2
@@ -93,7 +90,6 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
         raise UsageError(f"--target-memory-usage: {asked.target_memory_usage} is not a share, above 0 and at most 1")
     options = version_files.resolve(asked)
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
-    longest = asked.max_step_seconds or LONGEST[devices.select(options.device).type]
     model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
     measured = record.header(files.schema_of(BatchSearch), None, model=options.model) | {
         "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
@@ -125,7 +121,7 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
         return result
 
     try:
-        measured |= search(trial, asked.optimization_target, asked.max_batch_size, longest)
+        measured |= search(trial, asked.optimization_target, asked.max_batch_size)
         code = 0
     except KeyboardInterrupt as stop:
         if not measured["device"]:
@@ -155,13 +151,14 @@ def analyze(path: Path) -> Report:
     measured = files.read(path, BatchSearch)
     if all(trial["status"] == "out of memory" for trial in measured["trials"]):
         raise UsageError(f"{path}: trials: memory ran out in all of them")
-    share = f"% of the {measured['device']['memory_mib']:,.0f} MiB that there are"
+    memory = f"{measured['device']['memory_mib']:,.0f} MiB that there are"
     report = Report("Batch size search")
     report.text(
-        f"{conditions(measured)}. Step times are medians. Memory: peak of the {measured['memory_kind']}; {share}.",
+        f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}. Step times are medians. Memory: peak of the "
+        f"{measured['memory_kind']}; % of the {memory}.",
         f"Made by {run_facts.origin(measured)}.",
     )
-    report.figure(lambda: figure(measured), "batch_search", "Throughput, step time and memory over the batch size")
+    report.figure(lambda: figure(measured), "batch_search", "Throughput and memory over the batch size")
     names = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
     header = ["B", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
     report.table(header, curve(measured), csv="batch_search", csv_header=names)
@@ -171,10 +168,6 @@ def analyze(path: Path) -> Report:
     if measured["batch_size"]:
         report.text(f"Batch size for {measured['target']}: {measured['batch_size']}. It is {measured['reason']}.")
     return report
-
-
-def conditions(measured: BatchSearch) -> str:
-    return f"{measured['version']}, {run_facts.describe(measured, 'batch_size')}"
 
 
 def curve(measured: BatchSearch) -> list[list[Any]]:
@@ -189,20 +182,12 @@ def curve(measured: BatchSearch) -> list[list[Any]]:
 
 
 def figure(measured: BatchSearch) -> "plots.Figure":
-    """Throughput, step time and share of the memory over the batch size; the answer is marked."""
-    result, found = plots.new(15, 4.8), measured["batch_size"]
-    result.suptitle(f"Batch size for {measured['target']}: {found or 'not found'} ({conditions(measured)})")
-    sizes, medians, _, _, rates, _, percents, _ = zip(*(row for row in curve(measured) if row[1]), strict=True)
-    panels = {"tokens/s": rates, "ms per step": medians, f"{measured['memory_kind']}, % of the memory": percents}
-    for axes, (unit, values) in zip(result.subplots(1, 3), panels.items(), strict=True):
-        axes.plot(sizes, values, "o-", color=plots.BLUE)
-        axes.set_xscale("log", base=2)
+    """Throughput, and the share of the memory, over the batch size."""
+    result = plots.new(10, 4.8)
+    result.suptitle(f"Batch size for {measured['target']}: {measured['batch_size'] or 'not found'}")
+    sizes, _, _, _, rates, _, percents, _ = zip(*(row for row in curve(measured) if row[1]), strict=True)
+    for axes, unit, values in zip(result.subplots(1, 2), ("tokens/s", "% of the memory"), (rates, percents), strict=True):
+        axes.semilogx(sizes, values, "o-", base=2, color=plots.BLUE)
         axes.set(xlabel="batch size", ylabel=unit, ylim=(0, None))
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.yaxis.set_major_formatter("{x:,.10g}")
         axes.grid(True, color="0.9")
-        if found:
-            axes.axvline(found, color=plots.ORANGE, label="chosen")
-    axes.axhline(100 * measured["target_memory_usage"], color=plots.VERMILION, linestyle="--", label="target")
-    result.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2)
     return result

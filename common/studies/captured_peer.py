@@ -153,7 +153,7 @@ def adamw(rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, fl
 class CompiledAdamW(torch.optim.Optimizer):
     """AdamW over all tensors of a TinyLlama in one torch.compile. UsageError: torch.compile does not work here.
 
-    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date, also when a state dict is loaded.
+    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date; load weights before it is made.
     """
 
     def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool | str) -> None:
@@ -170,13 +170,6 @@ class CompiledAdamW(torch.optim.Optimizer):
             moments = {name: torch.zeros_like(parameter, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             self.state[parameter] = {"step": self.steps, **moments}
         self.update = devices.compiled(adamw, device, compiled)
-        model.register_load_state_dict_post_hook(self.renew)
-
-    @torch.no_grad()
-    def renew(self, *_) -> None:
-        """Writes the working copies anew, after weights were loaded."""
-        for parameter, copy in self.working.items():
-            copy.copy_(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # a compiled update can call no closure

@@ -17,7 +17,7 @@ choices keep transformers from doing extra work:
 - Attention: the function behind `attn_implementation="sdpa"`, under another name. Under the name "sdpa", transformers 5.23 looks
   in each step for several documents in one row, which waits for the GPU, and compiled code always builds the [B, 1, S, S] mask,
   with which PyTorch cannot use its flash kernel. For a name without a mask function transformers builds no mask, and the same
-  function then asks for causal attention. transformers 4.51 has no mask functions, and builds no mask for "sdpa".
+  function then asks for causal attention.
 - Liger replaces names inside transformers' module for the whole process, so each model needs a process of its own.
 """
 
@@ -39,39 +39,23 @@ import torch
 from torch import Tensor, nn
 
 # Module to import: what installs it, without a torch or triton that would replace the one that is there.
-TRANSFORMERS = {"transformers": "pip install 'transformers>=4.51'"}
+TRANSFORMERS = {"transformers": "pip install 'transformers>=4.53'"}
 TORCHAO = {"torchao": "pip install --no-deps torchao"}
 TUNED = "max-autotune-no-cudagraphs"  # the mode of torch.compile
 LIGER = {"liger_kernel": "pip install --no-deps liger-kernel", "triton": "a GPU build of PyTorch, which brings triton"}
-
-
-def llama_config(config: ModelConfig, attention: str):
-    """The transformers.LlamaConfig of the same architecture; `attention` names its attention function."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**config.for_transformers() | {"use_cache": False, "attn_implementation": attention})
-
-
-def causal_attention() -> str:
-    """The name of transformers' attention by scaled_dot_product_attention without a mask (see above)."""
-    import transformers
-
-    if not hasattr(transformers, "AttentionMaskInterface"):  # 4.51
-        return "sdpa"
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    transformers.AttentionInterface.register("sdpa_causal", sdpa_attention_forward)
-    return "sdpa_causal"
 
 
 class TinyLlama(nn.Module):
     """transformers' LlamaForCausalLM with the methods and the initial weights of a version."""
 
     def __init__(self, config: ModelConfig) -> None:
-        from transformers import LlamaForCausalLM
+        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         super().__init__()
-        self.llama = LlamaForCausalLM(llama_config(config, causal_attention()))
+        AttentionInterface.register("sdpa_causal", sdpa_attention_forward)  # see above
+        more = {"use_cache": False, "attn_implementation": "sdpa_causal"}
+        self.llama = LlamaForCausalLM(LlamaConfig(**config.for_transformers() | more))
         self.register_load_state_dict_pre_hook(rename_on_load)
         weights.initialize(self.baseline_state_dict(), config.initializer_std)
 

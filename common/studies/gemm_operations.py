@@ -22,7 +22,7 @@ the measured bandwidth (memory), and the time to issue one operation (launch).
 import itertools
 import time
 from argparse import Namespace
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ import torch
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
-SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long: many times the clock's resolution
+SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long
 POINT = ["batch_size", "sequence_length"]  # of the grid
 Shape = tuple[int, int, int, int, str]  # batch, M, N, K, layout
 
@@ -126,11 +126,10 @@ def operand(batch: int, rows: int, columns: int, transposed: bool, precision: Pr
     return result.mT if transposed else result
 
 
-def time_product(product: Product, precision: Precision) -> tuple[list[float], int]:
-    """Milliseconds of a product on random operands in each sample, and the number of products in all samples.
+def time_product(product: Product, precision: Precision) -> list[float]:
+    """Milliseconds of a product on random operands, in several samples. RunError: memory ran out.
 
-    The output is newly allocated, as in eager PyTorch. Short products are repeated within a sample, and the number of samples
-    follows from the time budget. RunError: memory ran out.
+    The output is newly allocated, as in eager PyTorch.
     """
     batch, m, n, k, layout = product.shape
     try:
@@ -140,8 +139,7 @@ def time_product(product: Product, precision: Precision) -> tuple[list[float], i
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
             raise
-        shape = f"{batch} x [{m}, {k}] @ [{k}, {n}]"
-        raise RunError(f"out of memory in {product.gemm}, {shape}: lower --batch-sizes or --sequence-lengths") from error
+        raise RunError(f"out of memory in {product.gemm}: lower --batch-sizes or --sequence-lengths") from error
     calls = max(1, round(SAMPLE_MS / once))
     samples = int(min(max(BUDGET_MS / (once * calls), MIN_SAMPLES), MAX_SAMPLES))
 
@@ -150,7 +148,7 @@ def time_product(product: Product, precision: Precision) -> tuple[list[float], i
             a @ b  # noqa: B018
 
     times = benchmark(sample, precision.device, warmup=1, iterations=samples)
-    return [milliseconds / calls for milliseconds in times], samples * calls
+    return [milliseconds / calls for milliseconds in times]
 
 
 def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: Path) -> None:
@@ -163,41 +161,29 @@ def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: P
     precision = Precision(device, AMP_DTYPES.get(asked.dtype))
     grid = list(dict.fromkeys(itertools.product(asked.batch_sizes, asked.sequence_lengths)))
     samples: defaultdict[Shape, list[float]] = defaultdict(list)
-    calls: Counter[Shape] = Counter()
-    peaks: list[Ceilings] = []
     measured = record.header(files.schema_of(Gemms), device, precision.name, asked.allow_tf32, config) | {
         "element_bytes": precision.dtype.itemsize, "batch_sizes": asked.batch_sizes, "sequence_lengths": asked.sequence_lengths,
+        "ceilings": ceilings.measure(device, precision),
     }  # fmt: skip
 
-    def timings(of: Callable[..., list[Product]], points: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    def timings(of: Callable[..., list[Product]]) -> list[dict[str, Any]]:
         return [
-            dict(zip(POINT, point, strict=True))
-            | product._asdict()
-            | {"ms": summarize(samples[product.shape]), "calls": calls[product.shape]}
-            for point in points
+            dict(zip(POINT, point, strict=True)) | product._asdict() | {"ms": summarize(samples[product.shape])}
+            for point in complete
             for product in of(config, *point)
         ]
 
+    complete: list[tuple[int, int]] = []  # the points of which all products are timed
     for number in range(1, ROUNDS + 1):
         start, timed = time.perf_counter(), set()
         with progress(f"round {number} of {ROUNDS}"):
-            peaks.append(ceilings.measure(device, precision))
-            measured["ceilings"] = {
-                "flops_per_second": max(peak["flops_per_second"] for peak in peaks),
-                "bytes_per_second": max(peak["bytes_per_second"] for peak in peaks),
-                "operation_seconds": min(peak["operation_seconds"] for peak in peaks), "precision": precision.name,
-            }  # fmt: skip
-            for i, point in enumerate(grid, 1):
+            for point in grid:
                 for product in (*products(config, *point), *fused_products(config, *point)):
                     if product.shape not in timed:
-                        times, count = time_product(product, precision)
-                        samples[product.shape] += times
-                        calls[product.shape] += count
+                        samples[product.shape] += time_product(product, precision)
                         timed.add(product.shape)
-                complete = grid[:i] if number == 1 else grid
-                measured["gemms"], measured["fused"] = timings(products, complete), timings(fused_products, complete)
-                ended = f"it ended in round {number} of {ROUNDS}, with {len(complete)} of {len(grid)} points timed"
-                measured["notes"] = [] if (number, i) == (ROUNDS, len(grid)) else [ended]
+                complete += [point] if number == 1 else []
+                measured["gemms"], measured["fused"] = timings(products), timings(fused_products)
                 files.write_measurement(path, measured, "--output-dir")
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
 
@@ -213,10 +199,8 @@ def analyze(path: Path) -> Report:
         f"{conditions}; {roofline.describe(measured['ceilings'])}. Issuing one operation takes "
         f"{tables.format_time(1e3 * measured['ceilings']['operation_seconds'])}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
-        *(f"The measurement is incomplete: {note}." for note in measured.get("notes", [])),
         "Each product was timed alone, in rounds over all of them. Times are medians. Products of one shape and layout share one "
-        f"measurement: {len(shapes)} were timed for {len(rows)} rows of gemm_analysis.csv. Repeated calls find operands in a "
-        "cache, so a small product can be faster than its roofline bound.",
+        "measurement. Repeated calls find operands in a cache, so a small product can be faster than its roofline bound.",
         f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
@@ -226,8 +210,7 @@ def analyze(path: Path) -> Report:
     report.section("Separate against fused products")
     report.text(
         "qkv_proj is one product with N = (H + 2 K) Dh in place of three, gate_up_proj one with N = 2 F in place of two. Times "
-        "are of all in a step; the last columns are the ratio by phase. A ratio above 1 says that the fused product is faster. "
-        "Fusing also saves the additions of the separate input gradients, which are not timed here."
+        "are of all in a step. A ratio above 1 says that the fused product is faster."
     )
     report.table(*fusion_table(measured))
     report.csv("gemm_analysis", list(rows.columns), cells(rows))
@@ -238,7 +221,7 @@ def analyze(path: Path) -> Report:
 def frame(timings: list[Any]) -> pandas.DataFrame:
     """A row for each product; `ms`, `p20` and `p80` are of its summary."""
     rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
-    return rows[[*POINT, *Product._fields, "ms", "p20", "p80", "calls"]]
+    return rows[[*POINT, *Product._fields, "ms", "p20", "p80"]]
 
 
 def cells(rows: pandas.DataFrame) -> list[list[object]]:
@@ -274,30 +257,26 @@ def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
 def fusion_table(measured: Gemms) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
-    def by_phase(timings: list[Any], fused: dict[str, str]) -> pandas.DataFrame:
+    def summed(timings: list[Any], fused: dict[str, str]) -> pandas.Series:
         rows = frame(timings)
         rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
         rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
-        return rows.pivot_table(index=["tokens", "whole"], columns="phase", values="ms", aggfunc="sum")[list(PHASES)]
+        return rows.groupby(["tokens", "whole"])["ms"].sum()
 
-    apart = by_phase(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
-    together = by_phase(measured["fused"], {fused: fused for fused in FUSED})
-    times = pandas.DataFrame({"separate": apart.sum(axis=1), "fused": together.sum(axis=1)})
-    body = times.assign(ratio=times["separate"] / times["fused"]).join(apart / together).reset_index()
-    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused", *PHASES], cells(body)
+    apart = summed(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
+    together = summed(measured["fused"], {fused: fused for fused in FUSED})
+    times = pandas.DataFrame({"separate": apart, "fused": together, "ratio": apart / together}).reset_index()
+    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused"], cells(times)
 
 
 def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":
-    """The roofline with a point for each product and phase: filled the forward products, hollow the gradients."""
+    """The roofline with a point for each product and phase."""
     result = plots.new(8, 6)
     result.suptitle(f"Matrix products of a training step: {title}", wrap=True)
     axes = result.subplots()
     roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
-    axes.set_title(f"filled: forward, hollow: gradients\n{roofline.describe(measured['ceilings'])}", fontsize=10)
+    axes.set_title(roofline.describe(measured["ceilings"]), fontsize=10)
     for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
-        colour, marker = plots.style(i).values()
-        faces = [colour if phase == "forward" else "none" for phase in own["phase"]]
-        axes.scatter(own["intensity"], own["tflops"], c=faces, marker=marker, edgecolors=colour, zorder=3)
-        axes.scatter([], [], c=colour, marker=marker, label=name)
+        axes.plot(own["intensity"], own["tflops"], linestyle="none", label=name, **plots.style(i))
     result.legend(loc="outside lower center", ncols=5)
     return result

@@ -6,23 +6,18 @@ A job measures a cell of the study once. The repeats of a cell are jobs of their
     device, environment    if the job came far enough to describe them
     other keys             what the study stores in the cell
 
-A cell that has failed keeps its status and its reason, and is not repeated. The other cells go on. A signal lets no job start.
-Run as a module, it is the process of a job.
+A cell that has failed keeps its status and its reason, and is not repeated. The other cells go on. After a signal no job starts.
 """
 
-import os
-import pickle
+import multiprocessing
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common import ROOT, files, signals
 from common import device as devices
+from common import files, signals
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.errors import RunError
@@ -68,42 +63,34 @@ def run_all(jobs: list[Job], measured: dict[str, Any], path: Path, line: Callabl
 
 
 def in_a_process(work: Callable[[], Any], device: str, timeout: int | None = None) -> Outcome:
-    """The outcome of the work in a new process; `found` is what the work returned, which JSON can hold."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__], env=environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, process:
-        result = Path(folder, "result.json")
-        try:
-            said, _ = process.communicate(pickle.dumps((work, device, result)), timeout)
-        except subprocess.TimeoutExpired:
-            return timed_out(timeout)
-        finally:
-            process.kill()
-        if result.exists():
-            return files.read_json(result)
-    if process.returncode == -signal.SIGKILL:
+    """The outcome of the work in a new process; `found` is what the work returned."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_do, args=(work, device, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(timeout) else timed_out(timeout)
+    except EOFError:  # the process ended without an outcome
+        process.join()
+    finally:
+        process.kill()
+        process.join()
+    if process.exitcode == -signal.SIGKILL:
         return {"status": "out of memory", "reason": KILLED}
-    last = said.decode(errors="replace").strip().rpartition("\n")[2]
-    return {"status": "failed", "reason": last[:500] or f"exit code {process.returncode}"}
+    return {"status": "failed", "reason": f"exit code {process.exitcode}"}
 
 
-def main() -> None:
-    """Does the job that standard input holds, and writes its outcome."""
-    work, device, result = pickle.load(sys.stdin.buffer)
+def _do(work: Callable[[], Any], device: str, sender: Any) -> None:
+    """Does the work in its own process, and sends its outcome."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the study, which ends this process
     outcome: Outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         outcome |= {"status": "out of memory" if devices.is_out_of_memory(error) else "failed", "reason": said[:500]}
-    files.write_json(result, outcome)
-
-
-def environment() -> dict[str, str]:
-    """The environment of a job's processes, which find this repository whatever their folder is."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    sender.send(outcome)
 
 
 def timed_out(seconds: float | None) -> Outcome:
@@ -144,7 +131,3 @@ def not_measured(report: Report, measured: Mapping[str, Any], facts: list[tuple[
     if facts:
         report.section("Not measured")
         report.facts(facts)
-
-
-if __name__ == "__main__":
-    main()

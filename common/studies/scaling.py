@@ -25,7 +25,7 @@ from typing import Any
 
 from common import cli, ranks
 from common import device as devices
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.analysis.profiles import communication
@@ -48,7 +48,6 @@ COLUMNS = (
     "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
     "efficiency", "peak_mib", *SPLIT,
 )  # fmt: skip
-NAMED = ["version", "form", "processes", "B of each"]  # the first columns of each table
 Row = dict[str, Any]  # by the names in COLUMNS
 
 
@@ -155,7 +154,7 @@ def torchrun(processes: int, command: list[str], most: int, timeout: float, fold
 
     The cores are shared among `most` processes, alike in all cells.
     """
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // most))} | job_runner.environment()
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // most))} | os.environ
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with subprocess.Popen(
         launcher + command, cwd=folder, env=environment, text=True, errors="replace",
@@ -193,7 +192,7 @@ def communicated(profiles: Path, processes: int) -> dict[str, Any]:
 
 
 def analyze(path: Path) -> Report:
-    """The report on a scaling.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
+    """The report on a scaling.json, as .csv, .html, .json and .md. Errors of `read`; RunError: nothing was measured."""
     measured = study_files.read_scaling(path)
     cells, rows = measured["cells"], results(measured)
     job_runner.require_measured(cells, place)
@@ -206,7 +205,6 @@ def analyze(path: Path) -> Report:
         f"Made by `{measured['command']}` on {measured['date']}.",
         *(f"{name} was {value}." for name, value in measured["variables"].items()),
     )
-    report.figure(lambda: figure(measured, rows, conditions), "scaling", "Efficiency over the number of processes")
     report.csv("scaling", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
     titles = {
         "weak": f"batch {measured['batch_size']} of each process",
@@ -217,15 +215,11 @@ def analyze(path: Path) -> Report:
         report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
         report.table(*step_table(shown))
         report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown}))
-    if any(row["communication_ms"] is not None for row in rows):
-        report.section("Communication in a step", "communication")
-        for scaling in titles:
-            report.table(*communication_table([row for row in rows if row["scaling"] == scaling]), title=f"{scaling} scaling")
-        report.text(
-            "From the traces of a few profiled steps, which the profiler slows; means over ranks and steps. Communication is "
-            "overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond the shortest "
-            "time of the same collective among the ranks."
-        )
+    report.text(
+        "Communication is from the traces of a few profiled steps, which the profiler slows, in ms of a step: means over ranks "
+        "and steps. It is overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond "
+        "the shortest time of the same collective among the ranks."
+    )
     missing = [(place(cell), job_runner.reason(cell)) for cell in cells if cell["status"] != "ok"]
     missing += [(place(cell), f"no communication: {cell['trace_problem']}") for cell in cells if "trace_problem" in cell]
     missing += [line.partition(": ")[::2] for line in measured["left_out"]]
@@ -257,46 +251,13 @@ def results(measured: Scaling) -> list[Row]:
     return rows
 
 
-def _named(row: Row) -> list[object]:
-    """NAMED of a row."""
-    return [row["model"], row["parallel"] or "one process", row["processes"], row["batch_size"]]
-
-
 def step_table(rows: list[Row]) -> Table:
-    """A row for each measured cell: step time, throughput, efficiency, memory, and communication."""
-    unit, factor = tables.time_unit(max((row["ms"] for row in rows), default=1.0))
+    """A row for each measured cell: step time, throughput, efficiency, memory, and the communication of a step."""
     body = []
     for row in rows:
+        place = [row["model"], row["parallel"] or "one process", row["processes"], row["batch_size"]]
         efficiency = row["efficiency"] and f"{100 * row['efficiency']:.1f}%"
-        times = [factor * row["ms"], tables.spread(row, factor), row["tokens_per_second"], efficiency, row["peak_mib"]]
-        body.append([*_named(row), *times, row["exposed_ms"], row["overlapped_ms"]])
-    columns = [*NAMED, f"{unit}/step", "p20 to p80", "tokens/s", "efficiency", "peak MiB", "exposed communication, ms"]
-    return tables.filled([*columns, "overlapped, ms"], body)
-
-
-def communication_table(rows: list[Row]) -> Table:
-    """A row for each profiled cell: milliseconds of communication in a step, the mean of the ranks."""
-    body = [[*_named(row), *(row[name] for name in SPLIT)] for row in rows if row["communication_ms"] is not None]
-    columns = ["communication", "overlapped", "exposed", "waiting", "moving", "exposed waiting"]
-    return [*NAMED, *(f"{name}, ms" for name in columns)], body
-
-
-def figure(measured: Scaling, rows: list[Row], title: str) -> "plots.Figure":
-    """Efficiency in weak and in strong scaling."""
-    result = plots.new(10, 4.6)
-    result.suptitle(f"Scaling: {title}".replace("; ", "\n"), fontsize=10)
-    forms = dict.fromkeys((row["model"], row["parallel"]) for row in rows if row["parallel"])
-    for axes, scaling in zip(result.subplots(1, 2, sharey=True), ("weak", "strong"), strict=True):
-        for i, (model, form) in enumerate(forms):
-            own = [row for row in rows if (row["scaling"], row["model"]) == (scaling, model) and row["parallel"] in (None, form)]
-            points = {row["processes"]: 100 * row["efficiency"] for row in own if row["efficiency"]}
-            axes.plot([*points], [*points.values()], label=f"{model}, {form}", **plots.style(i))
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(title=f"{scaling} scaling", xlabel="processes", ylabel="efficiency, %")
-        axes.set_ylim(bottom=0)
-        axes.label_outer()
-        axes.grid(True, color="0.9")
-    if forms:
-        result.legend(*result.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(forms), 4))
-    return result
+        times = [row["ms"], tables.spread(row), row["tokens_per_second"], efficiency, row["peak_mib"]]
+        body.append([*place, *times, *(row[name] for name in SPLIT)])
+    columns = ["version", "form", "processes", "B of each", "ms/step", "p20 to p80", "tokens/s", "efficiency", "peak MiB"]
+    return tables.filled([*columns, *(name.removesuffix("_ms").replace("_", " ") for name in SPLIT)], body)

@@ -9,7 +9,6 @@ from common.config import ModelConfig
 from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
-from common.studies import external_baselines
 from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
@@ -44,7 +43,7 @@ def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> t
 def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
     """LlamaForCausalLM with the same weights."""
     transformers = pytest.importorskip("transformers")
-    reference = transformers.LlamaForCausalLM(external_baselines.llama_config(config, "eager"))
+    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.for_transformers(), attn_implementation="eager"))
     inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
     keys = reference.model.load_state_dict(inner, strict=False)
     assert not keys.missing_keys and not keys.unexpected_keys

@@ -77,11 +77,10 @@ def test_a_signal_ends_the_study_in_half_precision_after_the_round(study, monkey
 
     sent = []
     monkeypatch.setattr(ablation, "benchmark", interrupted)
-    measured, text = study("--use-amp", rounds=3, code=128 + signal.SIGTERM)
+    measured, _ = study("--use-amp", rounds=3, code=128 + signal.SIGTERM)
     plain, _, fused = (c["loss"] for c in measured["combinations"])
     assert measured["precision"] == {"compute": "bf16"} and 1e-5 < abs(plain - fused) < 0.02
     assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
-    assert "stopped after 1 of 3 rounds." in text
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch):

@@ -34,7 +34,7 @@ def altered(**functions: Callable) -> ModuleType:
     return version
 
 
-def compare(config: Path, optimized: ModuleType, *flags: str) -> accuracy.Comparison:
+def compare(config: Path, optimized: ModuleType, *flags: str) -> list[accuracy.TensorError]:
     return accuracy.compare(tiny_llama_v1, optimized, study_options.resolved(config, *flags), [])
 
 
@@ -44,7 +44,6 @@ def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_
     header = next(i for i, line in enumerate(lines) if line.startswith("tensor "))
     assert lines[header + 1].split("  ")[0] in verdict
     assert len([line for line in lines if line.startswith("gradient of ")]) == 2 * 9 + 2  # each weight of Version 1 once
-    assert "precision" not in said
 
     arguments = (*COMMAND, "--config", config, "--tolerance", "0")
     execute(*arguments, "--disable-all-fusion")  # bit for bit
@@ -53,21 +52,17 @@ def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_
 
 @pytest.mark.parametrize("flags, least, most", [((), 1e-8, 1e-5), (("--use-amp",), 1e-4, 0.2)], ids=["fp32", "bf16"])
 def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, flags, least, most):
-    comparison, chosen = compare(config, tiny_llama_v2, *flags), study_options.resolved(config, *flags)
-    errors = [tensor.error for tensor in comparison.errors]
-    assert errors == sorted(errors, reverse=True) and not accuracy.report(comparison, float("nan"))[1]
-    expected = {tensor.name: tensor.rounding for tensor in comparison.errors}
+    found, chosen = compare(config, tiny_llama_v2, *flags), study_options.resolved(config, *flags)
+    errors = [tensor.error for tensor in found]
+    report, passed = accuracy.report(found, chosen, float("nan"))
+    assert errors == sorted(errors, reverse=True) and not passed
+    assert f"baseline in {'bf16' if flags else 'fp32'} against float64" in report.terminal()
+    expected = {tensor.name: tensor.rounding for tensor in found}
     assert {"logits", "loss", "gradient of layers.1.self_attn.k_proj.weight"} <= expected.keys()
     assert least < max(expected.values()) < most and errors[0] < 100 * max(expected.values())
-    assert accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v1, chosen, []) == expected
     assert accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v2, chosen, ["--disable-all-fusion"]) == expected
-    found = accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v2, chosen, [])
-    assert found.keys() == expected.keys() and found != expected and max(found.values()) < 10 * max(expected.values())
-
-
-def test_different_precision_is_said(config):
-    report, passed = accuracy.report(compare(config, tiny_llama_v2, "--use-amp"), 1e-4)
-    assert not passed and "baseline fp32, optimized bf16" in report.terminal()
+    fused = accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v2, chosen, [])
+    assert fused.keys() == expected.keys() and fused != expected and max(fused.values()) < 10 * max(expected.values())
 
 
 def sees_one_token_more(q, k, v):
@@ -92,13 +87,13 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(config, mistake):
     functions, tensor = MISTAKES[mistake]
-    errors = {found.name: found.error for found in compare(config, altered(**functions)).errors}
+    errors = {found.name: found.error for found in compare(config, altered(**functions))}
     assert errors[tensor] > 1e-2
 
 
 def test_results_that_are_no_numbers_fail(config):
-    comparison = compare(config, altered(swiglu=lambda gate, up: swiglu(gate, up) * float("nan")))
-    assert comparison.errors[0].error == float("inf") and not accuracy.report(comparison, 1e9)[1]
+    errors = compare(config, altered(swiglu=lambda gate, up: swiglu(gate, up) * float("nan")))
+    assert errors[0].error == float("inf") and not accuracy.report(errors, study_options.resolved(config), 1e9)[1]
 
 
 def changed(change: Callable[[nn.Module], object]) -> ModuleType:

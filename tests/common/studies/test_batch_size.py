@@ -36,7 +36,7 @@ class Machine:
         return trial(size, OUT) if size > self.room else trial(size, OVER if size > self.allowed else FITS, self.time(size))
 
 
-@pytest.mark.parametrize("limit", [1, 64, 100, 1000])
+@pytest.mark.parametrize("limit", [1, 100, 1000])
 @pytest.mark.parametrize("kind", ["room", "allowed"])
 def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
     machine = Machine(**{kind: limit})
@@ -48,10 +48,9 @@ def test_memory_finds_the_largest_that_fits_to_a_sixteenth(limit, kind):
 
 
 def test_a_step_that_takes_long_ends_the_doubling():
-    machine = Machine(least=10.0, fixed=-90.0, per_sample=50.0)  # 10 ms, then 110 ms at 4 and 310 ms at 8
-    found = batch_size.search(machine, "memory", 4096, longest=0.3)
-    assert found["ended"] == "a step of batch size 8 takes 310 ms, more than 0.3 s (--max-step-seconds)"
-    assert found["batch_size"] == 8 == max(machine.sizes)
+    machine = Machine(per_sample=300.0)
+    found = batch_size.search(machine, "memory", 4096)
+    assert found["ended"] == "a step of batch size 8 takes more than 2 s" and found["batch_size"] == 8 == max(machine.sizes)
 
 
 def test_throughput_is_the_smallest_and_latency_the_largest_within_two_percent():
@@ -72,7 +71,6 @@ def measured(config, tmp_path) -> Callable[[str], dict]:
     parser = version_files.parser(None, batch_size=False)
     parsed = parser.parse_args(["--config", str(config), "--device", "cpu"])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
-    parsed.max_step_seconds = 1000  # a busy machine must not end the search
     path = tmp_path / "batch_search.json"
 
     def measure(statement: str) -> dict:

@@ -98,7 +98,7 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
         "--repeats", "1", "--accuracy-steps", "3", "--metrics", "throughput,memory,accuracy",
     )  # fmt: skip
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
-    assert "Peak resident memory of the whole process" in printed.out
+    assert "process RSS" in printed.out
     folder = tmp_path / "benchmark_suite"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".html", ".json", ".md", ".png"]
     measured = read_json(folder / "benchmark.json", schema_of(Benchmark))

@@ -22,12 +22,12 @@ def analyzed(measured: dict, folder: Path) -> tuple[str, str]:
 
 def test_files_hold_every_cell_and_what_is_missing(tmp_path):
     for shown in analyzed(records.benchmark_of_shapes() | {"status": "interrupted"}, tmp_path):
-        assert "2,000 (2.08x)" in shown and "out of memory: CUDA" in shown and "transformers 5.0" in shown
-        assert "Peak of PyTorch's allocator" in shown and "At B 4, S 8 only" in shown and "+1.0e-03" in shown
+        assert "2,000 (2.00x)" in shown and "out of memory: CUDA" in shown and "transformers 5.0" in shown
+        assert "GPU allocator" in shown and "At B 4, S 8 only" in shown
         assert "Noisy" not in shown and "The run was interrupted" in shown
     with (tmp_path / "benchmark.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 8 and rows[1]["model"] == "v2" and float(rows[1]["speedup"]) == pytest.approx((2.5 + 1 / 0.6) / 2)
+    assert len(rows) == 8 and rows[1]["model"] == "v2" and float(rows[1]["speedup"]) == 2
     assert rows[-1]["status"] == "out of memory" and rows[-1]["ms"] == ""
     assert tuple(rows[0]) == benchmark_report.COLUMNS
 
@@ -50,22 +50,12 @@ def test_only_what_was_asked_for_is_shown(metric, absent, tmp_path):
     assert (tmp_path / "benchmark.png").exists() == (metric != "accuracy")  # which needs no plot
 
 
-def test_ratios_are_against_v1_or_else_the_first_model():
-    header, rows = benchmark_report.by_shape(records.benchmark_of_shapes(), *TOKENS)
-    assert header == ["B", "S", "v1", "v2"]
-    assert rows[0] == [4, 8, "1,000", "2,000 (2.08x)"] and rows[-1] == [8, 16, "1,000", "out of memory"]
+def test_ratios_are_against_the_first_model():
+    header, rows = benchmark_report.by_shape(records.benchmark_of_shapes(("v2", "hf")), *TOKENS)
+    assert header == ["B", "S", "v2", "hf"]
+    assert rows[0] == [4, 8, "2,000", "1,000 (0.50x)"] and rows[-1] == [8, 16, "out of memory", "1,000"]
     memory = benchmark_report.by_shape(records.benchmark_of_shapes(), "peak_mib", "memory_ratio")
     assert memory[1][0][2:] == ["800", "600 (1.33x)"]
-
-    _, rows = benchmark_report.by_shape(records.benchmark_of_shapes(("v2", "hf")), *TOKENS)
-    assert rows[0] == [4, 8, "2,000", "1,000 (0.50x)"] and rows[-1] == [8, 16, "out of memory", "1,000"]
-    assert benchmark_report.reference(records.benchmark_of_shapes(("hf", "v1"))) == "v1"
-
-
-def test_speedups_have_the_range_of_the_repeats():
-    rows = {tuple(row[:3]): row[3:] for row in benchmark_report.step_table(records.benchmark_of_shapes())[1]}
-    assert rows["v2", 4, 8] == [pytest.approx(16.0), "14.4 to 17.6", pytest.approx((2.5 + 1 / 0.6) / 2), "1.67 to 2.5"]
-    assert rows["v1", 4, 8][2:] == [None, ""] and ("v2", 8, 16) not in rows
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):

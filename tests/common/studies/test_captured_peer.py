@@ -28,7 +28,7 @@ def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (module.weight, module.working) for name, module in found.items()}
 
 
-def test_products_read_the_copies_which_loading_renews():
+def test_products_read_the_copies():
     model, _ = built(torch.bfloat16)
     assert len(copies(model)) == 4 * CONFIG.num_layers + 1
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -37,9 +37,6 @@ def test_products_read_the_copies_which_loading_renews():
             if weight is not model.embed_tokens.weight:  # the masters of the embedding and the norms are read
                 weight.mul_(2)
         assert model.loss(*BATCH) == before
-        model.load_state_dict(model.state_dict())
-        assert model.loss(*BATCH) != before
-    assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies(model).values())
 
 
 def test_the_optimizer_is_adamw_on_the_masters():

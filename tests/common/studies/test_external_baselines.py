@@ -85,7 +85,7 @@ def test_hf_builds_no_attention_mask(compiled, monkeypatch):
 
 
 @pytest.mark.parametrize("name, absent, device, amp_dtype, message", [
-    ("hf", "transformers", "cpu", None, "hf needs what is not installed here: pip install 'transformers>=4.51'"),
+    ("hf", "transformers", "cpu", None, "hf needs what is not installed here: pip install 'transformers>=4.53'"),
     ("liger", None, "cpu", None, "liger needs an NVIDIA or AMD GPU"),
     ("captured-bf16", None, "cuda", torch.float16, "captured-bf16 needs --use-amp with bfloat16"),
     ("captured", None, "cuda", None, "torch.compile does not work here: no compiler"),

@@ -82,16 +82,16 @@ def test_rates_shares_and_bounds_follow_from_the_times():
 
 
 def test_the_report_compares_fused_with_separate_products_and_names_doubts(tmp_path):
-    measured = records.gemms(CONFIGS["gqa"]) | {"notes": ["it ended in round 1 of 3"]}
+    measured = records.gemms(CONFIGS["gqa"])
     for row in measured["gemms"]:
         row["ms"]["p80"] = 2 * row["ms"]["p20"]
     write_json(tmp_path / "gemm_analysis.json", measured)
     said = gemm_operations.analyze(tmp_path / "gemm_analysis.json").terminal()
     lines = [line.split() for line in said.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
     assert [line[:2] for line in lines] == [[rows, name] for rows in ("16", "32") for name in ("gate_up_proj", "qkv_proj")]
-    assert {tuple(line[4:]) for line in lines} == {("2", "2", "2", "2")}, "half the time: ratio 2, in all and by phase"
+    assert {tuple(line[4:]) for line in lines} == {("2",)}, "half the time"
     shapes = len({(row["m"], row["n"], row["k"], row["batch"], row["layout"]) for row in measured["gemms"]})
-    assert "The measurement is incomplete: it ended in round 1 of 3." in said and "A GPU" in said and "1 TFLOP/s" in said
+    assert "A GPU" in said and "1 TFLOP/s" in said
     assert f"30 % of the median: {shapes} of {shapes} shapes" in " ".join(said.split())
 
 
@@ -103,7 +103,7 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
     assert measured["device"]["kind"] == "cpu" and len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
-        assert row["calls"] >= row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
+        assert row["ms"]["count"] >= gemm_operations.ROUNDS * gemm_operations.MIN_SAMPLES
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
     assert len(rows) == 30 and all(row["ceiling_percent"] for row in rows)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -118,17 +118,14 @@ def measured_on_the_cpu(path: Path, config: str, batch_sizes: list[int], lengths
     return files.read_json(path)
 
 
+@pytest.mark.usefixtures("known_ceilings")
 def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch, tmp_path):
     timed = []
 
     def clock(product, precision):
         timed.append(product.shape)
-        return [float(len(timed))], 5  # later is slower
+        return [float(len(timed))]  # later is slower
 
-    best = {"flops_per_second": 1.0, "bytes_per_second": 1.0, "operation_seconds": 1.0}
-    worse = {"flops_per_second": 0.5, "bytes_per_second": 0.5, "operation_seconds": 2.0}
-    peaks = iter([worse, best, worse])
-    monkeypatch.setattr(gemm_operations.ceilings, "measure", lambda *_: next(peaks))
     monkeypatch.setattr(gemm_operations, "time_product", clock)
     measured = measured_on_the_cpu(tmp_path / "gemm_analysis.json", "mha", [1, 2], [4, 8])
     assert set(Counter(timed).values()) == {gemm_operations.ROUNDS}
@@ -136,9 +133,7 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch, t
     assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
     row = by_name[1, 4, "q_proj", "forward"]
     shapes = len(timed) // gemm_operations.ROUNDS
-    found = row["ms"]["median"], row["ms"]["count"], row["calls"]
-    assert found == (1 + shapes, gemm_operations.ROUNDS, 5 * gemm_operations.ROUNDS)
-    assert measured["ceilings"] == best | {"precision": "fp32"}
+    assert (row["ms"]["median"], row["ms"]["count"]) == (1 + shapes, gemm_operations.ROUNDS)
 
 
 def test_the_configuration_file_is_the_preset_tiny():

@@ -66,9 +66,8 @@ def test_cells_are_measured_in_turn_and_profiled_once(monkeypatch, tmp_path):
 @pytest.mark.parametrize("code, said, status, reason", [
     (1, "step 1\nerror: rank 1: out of memory: lower\nSignal 15", "out of memory", "rank 1: out of memory: lower"),
     (1, "exitcode  : -9 (pid: 7)\nlast", "out of memory", "killed by the system (SIGKILL)"),
-    (1, "error: no such thing\nTraceback\nexitcode : 1", "failed", "no such thing"),
     (3, "", "failed", "exit code 3"),
-], ids=["memory", "killed", "error", "silent"])  # fmt: skip
+], ids=["memory", "killed", "silent"])  # fmt: skip
 def test_the_end_of_a_job_is_a_status(code, said, status, reason):
     found = scaling.ending(code, said)
     assert found["status"] == status and found["reason"].startswith(reason)
@@ -102,16 +101,13 @@ def test_a_real_study_on_two_processes(execute, config, monkeypatch, tmp_path):
     for rank in two["ranks"]:
         assert rank["communication_ms"] == pytest.approx(rank["overlapped_ms"] + rank["exposed_ms"])
         assert rank["communication_ms"] == pytest.approx(rank["waiting_ms"] + rank["moving_ms"]) and rank["moving_ms"] > 0
-    assert {path.suffix for path in folder.iterdir()} == {".csv", ".html", ".json", ".md", ".png"}
+    assert {path.suffix for path in folder.iterdir()} == {".csv", ".html", ".json", ".md"}
 
 
 def test_the_report(tmp_path):
     path = tmp_path / "scaling.json"
     write_json(path, records.scaling())
-    report = scaling.analyze(path)
-    kinds = ("csv", "html", "json", "md", "png")
-    assert sorted(file.suffix[1:] for file in report.write(tmp_path / "out", "scaling", kinds)) == sorted(kinds)
-    text = report.markdown()
+    text = scaling.analyze(path).markdown()
     for said in ("NCCL_NVLS_ENABLE was 0.", "v1, fsdp, 2 x 4: out of memory: CUDA", "80.0%",
                  "v1, zero1: v1 does not support it"):  # fmt: skip
         assert said in text
@@ -127,16 +123,9 @@ def test_efficiency_is_against_one_process():
     assert (weak["exposed_ms"], weak["exposed_waiting_ms"]) == (4, 1.5) and strong["exposed_ms"] is None
     assert rows["weak", "fsdp", 2]["ms"] is None
 
-    without = records.scaling()
-    without["cells"] = without["cells"][1:]
-    assert scaling.results(without)[0]["efficiency"] is None
-
 
 def test_a_file_in_which_nothing_was_measured(tmp_path):
     failed = {"status": "failed", "reason": "why", "runs": []}
     write_json(tmp_path / "s.json", records.scaling(cells=[cell | failed for cell in records.scaling()["cells"]]))
     with pytest.raises(RunError, match="nothing was measured; the first: v1, one process, 1 x 4, failed: why"):
-        scaling.analyze(tmp_path / "s.json")
-    write_json(tmp_path / "s.json", records.scaling(cells=[cell | {"runs": []} for cell in records.scaling()["cells"]]))
-    with pytest.raises(UsageError, match="nothing was measured, but the status is ok"):
         scaling.analyze(tmp_path / "s.json")
