@@ -229,7 +229,7 @@ def pytorchs(logits: Tensor, targets: Tensor) -> list[Tensor]:
 @runs_kernels
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
-    batches = [confident(32, 64, 200, offset, seed) for seed in range(16)]
+    batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     pairs = [((x @ weight.T)[0], targets[0]) for x, weight, targets in batches]
     ours = stacked(loss_and_gradient(kernels.KERNELS["cross_entropy"], *pair) for pair in pairs)
     theirs = stacked(pytorchs(*pair) for pair in pairs)

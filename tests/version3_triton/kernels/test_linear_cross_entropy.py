@@ -65,7 +65,7 @@ def test_a_sum_over_tokens_may_exceed_float16(chunk_elements, tokens):
 
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
-    batches = [confident(32, 64, 200, offset, seed) for seed in range(16)]
+    batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     ours, theirs, exact = (
         stacked(results(losses(targets)[which], [x.to(dtype), weight.to(dtype)]) for x, weight, targets in batches)
         for which, dtype in ((0, torch.float32), (1, torch.float32), (1, torch.float64))
