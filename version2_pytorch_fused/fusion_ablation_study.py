@@ -4,7 +4,7 @@
     python fusion_ablation_study.py --all-combinations     # all 16
     python fusion_ablation_study.py --all-combinations --preset small --use-amp --amp-dtype bfloat16
 
-Writes fusion_ablation.json (measured), and from it fusion_ablation.csv, .md and .png, into --output-dir. Ctrl-C ends the study
+Writes fusion_ablation.json (measured), and from it fusion_ablation.csv and .md, into --output-dir. Ctrl-C ends the study
 after the round that is running.
 """
 
