@@ -36,11 +36,9 @@ class Summary(TypedDict):
 
 class Compute(TypedDict):
     compute: Literal["fp32", "fp16", "bf16"]
-    tf32: NotRequired[bool]
 
 
-class Precision(TypedDict):
-    compute: Literal["fp32", "fp16", "bf16"]
+class Precision(Compute):
     tf32: bool
 
 
@@ -80,23 +78,20 @@ class Timed(PeakMemory):
     no_kernels: NotRequired[str]  # why the version's kernels could not run, so that PyTorch's operations were timed
 
 
-class Made(TypedDict):
-    """How a file was made."""
+class Header(TypedDict):
+    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
 
     command: str
     date: str
-
-
-class Header(Made):
-    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
-
     device: Device
     environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
 
 
-class StudyHeader(Made):
+class StudyHeader(TypedDict):
     """The same for a study of many processes, which describe the device; None if none came far enough to do so."""
 
+    command: str
+    date: str
     device: Device | None
     environment: dict[str, str | None] | None
 

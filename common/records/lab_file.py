@@ -6,7 +6,7 @@ from common.files import Number, PositiveAmount, schema_of
 from common.records.fields import Ceilings, Header
 
 from pydantic import PositiveInt
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 
 class Component(TypedDict):
@@ -28,35 +28,18 @@ class Times(TypedDict):
     ms: dict[str, PositiveAmount | None]
 
 
-class Added(TypedDict):
-    """The MiB that each way adds at one sequence length."""
-
-    seq_len: PositiveInt
-    baseline: NotRequired[Number | None]
-    chunked: NotRequired[Number | None]
-    sdpa: NotRequired[Number | None]
-
-
-class Sizes(TypedDict):
-    batch_size: PositiveInt
-    seq_len: PositiveInt
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    seq_lens: list[PositiveInt]
-
-
 class Lab(Header):
     """A part that was not measured is None."""
 
     schema: Literal["tiny-llama-profiling-lab/1"]
     jax: str | None  # its version
     precision: str
-    sizes: Sizes
+    sizes: dict[str, Any]
     ceilings: Ceilings
     components: Components | None
     optimizations: list[Times] | None
     frameworks: list[Times] | None
-    memory: list[Added] | None
+    memory: list[dict[str, Number | None]] | None  # the MiB that each way adds at a `seq_len`
 
 
 SCHEMA = schema_of(Lab)

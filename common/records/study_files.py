@@ -5,7 +5,7 @@ flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are 
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from common import files
 from common.errors import UsageError
@@ -48,7 +48,6 @@ class Benchmark(StudyHeader):
     packages: dict[str, str]  # versions of the packages that the external baselines need
     model: Model
     precision: Compute
-    seed: int
     models: Names
     metrics: Annotated[list[Metric], Field(min_length=1)]
     batch_sizes: Sizes
@@ -58,11 +57,6 @@ class Benchmark(StudyHeader):
     accuracy_steps: PositiveInt
     cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
     accuracy: list[Accuracy]
-
-
-def read_benchmark(path: Path) -> Benchmark:
-    """A benchmark.json whose cells hold runs if they are ok. UsageError: it is missing, damaged, or not so."""
-    return _with_runs(path, files.read(path, Benchmark))
 
 
 class Combination(TypedDict):
@@ -151,10 +145,6 @@ class Scaling(StudyHeader):
     variables: dict[str, str]  # of the environment: those that NCCL and RCCL read
     model: Model
     precision: Compute
-    seed: int
-    models: Names
-    forms: list[Form]
-    processes: Sizes
     batch_size: PositiveInt  # of a process, in weak scaling
     global_batch_size: PositiveInt  # of the job, in strong scaling
     sequence_length: PositiveInt
@@ -164,13 +154,12 @@ class Scaling(StudyHeader):
     cells: list[ScalingCell]
 
 
-def read_scaling(path: Path) -> Scaling:
-    """A scaling.json whose cells hold runs if they are ok. UsageError: it is missing, damaged, or not so."""
-    return _with_runs(path, files.read(path, Scaling))
+Study = TypeVar("Study", Benchmark, Scaling)
 
 
-def _with_runs(path: Path, study: Any) -> Any:
-    """The study, if each cell that is ok holds runs, and the device is known."""
+def read(path: Path, model: type[Study]) -> Study:
+    """A study of many processes. UsageError: it is missing, damaged, or a cell that is ok holds no run, or no device is known."""
+    study = files.read(path, model)
     for number, cell in enumerate(study["cells"]):
         if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
@@ -178,7 +167,7 @@ def _with_runs(path: Path, study: Any) -> Any:
 
 
 PHASES = ("forward", "input_grad", "weight_grad")
-TimedProducts = Annotated[list[dict[str, Any]], Field(min_length=1)]  # `gemm_operations.Product`, its point, ms, and calls
+TimedProducts = Annotated[list[dict[str, Any]], Field(min_length=1)]  # `gemm_operations.Product`, its point, and ms
 
 
 class Gemms(Header):
@@ -188,12 +177,9 @@ class Gemms(Header):
     precision: Precision
     element_bytes: PositiveInt
     model: Model
-    batch_sizes: list[PositiveInt]
-    sequence_lengths: list[PositiveInt]
-    ceilings: Ceilings  # the best of all rounds
-    gemms: TimedProducts
+    ceilings: Ceilings
+    gemms: TimedProducts  # of each point of the grid with all its products
     fused: TimedProducts
-    notes: NotRequired[list[str]]  # how far it came, if it ended early; only points with all products are in the lists
 
 
 class TimedKernel(TypedDict):

@@ -277,6 +277,7 @@ def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure
     roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
     axes.set_title(roofline.describe(measured["ceilings"]), fontsize=10)
     for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
-        axes.plot(own["intensity"], own["tflops"], linestyle="none", label=name, **plots.style(i))
+        colour, marker = plots.style(i).values()
+        axes.scatter(own["intensity"], own["tflops"], c=colour, marker=marker, label=name)
     result.legend(loc="outside lower center", ncols=5)
     return result

@@ -193,7 +193,7 @@ def communicated(profiles: Path, processes: int) -> dict[str, Any]:
 
 def analyze(path: Path) -> Report:
     """The report on a scaling.json, as .csv, .html, .json and .md. Errors of `read`; RunError: nothing was measured."""
-    measured = study_files.read_scaling(path)
+    measured = study_files.read(path, Scaling)
     cells, rows = measured["cells"], results(measured)
     job_runner.require_measured(cells, place)
     conditions = run_facts.describe(measured | {"training": {"sequence_length": measured["sequence_length"]}}, "batch_size")

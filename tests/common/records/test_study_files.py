@@ -1,7 +1,5 @@
 """The files of the studies: all measured ones are valid, and one that lacks what its report needs is named in one line."""
 
-from collections.abc import Callable
-
 from common import files
 from common.errors import UsageError
 from common.files import read_json, write_json
@@ -12,17 +10,17 @@ from tests.conftest import ROOT
 import pytest
 
 OTHERS = (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark, study_files.SequenceMemory)
-READERS: dict[str, Callable] = {files.schema_of(model): lambda path, model=model: files.read(path, model) for model in OTHERS} | {
-    files.schema_of(study_files.Benchmark): study_files.read_benchmark,
-    files.schema_of(study_files.Scaling): study_files.read_scaling,
-}
-MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in READERS]
+MANY = (study_files.Benchmark, study_files.Scaling)  # studies of many processes
+MODELS = {files.schema_of(model): model for model in (*OTHERS, *MANY)}
+MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in MODELS]
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: str(path.relative_to(ROOT / "results")))
 def test_every_measured_study_is_valid(path):
     content = read_json(path)
-    assert READERS[content["schema"]](path) == content, "nothing is changed or left out"
+    model = MODELS[content["schema"]]
+    read = study_files.read if model in MANY else files.read
+    assert read(path, model) == content, "nothing is changed or left out"
 
 
 @pytest.mark.parametrize("change, message", [
@@ -35,5 +33,5 @@ def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
     path = tmp_path / "benchmark.json"
     write_json(path, records.benchmark_of_shapes() | change)
     with pytest.raises(UsageError, match=message) as error:
-        study_files.read_benchmark(path)
+        study_files.read(path, study_files.Benchmark)
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
