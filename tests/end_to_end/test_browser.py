@@ -65,12 +65,6 @@ def gpu_page(tmp_path) -> str:
     return built(tmp_path / "profile_2.json")
 
 
-def shown(page: Any) -> tuple[float, float]:
-    """From where to where the timeline shows, in us."""
-    start, width = page.evaluate("[charts[0].engine.positionX, charts[0].engine.getRealView()]")
-    return start, start + width
-
-
 def frame(page: Any) -> None:
     """Waits until a frame has been drawn."""
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -100,37 +94,24 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
     assert found["limit"] == "memory: at least 2.56 us" and found["how near"] == f"{100 * 2.56 / 59:.3g} % of its limit"
 
 
-def test_keys_zoom_move_and_go_from_event_to_event(opened, gpu_page):
-    page = opened(gpu_page)
-    whole = shown(page)
-    page.locator(".canvas").focus()
-    page.keyboard.press("+")
-    start, end = shown(page)
-    assert end - start == pytest.approx((whole[1] - whole[0]) / 2) and start > whole[0]
-    page.keyboard.press("ArrowRight")
-    right = shown(page)
-    assert right[0] > start and right[1] - right[0] == pytest.approx(end - start)
-    for key in ["ArrowRight"] * 20:
-        page.keyboard.press(key)
-    assert shown(page) == pytest.approx((whole[1] - (end - start), whole[1]))  # the end of the run: no further, no nearer
-    page.keyboard.press("ArrowUp")
-    assert shown(page)[1] - shown(page)[0] < end - start
-    page.keyboard.press("0")
-    assert shown(page) == pytest.approx(whole)
-    page.keyboard.press(".")
-    first = page.locator(".chosen").inner_text()
-    page.keyboard.press(".")
-    assert page.locator(".chosen").inner_text() != first
+def test_the_buttons_move_and_zoom(opened, gpu_page):
+    page, shown = opened(gpu_page), "[charts[0].engine.positionX, charts[0].engine.getRealView()]"
+    start, width = page.evaluate(shown)
+    page.locator("[data-do=in]").click()
+    nearer, half = page.evaluate(shown)
+    assert half == pytest.approx(width / 2) and nearer > start
+    page.locator("[data-do=right]").click()
+    assert page.evaluate(shown)[0] > nearer
+    page.locator("[data-do=all]").click()
+    assert page.evaluate(shown) == pytest.approx([start, width])
 
 
-def test_a_search_counts_and_shows_each_match(opened, gpu_page):
-    page = opened(gpu_page)
-    page.fill("input[type=search]", "GEMM")
-    assert page.locator(".found").inner_text() == "3 events, 119 us"
-    for number in (1, 2):
-        page.press("input[type=search]", "Enter")
-        assert page.locator(".found").inner_text() == f"{number} of 3"
-    assert "gemm" in page.locator(".chosen").inner_text()
+def test_an_event_of_another_program_may_have_text_under_our_labels(opened, tmp_path):
+    numbers = {"bytes": "many", "FLOPs": -1, "limit": "none", "id": 7}
+    event = {"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": numbers}
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [event]}))
+    found = press(opened(built(tmp_path / "other.json")), "work")
+    assert {label: found[label] for label in numbers} == {"bytes": "many", "FLOPs": "-1", "limit": "none", "id": "7"}
 
 
 def test_a_group_dims_the_others_and_two_runs_move_together(opened, gpu_page, tmp_path):

@@ -57,7 +57,7 @@ function nodes(data, { name: track, events }) {
 
 class Timeline {
   constructor(element, data) {
-    Object.assign(this, { element, data, box: element.querySelector(".canvas"), found: element.querySelector(".found"), tracks: [] });
+    Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [] });
     data.nodes = [];
     data.colours = data.groups.map((name, i) => COLOURS[name] || SPARE[i % SPARE.length]);
     const { FlameChartContainer, FlameChartPlugin, TimeGridPlugin, TogglePlugin, TimeseriesPlugin } = flameChartJs;
@@ -85,9 +85,7 @@ class Timeline {
     const canvas = Object.assign(element.querySelector("canvas"), { width: this.box.clientWidth, height: this.height });
     this.chart = new FlameChartContainer({ canvas, plugins, settings: settings() });
     this.engine = this.chart.renderEngine;
-    this.chart.timeGrid.calcNumberFix = function () { return Math.max(0, 1 - Math.floor(Math.log10(this.delta))); }; // or 7.4 reads "7"
     this.chart.setSettings(settings());
-    this.matches = data.nodes;
     this.listen();
     this.legend();
     for (const name of ["setZoom", "setPositionX"]) this.mirror(name);
@@ -123,49 +121,24 @@ class Timeline {
     this.view(middle - width * factor / 2, middle + width * factor / 2);
   }
 
-  do(action) {
-    const moves = { in: [0.5, 0], out: [2, 0], left: [1, -0.25], right: [1, 0.25] };
-    if (moves[action]) this.move(...moves[action]);
-    else if (action === "next") this.go(1, this.matches);
-    else this.view(0, this.engine.max);
-  }
-
-  // Chooses the event after (or before) the chosen one.
-  go(by, among) {
-    if (!among.length) return;
-    const at = among.indexOf(this.chosen), next = at < 0 ? 0 : (at + by + among.length) % among.length;
-    const node = among[next], width = Math.max(8 * node.duration, 1e3 / scale);
-    this.view(node.start - width / 2, node.start + node.duration + width / 2);
-    this.show(node);
-    for (const plugin of this.tracks) {
-      const data = plugin.flatTree.find(flat => flat.source === node);
-      plugin.selectedRegion = data ? { data, type: "node" } : null;
-    }
-    if (among === this.matches) this.found.textContent = `${next + 1} of ${among.length}`;
-  }
-
-  // Events that pass keep their colour; `name` is that of their group, if they are one.
-  keep(passes, name) {
-    this.matches = this.data.nodes.filter(passes);
-    for (const node of this.data.nodes) node.color = DIM;
-    for (const node of this.matches) node.color = node.colour;
+  // Events of this group keep their colour (all, if it is null).
+  keep(group) {
+    for (const node of this.data.nodes) node.color = !group || node.group === group ? node.colour : DIM;
     for (const plugin of this.tracks) plugin.initData();
     this.chart.render();
-    const some = this.matches.length < this.data.nodes.length, ns = this.matches.reduce((sum, node) => sum + node.ns[1], 0);
-    this.found.textContent = some ? `${this.matches.length} events, ${time(ns)}` : "";
-    for (const made of this.element.querySelectorAll("[data-group]")) made.setAttribute("aria-pressed", made.dataset.group === name);
+    for (const made of this.element.querySelectorAll("[data-group]")) made.setAttribute("aria-pressed", made.dataset.group === group);
   }
 
   show(node) {
-    this.chosen = node;
     const [start, duration, beside] = node.ns, pairs = Object.fromEntries(this.data.details[node.detail]);
     const onDevice = node.track.startsWith("GPU"), own = onDevice || beside < 0 ? duration : beside;
     const rows = [["event", node.name], ["track", node.track], ["start", time(start)], ["time", time(duration)]];
     if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
     for (const [label, value] of Object.entries(pairs)) {
-      if (label === "FLOPs") rows.push([label, value ? `${amount(value, "FLOP")}, ${amount(1e9 * value / own, "FLOP/s")}` : "none that count"]);
-      else if (label === "bytes") rows.push([label, `at least ${amount(value, "B")}, ${amount(1e9 * value / own, "B/s")}`]);
-      else if (label === "limit") {
+      const counted = typeof value === "number" && value >= 0; // another program may write text under these labels
+      if (label === "FLOPs" && counted) rows.push([label, value ? `${amount(value, "FLOP")}, ${amount(1e9 * value / own, "FLOP/s")}` : "none that count"]);
+      else if (label === "bytes" && counted) rows.push([label, `at least ${amount(value, "B")}, ${amount(1e9 * value / own, "B/s")}`]);
+      else if (label === "limit" && Array.isArray(value)) {
         const [us, limit] = value;
         rows.push(["limit", `${limit}: at least ${time(1e3 * us)}`], ["how near", `${number(1e5 * us / own)} % of its limit`]);
       } else rows.push([label, value]);
@@ -191,7 +164,7 @@ class Timeline {
     for (const name of this.data.groups.toSorted((one, other) => rank(one) - rank(other))) {
       const made = add(name, ({ ariaPressed }) => {
         const wanted = ariaPressed === "true" ? null : name;
-        for (const chart of charts) chart.keep(node => !wanted || node.group === wanted, wanted);
+        for (const chart of charts) chart.keep(wanted);
       });
       Object.assign(made, { ariaPressed: "false" }).dataset.group = name;
       made.prepend(document.createElement("i"));
@@ -200,27 +173,14 @@ class Timeline {
   }
 
   listen() {
-    const { box, chart, data } = this, search = this.element.querySelector("input"), on = (name, act, early) => box.addEventListener(name, act, early);
-    for (const made of this.element.querySelectorAll("[data-do]")) made.onclick = () => this.do(made.dataset.do);
-    search.oninput = () => this.keep(node => node.name.toLowerCase().includes(search.value.trim().toLowerCase()));
-    search.onkeydown = event => event.key === "Enter" && this.go(event.shiftKey ? -1 : 1, this.matches);
-    on("keydown", event => {
-      const { track } = this.chosen || data.nodes.find(node => node.track.startsWith("GPU")) || data.nodes[0];
-      const own = data.nodes.filter(node => node.track === track);
-      const acts = { // the library's own keys do nothing where a frame is still to be drawn
-        ArrowLeft: () => this.move(1, -0.1), ArrowRight: () => this.move(1, 0.1), ArrowUp: () => this.move(0.8, 0), ArrowDown: () => this.move(1.25, 0),
-        "+": () => this.do("in"), "-": () => this.do("out"), 0: () => this.do("all"),
-        ".": () => this.go(1, own), ",": () => this.go(-1, own), "/": () => search.focus(),
-      };
-      if (event.ctrlKey || event.metaKey || event.altKey || !acts[event.key]) return;
-      acts[event.key]();
-      event.preventDefault();
-    });
+    const moves = { in: [0.5, 0], out: [2, 0], left: [1, -0.25], right: [1, 0.25] };
+    for (const made of this.element.querySelectorAll("[data-do]")) {
+      const { do: action } = made.dataset;
+      made.onclick = () => (action === "all" ? this.view(0, this.engine.max) : this.move(...moves[action]));
+    }
     // The wheel alone scrolls the page.
-    on("wheel", event => event.ctrlKey || event.metaKey || Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.stopPropagation(), true);
-    on("pointermove", event => event.pointerType === "touch" && this.move(1, -event.movementX / this.engine.width));
-    new ResizeObserver(() => box.clientWidth && chart.resize(box.clientWidth, this.height)).observe(box);
-    matchMedia("(prefers-color-scheme: dark)").onchange = () => chart.setSettings(settings());
+    this.box.addEventListener("wheel", event => event.ctrlKey || event.metaKey || Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.stopPropagation(), true);
+    new ResizeObserver(() => this.box.clientWidth && this.chart.resize(this.box.clientWidth, this.height)).observe(this.box);
   }
 }
 

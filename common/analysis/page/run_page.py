@@ -6,7 +6,7 @@
     other Chrome trace                   timeline, and the events by name
     record of a run or of a study        its report
 
-Two files have both timelines, what went and what came, and the numbers that differ.
+Two files have both timelines, what limits each step, and what went and what came.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from common import files
 from common.analysis.comparisons import launch_changes, runs
 from common.analysis.formulas.optimization_targets import read_step, targets
 from common.analysis.output import tables
-from common.analysis.output.report import Report, Section, Table
+from common.analysis.output.report import Report
 from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
 from common.analysis.profiles.chrome_trace import Trace
@@ -32,10 +32,7 @@ Renderers = Callable[[str], Renderer | None]
 CostsOf = Callable[[Profile], timeline.Costs]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
-HOW_TO_READ = (
-    "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom. Once the timeline "
-    "has the focus, arrows move and zoom it, and comma and full stop go from event to event."
-)
+HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
 PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimization", "the-operators-that-take-longest")
 
 
@@ -164,7 +161,7 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
 
 
 def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Report:
-    """The page of two files: their timelines on one scale, what went and came by span, and their numbers."""
+    """The page of two files: their timelines on one scale, what went and came by span, and what limits them."""
     if all(_schema(path) == run_record.SCHEMA for path in paths):
         return runs.show(paths)
     both = [build(path, renderers, costs) for path in paths]
@@ -172,15 +169,16 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
     result.section("Runs")
     result.facts([(str(number), f"{both[number - 1].title}: {path}") for number, path in enumerate(paths, 1)])
     items = [item.content for report in both for section in report.sections for item in section.items if item.kind == "timeline"]
+    facts = [dict(item.content) for report in both for item in report.sections[:2][-1].items if item.kind == "facts"]
+    if len(facts) == 2 and facts[0] != facts[1]:
+        result.table(
+            ["of a step", "1", "2"], [[label, facts[0].get(label), facts[1].get(label)] for label in facts[0] | facts[1]]
+        )
     if items:
         result.section("Timeline")
         for number, (name, events) in enumerate(items, 1):
             result.timeline(events, f"{number}: {name}")
         result.text(HOW_TO_READ)
-    for section in both[0].sections:
-        for other in both[1].sections:
-            if section.title and section.anchor != PARTS[-1] and section.anchor == other.anchor:
-                _add_side_by_side(result, section, other)
     have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
     if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
         changes = launch_changes.compare(paths[0], paths[1], varied=None)
@@ -188,60 +186,15 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
         launch_changes.add_section(result, changes, "changes", CHANGES)
         parts = changes.by("span", "name").sort_values("span", kind="stable")
         parts = parts[parts.change.isin(["gone", "new"])]
-        rows = [
-            [
-                row.span,
-                kernel_names.short_name(row.name),
-                row.change,
-                row.calls_before,
-                row.calls_after,
-                row.us_before,
-                row.us_after,
-            ]
-            for row in parts.itertuples()
-        ]
+        parts["name"] = parts.name.map(kernel_names.short_name)
+        rows = parts[["span", "name", "change", *launch_changes.NUMBERS]].values.tolist()
         if rows and changes.has_spans:
             header = ["span", changes.counted, "status", "calls before", "after", "us before", "after"]
             result.section("What went and what came, by span")
             result.table(header, rows, code=[changes.counted])
     if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
-        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two files of one kind")
+        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
     return result
-
-
-def _add_side_by_side(result: Report, first: Section, second: Section) -> None:
-    """Adds a row for each fact, and for each number of tables with one header, that differs; no shares, no kernels."""
-    made = Report("")
-    made.section(first.title, first.anchor)
-    for one, other in zip(*([i for i in each.items if i.kind != "text"] for each in (first, second)), strict=False):
-        if one.kind == other.kind == "facts":
-            facts = [dict(item.content) for item in (one, other)]
-            found = [[label, *(each.get(label) for each in facts)] for label in facts[0] | facts[1]]
-            header, rows, title = ["", "1", "2"], [row for row in found if row[1] != row[2]], ""
-        elif one.kind == other.kind == "table" and one.content.header == other.content.header and not one.content.code:
-            header, rows = _differing_numbers(one.content, other.content)
-            title = one.content.title if one.content.title == other.content.title else ""  # a title can hold a number of its run
-        else:
-            continue
-        if rows:
-            made.table(header, rows, title)
-    if made.sections[-1].items:
-        result.include(made)
-
-
-def _differing_numbers(one: Table, other: Table) -> tables.Table:
-    header, count = list(one.header), max(1, (*one.numeric, True).index(True))  # of columns that name a row
-    cells = [
-        {(*row[:count], name): cell for row in table.rows for name, cell in zip(header[count:], row[count:], strict=True)}
-        for table in (one, other)
-    ]
-    one_column, rows = len(header) == count + 1, []
-    for key in cells[0] | cells[1]:
-        ours, theirs = (each.get(key) for each in cells)
-        ratio = ours / theirs if isinstance(ours, int | float) and isinstance(theirs, int | float) and theirs else None
-        if ours != theirs and not str(key[-1]).startswith(("%", "share")):
-            rows.append([*(key[:-1] if one_column else key), ours, theirs, ratio])
-    return tables.filled([*header[:count], *["quantity"] * (not one_column), "1", "2", "1 / 2"], rows)
 
 
 def _schema(path: Path) -> str:
