@@ -63,8 +63,7 @@ def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_comp
     ({"step_ms": slow(23.0)}, "nothing found"),  # within the spread
     ({"phases_ms": {"forward": slow(8.0) | {"count": 3}}, "device": {"kind": "cuda"}},
      "the phases add up to 40% of the step: their clock does not wait for the device"),
-    ({"phases_ms": {"forward": slow(8.0) | {"count": 3}}}, "nothing found"),  # a CPU's clock cannot be wrong in that way
-], ids=("start", "learning", "gradient", "slower", "faster", "short", "spread", "clock", "clock-cpu"))  # fmt: skip
+], ids=("start", "learning", "gradient", "slower", "faster", "short", "spread", "clock"))  # fmt: skip
 def test_each_rule(results, changes, found):
     for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
         rows = "".join(
@@ -91,16 +90,12 @@ def test_the_comparison_is_printed_and_written(results, execute):
     assert "| 25 | 0.25 | 14 of 14 |" in row  # 2 samples in 80 ms, where Version 1 takes 20
 
 
-@pytest.mark.parametrize("missing", (0, 5))
-def test_a_comparison_needs_version_1_and_stage_5(results, missing):
-    (results / f"stage{missing}_metrics.json").unlink()
-    with pytest.raises(UsageError, match=f"stage{missing}_metrics.json: make it with run_all_stages.sh --stages {missing}"):
-        compare_stages.read(results)
-
-
 def test_runs_that_were_not_made_alike_are_not_compared(results):
     change(results / "stage2_metrics.json", training={"batch_size": 64})
     with pytest.raises(UsageError, match=r"stage 2 slow performance differ in batch size \(2 and 64\)"):
+        compare_stages.read(results)
+    (results / "stage0_metrics.json").unlink()
+    with pytest.raises(UsageError, match="stage0_metrics.json: make it with run_all_stages.sh --stages 0"):
         compare_stages.read(results)
 
 
@@ -112,16 +107,8 @@ def test_only_completed_runs_of_stages_are_compared(results):
         compare_stages.read(results)
     del record["stage"]
     write_json(path, record)
-    with pytest.raises(UsageError, match="which is no stage"):
+    with pytest.raises(UsageError, match="stage: Field required"):
         compare_stages.read(results)
-
-
-def test_step_times_that_can_be_noise_are_named(results):
-    change(results / "stage2_metrics.json", step_ms=slow(80.0))
-    text = compare_stages.report(compare_stages.read(results)).markdown()
-    [v1, v3] = [line for line in text.splitlines() if line.startswith("Too close")]
-    assert "Version 1" in v1 and v1.endswith(": 2 slow performance, fixed; 5 optimized.")
-    assert "stage 5" in v3 and v3.endswith(": 2 slow performance, fixed.")
 
 
 def test_the_stages_measured_on_an_h100_show_their_symptoms():

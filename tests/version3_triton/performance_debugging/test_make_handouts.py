@@ -30,12 +30,8 @@ def source_of(letter: str) -> Path:
     return FOLDER / f"{NAMES[f'stage{make_handouts.STAGES[letter]}']}.py"
 
 
-def test_every_stage_has_one_handout(folder):
-    assert sorted(make_handouts.STAGES.values()) == sorted(int(name[len("stage") :]) for name in NAMES)
-    assert sorted(path.name for path in folder.glob("stage_*")) == [f"stage_{letter}.py" for letter in "abcdef"]
-
-
 def test_no_name_and_no_line_of_a_handout_tells(folder):
+    assert sorted(path.name for path in folder.glob("stage_*")) == [f"stage_{letter}.py" for letter in "abcdef"]
     for path in folder.glob("[sk]*_?.py"):
         text = path.read_text()
         told = TELLING.findall(text if path.stem.startswith("stage") else path.stem)
@@ -59,11 +55,7 @@ def test_a_handout_trains_with_the_numbers_of_its_stage(folder, letter, execute,
         execute(path, *SMALL, *skip, "--metrics-out", f"{number}.json")
         losses.append(read_json(folder.parent / f"{number}.json")["loss"]["all"])
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize("letter", LETTERS)
-def test_a_handout_has_no_flag_that_repairs_it(folder, letter, refused):
-    assert "--fixed" in refused(folder / f"stage_{letter}.py", "--fixed")
+    assert "--fixed" in execute(folder / f"stage_{letter}.py", "--fixed", check=2).err
 
 
 @needs_interpreter
@@ -83,14 +75,3 @@ def test_the_instructor_has_the_key():
     rows = {row[0]: row[1] for row in cells((FOLDER / "INSTRUCTOR.md").read_text()) if len(row) > 5}
     for letter in LETTERS:
         assert rows[f"`stage_{letter}.py`"] == f"`{source_of(letter).name}`"
-
-
-def test_handouts_need_a_folder_of_their_own(refused, tmp_path):
-    assert "--output-dir" in refused(FOLDER / "make_handouts.py")
-    before = sorted(FOLDER.iterdir())
-    (tmp_path / "common").mkdir()
-    (tmp_path / "version").mkdir()
-    (tmp_path / "version/tiny_llama_v5.py").touch()
-    for folder in (FOLDER, tmp_path, tmp_path / "version"):
-        assert "name a folder for the handouts alone" in refused(FOLDER / "make_handouts.py", "--output-dir", folder)
-    assert sorted(FOLDER.iterdir()) == before and len(list(tmp_path.rglob("*"))) == 3

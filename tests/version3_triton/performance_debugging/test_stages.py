@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 if stages.kernels.HAS_TRITON:  # imported while the interpreter is asked for
-    import norm_kernel
     import swiglu_kernel
 needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
 
@@ -38,9 +37,6 @@ def test_a_stage_replaces_operations_in_its_own_model_alone(small_model):
     broken.operations = {"attention": lambda *inputs: calls.append(inputs) or own(*inputs)}
     torch.testing.assert_close(broken(ids), real(ids), atol=1e-5, rtol=1e-4)
     assert len(calls) == len(broken.layers)
-
-
-# Stage 1
 
 
 def test_without_initialization_the_loss_starts_near_the_hidden_size(train):
@@ -67,11 +63,6 @@ def test_slow_strides_take_pytorchs_plain_attention(fixed):
     assert ("aten::_scaled_dot_product_attention_math" in called) is not fixed
     reference = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(attention(q, k, v), reference, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("preset", ["tiny", "medium"])
-def test_the_slow_stage_has_grouped_heads_at_every_preset(preset):
-    assert stage_of("stage2").options(["--preset", preset]).model.num_key_value_heads == 2
 
 
 # Stage 3
@@ -107,15 +98,6 @@ def test_phases_without_synchronization_are_the_hosts(monkeypatch, flags, expect
     assert {name: values[-1] for name, values in times.items()} == pytest.approx(
         {"forward": expected, "backward": expected, "optimizer": expected}
     )
-
-
-def test_on_a_cpu_the_stage_says_that_it_shows_nothing(train, capsys):
-    record = train("stage3")
-    assert set(record["phases_ms"]) == {"forward", "backward", "optimizer"}
-    shown = capsys.readouterr()
-    assert "note: a call returns when its work is done" in shown.err and "needs a GPU" in record["stage"]["caveat"]
-    assert "no Triton kernels" not in shown.err, "not once for each of six stages"
-    assert "  phases       " in shown.out
 
 
 # Stage 4
@@ -154,26 +136,12 @@ def test_the_harness_refuses_a_model_that_does_not_train(execute, no_kernels):
     assert "error: this model does not train: 13 of 14 parameters" in printed.err and printed.out == ""
 
 
-def test_without_the_check_one_parameter_is_trained_and_the_model_learns_less(train):
+def test_without_the_check_one_parameter_is_trained(train):
     record, fixed = train("stage6", "--skip-check"), train("stage6", "--fixed")
     assert (record["stage"]["updated"], record["stage"]["parameters"]) == (1, 14) and record["status"] == "completed"
-    assert record["stage"]["state_mib"] < fixed["stage"]["state_mib"]
     assert fixed["stage"]["state_mib"] == pytest.approx(2 * 4 * fixed["parameters"] / 2**20, rel=0.01)  # two moments in fp32
     assert record["loss"]["all"][0] == pytest.approx(fixed["loss"]["all"][0], abs=1e-5)  # the forward pass is right
     assert abs(record["loss"]["all"][2] - fixed["loss"]["all"][2]) > 1e-3
-
-    flags = ("--num-steps", "60", "--vocab-size", "64", "--learning-rate", "0.01", "--batch-size", "8")
-    ends = [sum(train("stage6", *flags, flag)["loss"]["all"][-5:]) / 5 for flag in ("--skip-check", "--fixed")]
-    assert ends[0] > ends[1] + compare_stages.LEARNING
-
-
-@needs_triton
-def test_the_norms_kernel():
-    x, weight = torch.randn(3, 100, device=DEVICE), torch.randn(100, device=DEVICE, requires_grad=True)
-    y = torch.empty_like(x)
-    norm_kernel.normalize(x, weight, y, 1e-5)
-    torch.testing.assert_close(y, stages.kernels.reference.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
-    assert y.grad_fn is None  # which is the stage's defect
 
 
 # On a GPU

@@ -43,7 +43,3 @@ def test_of_a_folder_it_takes_the_statistics(execute, tmp_path):
     shutil.copy(ROOT / "tests/fixtures/kernels/new_kernel_trace.csv", tmp_path / "out/host/1_kernel_trace.csv")
     statistics(tmp_path / "out/host/1_kernel_stats.csv")
     assert "kernel_40" in execute(SCRIPT, "out").out
-
-
-def test_a_missing_file_is_one_line(refused):
-    assert "nowhere.csv does not exist" in refused(SCRIPT, "nowhere.csv")

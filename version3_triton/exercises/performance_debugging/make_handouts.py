@@ -114,9 +114,9 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
+    if folder.resolve() == HERE:
+        raise UsageError(f"--output-dir: {folder} holds the stages; name a folder for the handouts alone")
     written = handouts()
-    if {path.name for path in folder.glob("*.py")} - {*written, *SHARED} or (folder / "common").exists():
-        raise UsageError(f"--output-dir: {folder} has a program's files already; name a folder for the handouts alone")
     for name, text in written.items():
         write_text(folder / name, text)
     for name in SHARED:
