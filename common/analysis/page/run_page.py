@@ -140,7 +140,6 @@ def _add_critical_path(result: Report, trace: Trace) -> None:
     if measured := critical_path.step(trace):
         result.section("Critical path")
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
-        result.table(*critical_path.span_table(measured), "By span")
 
 
 def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:

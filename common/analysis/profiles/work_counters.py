@@ -21,7 +21,6 @@ from common.analysis.profiles.kernel_table import Kernels
 
 import pandas
 
-L2_BYTES = "lts__t_bytes.sum"
 WRITES = {"WRREQ_sum": 32, "WRREQ_64B_sum": 32}
 GFX90A = {"RDREQ_sum": 64, "RDREQ_32B_sum": -32} | WRITES
 GFX950 = {"RDREQ_128B_sum": 128, "RDREQ_64B_sum": 64, "RDREQ_32B_sum": 32} | WRITES

@@ -26,10 +26,7 @@ from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
 
 TOP = 20  # rows in the table
-HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound", "L2 MB"]
-NO_FLOPS_NOTE = (
-    "FLOPs were not counted, so matrix products and other compute-bound kernels can be far from this bound without loss"
-)
+HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound"]
 MEASURED, MINIMUM = "measured by counters", "a minimum: every tensor of an operator moved once"
 UNITS = "units"  # `work` of the ceilings in a roofline.csv, whose FLOPs are those that the counters count
 INPUT_HINT = (
@@ -51,7 +48,6 @@ class KernelTraffic(NamedTuple):
     seconds: float
     bytes: float
     flops: float | None = None
-    l2_bytes: float | None = None
 
 
 class Traffic(NamedTuple):
@@ -71,14 +67,13 @@ def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
     moved = work_counters.moved_bytes(found)
     if isinstance(moved, str):
         return moved
-    l2, flops = found.counters.get(work_counters.L2_BYTES, float("nan")), work_counters.flops(found).sum(axis=1, min_count=1)
-    launches = found.table.assign(bytes=moved, flops=flops, l2=l2)
+    launches = found.table.assign(bytes=moved, flops=work_counters.flops(found).sum(axis=1, min_count=1))
     counted = launches[moved.notna() & (launches.duration_ns > 0)]
-    added = counted.groupby("name")[["calls", "duration_ns", "bytes", "flops", "l2"]].sum(min_count=1)
+    added = counted.groupby("name")[["calls", "duration_ns", "bytes", "flops"]].sum(min_count=1)
     added = added.sort_values("duration_ns", ascending=False, kind="stable")
     return [
-        KernelTraffic(name, int(calls), ns / 1e9, float(total), *(None if x != x else float(x) for x in more))
-        for name, calls, ns, total, *more in added.itertuples()
+        KernelTraffic(name, int(calls), ns / 1e9, float(total), None if flops != flops else float(flops))
+        for name, calls, ns, total, flops in added.itertuples()
     ]
 
 
@@ -160,7 +155,7 @@ def read(path: Path) -> Traffic:
             lacking = rows or "a launch with both a duration and bytes"
             notes.append(f"{file} does not say how many bytes were moved: it lacks {lacking}")
             continue
-        notes += [*found.notes, *([NO_FLOPS_NOTE] if rows[0].flops is None else [])]
+        notes += found.notes
         if left_out := len(found.table) - sum(row.calls for row in rows):
             notes.append(f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted")
         ceilings = _ceilings(path, profile, work_counters.flops(found).sum().to_dict())
@@ -191,7 +186,7 @@ def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceil
 
 
 def table(traffic: Traffic) -> list[list[Any]]:
-    """A row per kernel or operator, with the columns of HEADER; None where ceilings, FLOPs or L2 bytes are not known."""
+    """A row per kernel or operator, with the columns of HEADER; None where ceilings or FLOPs are not known."""
     rows: list[list[Any]] = []
     for row in traffic.rows:
         rate, under_ceilings = row.bytes / row.seconds, list[Any]([None] * 3)
@@ -201,8 +196,7 @@ def table(traffic: Traffic) -> list[list[Any]]:
             known = row.flops is not None and math.isfinite(traffic.ceilings["flops_per_second"])
             side = ("compute" if bound > row.bytes / bandwidth else "memory") if known else None
             under_ceilings = [100 * rate / bandwidth, side, 1e6 * (row.seconds - bound)]
-        l2 = row.l2_bytes and row.l2_bytes / 1e6
-        rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings, l2])
+        rows.append([row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings])
     return rows
 
 
@@ -219,11 +213,6 @@ def facts(traffic: Traffic) -> list[tuple[str, str]]:
         least, share = format_time(1e3 * total / bandwidth), 100 * total / bandwidth / seconds
         result.append(("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings_from}"))
         result.append(("at least", f"{least} at that bandwidth, {share:.3g} % of that time"))
-        if traffic.profile and traffic.bytes_are == MINIMUM and not traffic.profile["attention_only"]:
-            step = traffic.profile["run"]["step_ms"]["median"]
-            result.append(
-                ("a step", f"they need {100 * 1e3 * total / bandwidth / step:.3g} % of its {format_time(step)} (median)")
-            )
     else:
         result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
     return [*result, *(("note", note) for note in traffic.notes)]

@@ -31,7 +31,6 @@ import pandas
 
 STEM = "critical_path"  # of the report's files
 ROWS = 30  # in the table of kernels
-TIMELINE_COLUMNS = ("start_us", "duration_us", "stream", "name", "span", "phase", "on_path", "gap_us", "overlaps")
 RATES = ("GB/s", "% of copy", "TFLOP/s", "% of GEMM")
 HOW_TO_READ = (
     "The critical path goes back from the kernel that ends last, each time to the one that ended last before the start. "
@@ -44,8 +43,7 @@ class Step(NamedTuple):
     """The kernels, copies and fills of one step, in order of start, with start_us from the first start.
 
     `kernels` has the columns of `Trace.kernels`, and: end_us, on_path, path_us (its time on the path less what overlaps the
-    kernel before; 0 beside the path), gap_us (before it on the path, else 0), overlaps (whether another kernel runs at the same
-    time).
+    kernel before; 0 beside the path), gap_us (before it on the path, else 0).
     """
 
     kernels: pandas.DataFrame
@@ -74,16 +72,12 @@ def measure(kernels: pandas.DataFrame) -> Step:
     kernels["start_us"] -= kernels.start_us.iloc[0]
     kernels["end_us"] = kernels.start_us + kernels.duration_us
     starts, ends = kernels.start_us.to_numpy(), kernels.end_us.to_numpy()
-    latest = numpy.maximum.accumulate(ends)
-    after_another = numpy.append(False, latest[:-1] > starts[1:] + CLOCK_ERROR_US)
-    before_another = numpy.append(starts[1:] < ends[:-1] - CLOCK_ERROR_US, False)
     path = critical_path(kernels)
     before = [starts[path[0]], *ends[path[:-1]]]
     kernels["on_path"], kernels["path_us"], kernels["gap_us"] = False, 0.0, 0.0
     kernels.loc[path, "on_path"] = True
     kernels.loc[path, "path_us"] = ends[path] - numpy.maximum(starts[path], before)
     kernels.loc[path, "gap_us"] = numpy.maximum(0.0, starts[path] - before)
-    kernels["overlaps"] = after_another | before_another
     times, running = numpy.concatenate((starts, ends)), numpy.repeat((1, -1), len(kernels))
     order = numpy.argsort(times, kind="stable")
     lengths, counts = numpy.diff(times[order]), numpy.cumsum(running[order])[:-1]
@@ -112,7 +106,7 @@ def summary(step: Step) -> dict[str, float]:
         "on the critical path": len(path), "their time, us": float(path.path_us.sum()),
         "gaps between them, us": float(path.gap_us.sum()), "no kernel runs, us": step.window_us - step.busy_us,
         "busy, %": 100 * step.busy_us / step.window_us if step.window_us else 100.0,
-        "kernels that overlap another": int(step.kernels.overlaps.sum()), "two or more kernels run, us": step.shared_us,
+        "two or more kernels run, us": step.shared_us,
         "sum of all kernels, us": float(step.kernels.duration_us.sum()),
     }  # fmt: skip
 
@@ -162,27 +156,15 @@ def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, s
         spans = own.groupby("span").duration_us.sum().sort_values(ascending=False).index
         rows.append([
             kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
-            100 * on_path / (step.path.path_us.sum() or 1.0),
-            *rates(moved, flops, us / 1e6, run["ceilings"]),
+            float(own.gap_us.sum()), *rates(moved, flops, us / 1e6, run["ceilings"]),
         ])  # fmt: skip
-    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "% of path", *RATES]
+    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps before, us", *RATES]
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
 
-def span_table(step: Step) -> tables.Table:
-    """Header and a row per span and phase, the longest on the critical path first."""
-    grouped = step.kernels.groupby(["span", "phase"], sort=False)
-    added = grouped.agg(kernels=("span", "size"), on_path=("on_path", "sum"), us=("duration_us", "sum"),
-                        path_us=("path_us", "sum"), gap_us=("gap_us", "sum"))  # fmt: skip
-    header = ["span", "phase", "kernels", "on path", "us", "us on path", "gaps before them, us"]
-    return header, added.sort_values(["path_us", "us"], ascending=False, kind="stable").reset_index().values.tolist()
-
-
 def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
-    """Conditions, summary, kernels and spans of a step; the summary of the profile instead where no kernel of a GPU ran.
-
-    Its files are critical_path.csv with the kernels by name, and timeline.csv with each launch in order of time. The trace lies
-    beside the profile at `path`; `costs` is as in `kernel_table`, and `sort_by` as in `profile_summary.report`.
+    """Conditions, summary and kernels of a step (critical_path.csv); the summary of the profile instead where no kernel of a GPU
+    ran. The trace lies beside the profile at `path`; `costs` is as in `kernel_table`, `sort_by` as in `profile_summary.report`.
     """
     result, trace = Report("Critical path of a training step"), graph_replays.load(path.parent / profile["trace"])
     measured = step(trace)
@@ -194,8 +176,6 @@ def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], 
     result.table(["quantity", "of the step"], summary(measured).items())
     header, rows = kernel_table(measured, trace, profile["run"], costs)
     title = f"Kernels of the step, {min(ROWS, len(rows))} of {len(rows)}, those longest on the critical path first"
-    result.table(header, rows, title, csv=STEM, code=["kernel"], least=["% of path", "phase"], top=ROWS)
-    result.table(*span_table(measured), "Spans")
+    result.table(header, rows, title, csv=STEM, code=["kernel"], least=["launches", "phase"], top=ROWS)
     result.text(HOW_TO_READ)
-    result.csv("timeline", TIMELINE_COLUMNS, measured.kernels[list(TIMELINE_COLUMNS)].values.tolist())
     return result

@@ -40,14 +40,10 @@ def test_a_step_with_two_branches(profile):
     assert path(step) == [(0, 10, 0), (11, 19, 1), (33, 10, 3)]
     assert list(step.path.name) == [branched_traces.PRODUCT, "nvjet_weight", "_adamw"]
     assert (step.window_us, step.busy_us, step.shared_us) == pytest.approx((43, 39, 20))
-    assert dict(zip(step.kernels.name, step.kernels.overlaps, strict=True)) == {
-        branched_traces.PRODUCT: False, "nvjet_weight": True, "_swiglu": True, "_rms_norm_forward": True, "_adamw": True,
-        "Memcpy": True,
-    }  # fmt: skip
     assert critical_path.summary(step) == pytest.approx({
         "from the first start to the last end, us": 43, "kernels, copies and fills": 6, "streams": 2, "on the critical path": 3,
         "their time, us": 39, "gaps between them, us": 4, "no kernel runs, us": 4, "busy, %": 100 * 39 / 43,
-        "kernels that overlap another": 5, "two or more kernels run, us": 20, "sum of all kernels, us": 59,
+        "two or more kernels run, us": 20, "sum of all kernels, us": 59,
     })  # fmt: skip
 
 
@@ -60,8 +56,7 @@ def test_kernels_that_overlap_on_one_stream_and_on_two():
     assert path(measured((7, 0, 10), (7, 9.5, 20))) == [(0, 10, 0), (9.5, 10, 0)]
     assert path(measured((7, 0, 10), (8, 9.5, 20))) == [(9.5, 10.5, 0)]
 
-    step = measured((7, 0, 10), (8, 9.999, 20))
-    assert not step.kernels.overlaps.any() and len(step.path) == 2
+    assert len(measured((7, 0, 10), (8, 9.999, 20)).path) == 2
 
 
 @pytest.mark.parametrize("kernels", [[(7, 3, 9)], [(7, 0, 4), (7, 6, 9), (7, 9, 30), (7, 30.5, 31)]])
@@ -91,7 +86,7 @@ def test_rates_are_of_all_launches_of_a_kernel(profile):
     assert product["TFLOP/s"] == pytest.approx(2 * 64 * 32 * 16 / 10e-6 / 1e12), "by the shapes of its operator"
     assert product["% of GEMM"] == pytest.approx(product["TFLOP/s"])
     assert product["GB/s"] == pytest.approx(2 * (64 * 32 + 32 * 16 + 64 * 16) / 10e-6 / 1e9)
-    assert (adamw["on path"], adamw["% of path"], adamw["GB/s"]) == (1, pytest.approx(100 * 10 / 39), None)
+    assert (adamw["on path"], adamw["gaps before, us"], adamw["GB/s"]) == (1, 3, None)
     step.kernels.loc[step.kernels.name == "_swiglu", "duration_us"] = 50.0
     assert [row[0] for row in critical_path.kernel_table(step, trace, content["run"], COSTS)[1][2:4]] == ["_adamw", "_swiglu"]
 
@@ -106,15 +101,6 @@ def test_an_operator_of_two_kernels_counts_once(tmp_path):
     assert list(found.index) == [1] and list(found.flops) == [2 * 64 * 32 * 16]
     _, rows = critical_path.kernel_table(step, trace, content["run"] | {"ceilings": None}, {})
     assert [row[0] for row in rows if row[8]] == ["nvjet_weight"] and all(row[9] is row[11] is None for row in rows)
-
-
-def test_spans_by_their_time_on_the_path(profile):
-    header, rows = critical_path.span_table(critical_path.step(loaded(profile)[1]))
-    assert header[:4] == ["span", "phase", "kernels", "on path"]
-    assert rows == [
-        ["other", "backward", 1, 1, 19, 19, 1], ["optimizer", "optimizer", 2, 1, 14, 10, 3],
-        ["attention", "forward", 1, 1, 10, 10, 0], ["mlp", "forward", 1, 0, 10, 0, 0], ["norm", "forward", 1, 0, 6, 0, 0],
-    ]  # fmt: skip
 
 
 def test_a_profile_of_a_cpu_shows_its_operators(cpu_profile):
