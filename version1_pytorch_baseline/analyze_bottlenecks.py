@@ -2,7 +2,8 @@
 
     python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
-Writes the report and, beside it and under its name, FILE_operator_timing.csv and FILE_optimization_targets.json.
+Writes the report and, beside it, operator_timing.csv and optimization_targets.json. Their names begin with that of the report
+where it is not the default: FILE_operator_timing.csv.
 """
 
 import sys
@@ -19,7 +20,7 @@ def main() -> None:
     parser = cli.Parser(__doc__)
     parser.add_argument("--profile-data", type=Path, default=Path("pytorch_profiles"), metavar="DIR|FILE",
                         help="a profile_*.json, or a folder: its newest is taken (default: pytorch_profiles)")  # fmt: skip
-    parser.add_argument("--output-report", type=Path, default=Path("bottlenecks_v1.md"), metavar="FILE.md",
+    parser.add_argument("--output-report", type=Path, default=Path(bottlenecks.DEFAULT), metavar="FILE.md",
                         help="a bare name goes into bottleneck_analysis/ (default: bottlenecks_v1.md)")  # fmt: skip
     options = parser.parse_args()
     print(bottlenecks.analyze(options.profile_data, options.output_report, version="v1"))

@@ -52,7 +52,7 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
         result.facts(bottlenecks.limits(profile, own))
     if trace:
         _add_timeline(result, timeline.of_trace(trace, run, own), f"profiled steps: {profile['profiled_steps']}")
-    parts = bottlenecks.report(step, path, targets(step), "")
+    parts = bottlenecks.report(step, path, targets(step))
     result.include(parts, "", *PARTS[:-1])
     if profile["kernels"]:
         result.section("Kernels")

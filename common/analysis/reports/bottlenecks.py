@@ -19,7 +19,7 @@ from common.errors import UsageError
 from common.records import step_profile
 from common.records.step_profile import Profile
 
-FOLDER = Path("bottleneck_analysis")
+FOLDER, DEFAULT = Path("bottleneck_analysis"), "bottlenecks_v1.md"
 TOP = 15
 PARTS = {
     "attention": "attention", "mlp": "feed-forward", "norm": "norms", "residual": "residuals", "embed": "embedding",
@@ -125,8 +125,8 @@ def limits(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> list[tupl
     return facts
 
 
-def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
-    """Time by part, longest operators and targets; it writes `stem`_operator_timing.csv and `stem`_optimization_targets.json."""
+def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Report:
+    """Time by part, longest operators and targets; it writes operator_timing.csv and optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
     ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
     result.text(f"{profile_summary.conditions(profile)}.", f"Command `{profile['run']['command']}`, profile {path.name}.")
@@ -157,15 +157,15 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)
-    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "GFLOP/s", "GB/s", "% of ceiling"]
+    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "% of ceiling"]
     longest = [
         [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us / 1e3 * factor,
-         100 * row.us / step.us, row.bound, row.rate(row.flops, 1e9), row.rate(row.bytes, 1e9), row.percent]
+         100 * row.us / step.us, row.bound, row.percent]
         for row in step.rows[:TOP]
     ]  # fmt: skip
-    result.table(header, longest, least=["GFLOP/s", "GB/s", "% of step", "calls", "shapes"])
+    result.table(header, longest, least=["% of step", "calls", "shapes"])
     timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
-    result.csv(f"{stem}_operator_timing", CSV_COLUMNS, timing)
+    result.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimization")
     result.text(ABOUT_TARGETS)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
@@ -177,7 +177,7 @@ def report(step: Step, path: Path, ranked: list[Target], stem: str) -> Report:
     ]  # fmt: skip
     result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], shown)
     result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
-    result.json(f"{stem}_optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
+    result.json(f"{prefix}optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
     return result
 
 
@@ -195,10 +195,11 @@ def analyze(profile_data: Path, output_report: Path, version: str) -> str:
     terminal.
 
     The targets are the parts of `version`, of which the profile has to be. A bare name of a report goes into
-    ./bottleneck_analysis/.
+    ./bottleneck_analysis/. The names of the other files begin with that of the report, if it is not DEFAULT.
     """
     path, step = find(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
-    result = report(step, path, targets(step), output_report.stem)
+    prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"
+    result = report(step, path, targets(step), prefix)
     return result.publish_as(output_report, ("md", "csv", "json"), "--output-report")

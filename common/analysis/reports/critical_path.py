@@ -158,7 +158,7 @@ def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, s
             kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
             float(own.gap_us.sum()), *rates(moved, flops, us / 1e6, run["ceilings"]),
         ])  # fmt: skip
-    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps before, us", *RATES]
+    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps us", *RATES]
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
 

@@ -1,13 +1,13 @@
 """TensorBoard event files of a profiled run, for plain TensorBoard without a plugin.
 
 scalars         loss, step time and tokens/s by step; memory and MFU
-text            conditions; time by span, kernels, operators
+text            conditions; the tables are in run.html
 images          time by span; memory over time
 """
 
 from pathlib import Path
 
-from common.analysis.output import run_facts, tables
+from common.analysis.output import run_facts
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.reports import memory_timeline, profile_summary
 from common.records import run_record
@@ -20,18 +20,7 @@ def write(folder: Path, profile: Profile, trace: Trace) -> Path:
     """Writes one event file of a profile and of its trace into `folder`, which is a run of its own for TensorBoard."""
     with SummaryWriter(str(folder)) as writer:
         last = _add_run(writer, profile)
-        header, rows, column = profile_summary.operator_rows(profile)
-        sorted_by = f"Per step, sorted by {profile_summary.LABELS[column]}.\n\n"
-        texts = {
-            "run": f"{profile_summary.conditions(profile)}.\n\n{run_facts.origin(profile['run'])}.",
-            "time by span": tables.markdown(*profile_summary.span_rows(profile)),
-            "top operators": sorted_by + tables.markdown(header, rows[: profile_summary.ROWS]),
-        }
-        if profile["kernels"]:
-            header, rows = profile_summary.kernel_rows(profile)
-            texts["top kernels"] = tables.markdown(header, rows[: profile_summary.ROWS], code=["kernel"])
-        for name, text in texts.items():
-            writer.add_text(f"profile/{name}", text, last)
+        writer.add_text("profile/run", f"{profile_summary.conditions(profile)}.\n\n{run_facts.origin(profile['run'])}.", last)
         writer.add_figure("profile/time by span", profile_summary.span_figure(profile), last)
         if profile["memory_peak_bytes"] is not None:
             writer.add_figure("profile/memory", memory_timeline.figure(trace), last)

@@ -43,7 +43,7 @@ def by_name(step):
 
 def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(analyze, cpu_profile, tmp_path):
     analyze(cpu_profile)
-    with (tmp_path / "bottleneck_analysis/bottlenecks_v1_operator_timing.csv").open() as file:
+    with (tmp_path / "bottleneck_analysis/operator_timing.csv").open() as file:
         rows = list(csv.DictReader(file))
     step = bottlenecks.read_step(cpu_profile)
     assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(step.us)
@@ -55,7 +55,7 @@ def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_
     if product["bound_by"] == "compute":
         assert float(product["percent_of_ceiling"]) == pytest.approx(100 * rate / CEILINGS["flops_per_second"])
 
-    content = json.loads((tmp_path / "bottleneck_analysis/bottlenecks_v1_optimization_targets.json").read_text())
+    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
     assert content["schema"] == "tiny-llama-targets/1"
     *bounded, last = content["targets"]
     assert [target["name"] for target in content["targets"] if target["bound"] is None] == [last["name"]] == ["mixed precision"]
@@ -133,7 +133,7 @@ def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu
     analyze(".")
     (report,) = (tmp_path / "bottleneck_analysis").glob("bottlenecks_*.md")  # a terminal may be too narrow for all columns
     assert "not classed" in report.read_text() and "--measure-peak" in report.read_text()
-    content = json.loads((tmp_path / "bottleneck_analysis/bottlenecks_v1_optimization_targets.json").read_text())
+    content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
     assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
 
 

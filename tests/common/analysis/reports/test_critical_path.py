@@ -86,7 +86,7 @@ def test_rates_are_of_all_launches_of_a_kernel(profile):
     assert product["TFLOP/s"] == pytest.approx(2 * 64 * 32 * 16 / 10e-6 / 1e12), "by the shapes of its operator"
     assert product["% of GEMM"] == pytest.approx(product["TFLOP/s"])
     assert product["GB/s"] == pytest.approx(2 * (64 * 32 + 32 * 16 + 64 * 16) / 10e-6 / 1e9)
-    assert (adamw["on path"], adamw["gaps before, us"], adamw["GB/s"]) == (1, 3, None)
+    assert (adamw["on path"], adamw["gaps us"], adamw["GB/s"]) == (1, 3, None)
     step.kernels.loc[step.kernels.name == "_swiglu", "duration_us"] = 50.0
     assert [row[0] for row in critical_path.kernel_table(step, trace, content["run"], COSTS)[1][2:4]] == ["_adamw", "_swiglu"]
 

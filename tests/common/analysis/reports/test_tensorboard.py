@@ -30,9 +30,9 @@ def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step
     assert events.Scalars("result/loss_last")[0].step == 100 + len(milliseconds)
 
 
-def test_the_texts_and_results_of_a_gpus_profile(gpu_profile, tmp_path):
+def test_the_results_of_a_gpus_profile(gpu_profile, tmp_path):
     profile = step_profile.read(gpu_profile)
     events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"]))))
-    assert {f"profile/{name}/text_summary" for name in ("run", "time by span", "top kernels")} <= set(events.Tags()["tensors"])
+    assert "profile/run/text_summary" in events.Tags()["tensors"]
     assert "profile/time by span" in events.Tags()["images"]
     assert events.Scalars("result/mfu")[0].value == pytest.approx(run_facts.mfu(profile["run"]) / 100)
