@@ -76,13 +76,6 @@ class ProfileResult:
 # ------------------------------------------------------------------------------------------------------ checks and inputs
 
 
-def select_device(name: str) -> torch.device:
-    """The device of a name: `auto`, `cpu` or `cuda` (which is also AMD's ROCm). ValueError: unknown, or not there."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device must be auto, cpu or cuda (which is also AMD's ROCm), not {name!r}")
-    return devices.select(name)
-
-
 def check_arguments(args: object) -> None:
     """Raises ValueError unless the arguments of a call are a tuple or a list."""
     if not isinstance(args, tuple | list):
@@ -107,18 +100,14 @@ def head_dim(batch_size: int, seq_len: int, d_model: int, num_heads: int) -> int
 def shape_list(shapes: Shapes) -> list[tuple[int, ...]]:
     """The shapes of a list, the values of a mapping from names to shapes, or one shape, as a list.
 
-    ValueError: there is no shape, or a size is not a positive whole number.
+    ValueError: there is no shape, or a size is not positive.
     """
-    found: Any = list(shapes.values()) if isinstance(shapes, Mapping) else shapes
-    try:
-        if not isinstance(shapes, Mapping) and isinstance(found[0], int):
-            found = [found]
-        right = bool(found) and all(shape and all(int(size) == size > 0 for size in shape) for shape in found)
-    except (TypeError, ValueError, IndexError):
-        right = False
-    if not right:
+    found: Any = list(shapes.values() if isinstance(shapes, Mapping) else shapes)
+    if found and isinstance(found[0], int):
+        found = [found]
+    if not found or any(size < 1 for shape in found for size in shape):
         raise UsageError(f"shapes must be positive sizes, such as (8, 16), [(8, 16), (16, 4)] or {{'A': (8, 16)}}, not {shapes}")
-    return [tuple(map(int, shape)) for shape in found]
+    return [tuple(shape) for shape in found]
 
 
 def projection_inputs(device: torch.device, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
@@ -156,7 +145,7 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) ->
     Of a jitted JAX function: what XLA plans, its results and buffers without scratch memory of the library kernels. Of a PyTorch
     function on a CPU: tensors, from the profiler's memory events, because the resident set also holds what the C library keeps.
     """
-    where = select_device(device)
+    where = devices.select(device)
     if hasattr(fn, "lower"):
         planned = fn.lower(*args).compile().memory_analysis()
         return float(planned.output_size_in_bytes + planned.temp_size_in_bytes) / MIB

@@ -8,8 +8,6 @@ and returns arrays, which test_exercises.py compares with those of one process.
 """
 
 import functools
-import inspect
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -33,12 +31,6 @@ RANKS = 2
 LIMIT = timedelta(seconds=60)  # a rank waits this long for the other
 ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
 Arrays = dict[str, np.ndarray]
-
-
-def is_written(problem: str) -> bool:
-    """Whether no line of the problem's file says any longer that something has yet to be written."""
-    source = inspect.getsource(load(problem))
-    return not re.search(r"^ *raise NotImplementedError\(.*: problem \d of README\.md", source, re.MULTILINE)
 
 
 # -------------------------------------------------------------------------------------------------------------- processes

@@ -5,7 +5,7 @@
     steps    problems 1 to 3: the step time of the small model, without communication and with each form of it
     layer    problem 4: forward and backward of one feed-forward layer, whole on each rank and split over the ranks
 
-What you have not written yet is named and left out: a file whose line `raise NotImplementedError` is still there.
+What you have not written yet is named and left out.
 KERNEL_EXERCISES=solution measures the solutions. Times are the median over --num-steps, with the 20th and 80th percentile.
 A step without communication trains each rank alone: it is what the other steps would take if communication were free.
 """
@@ -18,9 +18,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from common import cli, ranks
 from common import device as devices
@@ -35,54 +33,56 @@ import torch.distributed as dist
 from small_model import FeedForward, SmallModel, random_batch
 from torch import Tensor, nn
 
+Step = Callable[[], object]
 VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
-# What is measured, and the problem that must be solved for it.
-STEPS = {"no communication": None, "flat": "problem1_flat", "overlap": "problem2_overlap", "zero1": "problem3_zero1"}
-LAYERS = {"whole": None, "split": "problem4_tensor_parallel"}
+STEPS = ("no communication", "flat", "overlap", "zero1")
 
 
-def written(forms: Mapping[str, str | None]) -> dict[str, ModuleType | None]:
-    """The forms that can be measured, with the module of their problem. One line names the others."""
-    missing = [form for form, problem in forms.items() if problem and not adapter.is_written(problem)]
-    if missing and dist.get_rank() == 0:
-        print("not written yet, so not measured:", ", ".join(f"{form} ({forms[form]}.py)" for form in missing))
-    return {form: adapter.load(problem) if problem else None for form, problem in forms.items() if form not in missing}
-
-
-def after_backward(form: str, problem: Any, model: SmallModel) -> list[Callable[[], object]]:
+def after_backward(form: str, model: SmallModel) -> list[Step]:
     """What a step of this form calls after its backward pass."""
     if form == "zero1":
-        return [problem.ShardedAdamW(model, lr=1e-3).step]
+        return [adapter.load("problem3_zero1").ShardedAdamW(model, lr=1e-3).step]
     update = torch.optim.AdamW(model.parameters(), lr=1e-3).step
     if form == "overlap":
-        return [problem.OverlappedGradients(model, BUCKET_BYTES).finish, update]
-    return [functools.partial(problem.average_gradients, model), update] if form == "flat" else [update]
+        return [adapter.load("problem2_overlap").OverlappedGradients(model, BUCKET_BYTES).finish, update]
+    if form == "flat":
+        return [functools.partial(adapter.load("problem1_flat").average_gradients, model), update]
+    return [update]
 
 
-def train(model: SmallModel, batch: list[Tensor], calls: list[Callable[[], object]]) -> None:
+def train(model: SmallModel, batch: list[Tensor], calls: list[Step]) -> None:
     model.zero_grad()
     model(*batch).backward()
     for call in calls:
         call()
 
 
-def milliseconds(step: Callable[[], object], options: Namespace, device: torch.device) -> list[str]:
-    """Median, 20th and 80th percentile of a step that all ranks begin together."""
-    dist.barrier()
-    times = summarize(benchmark(step, device, iterations=options.num_steps))
-    return [f"{times[key]:.3g}" for key in ("median", "p20", "p80")]
+def measure(
+    forms: Iterable[str], step_of: Callable[[str], Callable[[], object]], options: Namespace, device: torch.device
+) -> None:
+    """Prints median, 20th and 80th percentile of each form's step, which all ranks begin together."""
+    rows = []
+    for form in forms:
+        try:
+            step = step_of(form)
+            dist.barrier()
+            times = summarize(benchmark(step, device, iterations=options.num_steps))
+        except NotImplementedError as error:  # on all ranks
+            rows.append([form, f"not written: {error}", "", ""])
+        else:
+            rows.append([form, *(f"{times[key]:.3g}" for key in ("median", "p20", "p80"))])
+    if dist.get_rank() == 0:
+        print(tables.text(["step", "ms", "p20", "p80"], rows))
 
 
 def steps(options: Namespace, device: torch.device) -> None:
-    rows = []
-    for form, problem in written(STEPS).items():
+    def step_of(form: str) -> Step:
         torch.manual_seed(0)
         model = SmallModel(VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers).to(device)
         batch = random_batch(dist.get_rank(), VOCABULARY, options.batch_size, options.seq_len)
-        step = functools.partial(train, model, [part.to(device) for part in batch], after_backward(form, problem, model))
-        rows.append([form, *milliseconds(step, options, device)])
-    if dist.get_rank() == 0:
-        print(tables.text(["step", "ms", "p20", "p80"], rows))
+        return functools.partial(train, model, [part.to(device) for part in batch], after_backward(form, model))
+
+    measure(STEPS, step_of, options, device)
 
 
 def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
@@ -93,13 +93,16 @@ def layer(options: Namespace, device: torch.device) -> None:
     torch.manual_seed(0)  # the same layer and the same tokens on all ranks
     whole = FeedForward(options.hidden_dim, 4 * options.hidden_dim).to(device)
     x = torch.randn(options.batch_size * options.seq_len, options.hidden_dim, device=device, requires_grad=True)
-    rows = []
-    for name, problem in written(LAYERS).items():
-        feed_forward = problem.ParallelFeedForward(whole).to(device) if problem else whole
-        rows.append([name, *milliseconds(functools.partial(forward_and_backward, feed_forward, x), options, device)])
+
+    def step_of(form: str) -> Step:
+        if form == "whole":
+            return functools.partial(forward_and_backward, whole, x)
+        split = adapter.load("problem4_tensor_parallel").ParallelFeedForward(whole).to(device)
+        return functools.partial(forward_and_backward, split, x)
+
     if dist.get_rank() == 0:
         print(f"each of the two all-reduces: {x.nbytes:,} bytes")
-        print(tables.text(["layer", "ms", "p20", "p80"], rows))
+    measure(("whole", "split"), step_of, options, device)
 
 
 MEASUREMENTS = {"steps": steps, "layer": layer}

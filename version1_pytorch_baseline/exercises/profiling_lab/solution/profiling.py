@@ -51,7 +51,7 @@ def benchmark_function(
 def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), device: str = "auto") -> dict[str, float]:
     """Memory of one call, in MB."""
     lab.check_arguments(args)
-    where = lab.select_device(device)
+    where = devices.select(device)
     devices.synchronize(where)
     devices.reset_peak_memory(where)
     result = fn(*args)
@@ -72,7 +72,7 @@ def profile_attention_components(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = "auto"
 ) -> list[ProfileResult]:
     """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`."""
-    where, d_k = lab.select_device(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
+    where, d_k = devices.select(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
     x, w_qkv, w_out = lab.projection_inputs(where, batch_size, seq_len, d_model)
 
     def qkv_projection(x: Tensor) -> list[Tensor]:
@@ -139,7 +139,7 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
 
 def generate_profile_report(seq_len: int, d_model: int, num_heads: int, device: str = "auto") -> str:
     """A title, a text table of the components with their total, the one with the longest time, and a recommendation."""
-    where, results = lab.select_device(device), profile_attention_components(seq_len, d_model, num_heads, device=device)
+    where, results = devices.select(device), profile_attention_components(seq_len, d_model, num_heads, device=device)
     total, peaks = sum(result.time_ms for result in results), lab.peaks(where)
     bounds = {result.name: classify_bound(result, peaks["flops_per_second"], peaks["bytes_per_second"]) for result in results}
     name, percent = identify_bottleneck(results)
@@ -227,7 +227,7 @@ def _compiled_baseline() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device: str = "auto") -> dict[str, float]:
     """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here `compiled` and `flash`."""
-    where = lab.select_device(device)
+    where = devices.select(device)
     q, k, v = lab.attention_inputs(where, batch, heads, seq_len, d_k)
     runs = {"compiled": lab.compile_runs_on(where), "flash": lab.has_flash_kernel(q, k, v)}
     levels = {name: level for name, level in lab.OPTIMIZATIONS.items() if runs.get(name, True)}
@@ -259,7 +259,7 @@ def profile_attention_components_jax(
     """The same five components, each a jitted JAX function, with the same inputs and the same clock."""
     import jax
 
-    where, d_k = lab.select_device(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
+    where, d_k = devices.select(device), lab.head_dim(batch_size, seq_len, d_model, num_heads)
     if not lab.jax_runs_on(where):
         raise UsageError(f"JAX has no {where.type} device here; it has {jax.default_backend()}")
     inputs = lab.projection_inputs(where, batch_size, seq_len, d_model)
@@ -295,7 +295,7 @@ def profile_attention_components_jax(
 
 def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: str = "auto") -> dict[str, float]:
     """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`, `JAX jit`."""
-    where = lab.select_device(device)
+    where = devices.select(device)
     inputs = lab.attention_inputs(where, batch, heads, seq_len, d_k)
     calls: dict[str, tuple[Callable[..., object], list[Any]]] = {"PyTorch eager": (attention_baseline, inputs)}
     if lab.compile_runs_on(where):
@@ -330,7 +330,7 @@ def memory_curve(
     seq_lens: Sequence[int], batch: int = 1, heads: int = 8, d_k: int = 64, chunk_size: int = 128, device: str = "auto"
 ) -> list[dict[str, float]]:
     """The memory that a call adds at its peak (`lab.added_memory`), for each sequence length."""
-    where = lab.select_device(device)
+    where = devices.select(device)
     functions: dict[str, Callable[..., Tensor]] = {
         "baseline": attention_baseline,
         "chunked": functools.partial(attention_chunked, chunk_size=chunk_size),

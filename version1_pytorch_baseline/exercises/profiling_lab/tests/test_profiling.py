@@ -56,14 +56,10 @@ def test_benchmark_does_not_count_the_warmup():
     assert profiling.benchmark_function(lambda: time.sleep(next(durations)), (), warmup=3, iterations=5) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("args", "warmup", "iterations"),
-    [((), 0, 0), ((), 0, -1), ((), -1, 1), (3, 1, 1)],
-    ids=["zero", "negative", "warmup", "args"],
-)
-def test_benchmark_refuses(args, warmup, iterations):
-    with pytest.raises(ValueError, match="tuple" if args == 3 else "iterations"):
-        profiling.benchmark_function(lambda *_: None, args, warmup, iterations)
+def test_benchmark_refuses():
+    for args, iterations, named in (((), 0, "iterations"), (3, 1, "tuple")):
+        with pytest.raises(ValueError, match=named):
+            profiling.benchmark_function(lambda *_: None, args, 0, iterations)
 
 
 @pytest.mark.gpu
@@ -94,11 +90,6 @@ def test_memory_on_a_cpu():
     assert memory["resident_peak_mb"] >= idle + added
 
 
-def test_memory_of_a_call_with_a_bare_tensor_is_refused():
-    with pytest.raises(ValueError, match="args"):
-        profiling.measure_memory_usage(torch.add, torch.ones(2), device="cpu")
-
-
 @pytest.mark.gpu
 def test_memory_on_a_gpu():
     held = torch.ones(32, MIB // 4, device="cuda")  # 32 MB
@@ -111,16 +102,9 @@ def test_memory_on_a_gpu():
     assert memory["peak_memory_mb"] == pytest.approx(before + 32, abs=1)
     assert memory["current_memory_mb"] == pytest.approx(before, abs=1)
     assert memory["cached_memory_mb"] >= memory["peak_memory_mb"]
-    kept = profiling.measure_memory_usage(torch.add, (held, 1), device="cuda")
-    assert kept["current_memory_mb"] == pytest.approx(before + 32, abs=1)  # the result counts
 
 
 # --------------------------------------------------------------------------------------------- problem 3: components
-
-
-def test_a_result_needs_only_a_name_and_a_time():
-    result = ProfileResult("softmax", 1.5)
-    assert (result.name, result.time_ms, result.memory_mb, result.flops, result.bytes_moved) == ("softmax", 1.5, 0.0, 0, 0)
 
 
 def test_component_work_follows_from_the_shapes():
@@ -144,21 +128,8 @@ def test_components_in_order_with_time_memory_and_work(device):
     assert [(result.flops, result.bytes_moved) for result in results] == list(work.values())
     scores = batch * heads * length**2 * element / MIB
     assert all(result.memory_mb >= scores for result in results[1:3])  # their output alone
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [((16, 30, 4), "divisible"), ((0, 32, 4), "seq_len"), ((16, 32, 0), "num_heads"), ((16, 0, 4), "d_model")],
-    ids=["heads", "no length", "no heads", "no width"],
-)
-def test_components_refuse_sizes(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        profiling.profile_attention_components(*sizes, device="cpu")
-
-
-def test_components_refuse_a_device_that_does_not_exist():
-    with pytest.raises(ValueError, match="tpu"):
-        profiling.profile_attention_components(16, 32, 4, device="tpu")
+    with pytest.raises(ValueError, match="divisible"):
+        profiling.profile_attention_components(16, 30, 4, device=device)
 
 
 # --------------------------------------------------------------------------------------------- problem 4: bottleneck
@@ -167,12 +138,8 @@ def test_components_refuse_a_device_that_does_not_exist():
 def test_the_bottleneck_is_what_takes_longest():
     name, percent = profiling.identify_bottleneck([ProfileResult("a", 1.0), ProfileResult("b", 2.5), ProfileResult("c", 1.5)])
     assert name == "b" and percent == pytest.approx(50)
-
-
-@pytest.mark.parametrize("results", [[], [ProfileResult("a", 0.0)]], ids=["empty", "no time"])
-def test_no_bottleneck_without_times(results):
     with pytest.raises(ValueError):
-        profiling.identify_bottleneck(results)
+        profiling.identify_bottleneck([])
 
 
 @pytest.mark.parametrize(
@@ -183,12 +150,6 @@ def test_no_bottleneck_without_times(results):
 def test_what_binds_a_result(flops, moved, bound):
     # With 10^12 FLOP/s and 10^11 bytes/s: 10^9 FLOPs and 10^8 bytes take 1 ms each.
     assert profiling.classify_bound(ProfileResult("x", 1.5, 0.0, flops, moved), 1e12, 1e11) == bound
-
-
-@pytest.mark.parametrize("peaks", [(0, 1e11), (1e12, -1)], ids=["flops", "bandwidth"])
-def test_peaks_must_be_positive(peaks):
-    with pytest.raises(ValueError):
-        profiling.classify_bound(ProfileResult("x", 1.0, 0.0, 1, 1), *peaks)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -212,11 +173,6 @@ def test_the_report_says_what_its_figures_say(device):
     assert gain and float(gain.group(1)) == pytest.approx(100 / min(core, rest), rel=0.05)  # the other group takes no time
 
 
-def test_the_report_refuses_what_the_components_refuse():
-    with pytest.raises(ValueError, match="divisible"):
-        profiling.generate_profile_report(16, 30, 4, "cpu")
-
-
 # ---------------------------------------------------------------------------------------------- problem 5: intensity
 
 
@@ -226,11 +182,9 @@ def test_the_report_refuses_what_the_components_refuse():
         ("matmul", [(1024, 1024), (1024, 1024)], 1024 / 3), ("matmul", {"A": (1024, 1024), "B": (1024, 1024)}, 1024 / 3),
         ("matmul", [(1, 1024), (1024, 1024)], 2 * 1024**2 / (2 * (1024 + 1024**2 + 1024))),
         ("matmul", [(4, 2, 8), (4, 8, 3)], 2 * 4 * 2 * 8 * 3 / (2 * 4 * (16 + 24 + 6))),
-        ("matmul", ([4, 2, 8], torch.Size([4, 8, 3])), 2 * 4 * 2 * 8 * 3 / (2 * 4 * (16 + 24 + 6))),
-        ("softmax", [(8, 128, 128)], 1.25), ("softmax", {"x": (8, 128, 128)}, 1.25), ("softmax", (8, 128, 128), 1.25),
+        ("softmax", [(8, 128, 128)], 1.25), ("softmax", (8, 128, 128), 1.25),
         ("layernorm", [(4, 256)], 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
-        ("layernorm", torch.Size([4, 256]), 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
-        ("gelu", [(64, 64)], 1.25), ("gelu", [64], 1.25),
+        ("gelu", [(64, 64)], 1.25),
     ],
     ids=str,
 )  # fmt: skip
@@ -238,21 +192,9 @@ def test_arithmetic_intensity(op, shapes, expected):
     assert profiling.compute_arithmetic_intensity(op, shapes) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("op", "shapes", "message"),
-    [
-        ("conv", [(4, 4)], "conv"), (["gelu"], (4, 4), "gelu"),
-        ("matmul", [(4, 4)], "matmul"), ("matmul", [(4, 3), (4, 3)], "matmul"), ("matmul", [(2, 4, 3), (3, 3, 4)], "matmul"),
-        ("matmul", (4, 4), "matmul"), ("matmul", {"A": (4, 3), "B": (4, 3)}, "matmul"), ("matmul", [(4,), (4, 4)], "matmul"),
-        ("softmax", [(4, 4), (4, 4)], "softmax"), ("softmax", {"x": (4, 4), "y": (4, 4)}, "softmax"),
-        ("gelu", [(0, 4)], "positive"), ("gelu", (4, -1), "positive"), ("gelu", [], "shapes"), ("gelu", {}, "shapes"),
-        ("gelu", {"x": 4}, "shapes"), ("gelu", [(4, 4), 4], "shapes"), ("gelu", (4, 1.5), "shapes"),
-        ("gelu", ("4", "4"), "shapes"), ("gelu", "44", "shapes"), ("gelu", 16, "shapes"), ("gelu", None, "shapes"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_intensity_refuses(op, shapes, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("op", "shapes"), [("conv", [(4, 4)]), ("matmul", [(4, 3), (4, 3)]), ("softmax", [(4, 4), (4, 4)])])
+def test_intensity_refuses(op, shapes):
+    with pytest.raises(ValueError, match=op):
         profiling.compute_arithmetic_intensity(op, shapes)
 
 
@@ -272,12 +214,8 @@ def test_every_level_gives_the_same_result(level, device):
     inputs = qkv(device)
     with torch.no_grad():
         assert_right(profiling.optimize_attention(*inputs, level), inputs)
-
-
-@pytest.mark.parametrize("level", [-1, 4, 7])
-def test_there_are_four_levels(level):
-    with pytest.raises(ValueError, match=str(level)):
-        profiling.optimize_attention(*qkv(), level)
+    with pytest.raises(ValueError, match="4"):
+        profiling.optimize_attention(*inputs, 4)
 
 
 def test_level_1_is_compiled_and_level_2_is_one_operation_of_pytorch():
@@ -313,11 +251,6 @@ def test_optimizations_are_compared_in_milliseconds(device):
     assert device == "cuda" or "flash" in times
 
 
-def test_comparing_refuses_sizes():
-    with pytest.raises(ValueError, match="seq_len"):
-        profiling.compare_optimizations(1, 2, 0, 8, "cpu")
-
-
 # ---------------------------------------------------------------------------------------------------- problem 7: JAX
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: make setup-jax")
@@ -342,8 +275,6 @@ def test_jax_has_the_same_components():
     assert [(result.flops, result.bytes_moved) for result in results] == list(profiling.component_work(2, 64, 32, 4, 4).values())
     written = [n / MIB for n in (3 * 2 * 64 * 32 * 4, 2 * 4 * 64**2 * 4, 2 * 4 * 64**2 * 4, 2 * 64 * 32 * 4, 2 * 64 * 32 * 4)]
     assert all(output <= result.memory_mb < 3 * output for result, output in zip(results, written, strict=True))
-    with pytest.raises(ValueError, match="divisible"):
-        profiling.profile_attention_components_jax(16, 30, 4, device="cpu")
 
 
 @needs_jax
@@ -381,11 +312,6 @@ def test_chunks_survive_large_scores():
     q, k, v = qkv(shape=(1, 1, 9, 4))
     out = profiling.attention_chunked(1000 * q, 1000 * k, v, chunk_size=2)  # scores near 10^6: exp of one would be infinite
     torch.testing.assert_close(out.double(), by_definition(1000 * q, 1000 * k, v), rtol=0, atol=1e-4)
-
-
-def test_chunks_have_a_size():
-    with pytest.raises(ValueError, match="chunk_size"):
-        profiling.attention_chunked(*qkv(), chunk_size=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
