@@ -241,6 +241,9 @@ def command(main: Callable[[], int | None]) -> NoReturn:
     (head, less) has left.
     """
     try:
+        for argument in sys.argv[1:]:
+            if any("\udc80" <= letter <= "\udcff" for letter in argument):  # bytes that are no UTF-8
+                raise UsageError(f"{argument!r} is not UTF-8: no record could hold this name")
         with signals.raised(), inputs_kept():
             code = main() or 0
             sys.stdout.flush()
