@@ -40,8 +40,8 @@ CACHED = ("tokenizer.json", "tokens.npy")  # and meta.json, with their checksums
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
-# A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
 ALONE = Ranks()
+# A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
 CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
@@ -140,10 +140,10 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Dataset, shape: tuple[int, int, int], seed: int, device: torch.device, here: Ranks = ALONE
+        self, dataset: Dataset, sizes: tuple[int, int, int], seed: int, device: torch.device, here: Ranks = ALONE
     ) -> None:
-        """`shape`: sequences of this process in a batch, tokens in a sequence, and batches."""
-        batch_size, sequence_length, count = shape
+        """`sizes`: B, S, and how many batches there are."""
+        batch_size, sequence_length, count = sizes
         available = len(dataset.tokens) - sequence_length
         if available < 1:
             raise UsageError(
@@ -151,7 +151,7 @@ class Batches:
                 f"{sequence_length}: lower --seq-len or give more text"
             )
         steps = min(count, math.ceil(DRAWN_AT_ONCE / (here.world_size * batch_size)))
-        self.available, self.shape, self.rank = available, (steps, here.world_size, batch_size, 1), here.rank
+        self.available, self.block_shape, self.rank = available, (steps, here.world_size, batch_size, 1), here.rank
         self.count, self.seed, self.device, self.generator = count, seed, device, torch.Generator()
         self.block = 0
         self._seek(0)
@@ -160,7 +160,7 @@ class Batches:
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        block, step = divmod(index % self.count, self.shape[0])
+        block, step = divmod(index % self.count, self.block_shape[0])
         if block != self.block:
             self._seek(block)
         ids = self.tokens[self.starts[step] + self.window].long()  # [B, S + 1]
@@ -173,7 +173,7 @@ class Batches:
             self.generator.manual_seed(self.seed)
             ahead = block + 1
         for _ in range(ahead):
-            starts = torch.randint(self.available, self.shape, generator=self.generator)
+            starts = torch.randint(self.available, self.block_shape, generator=self.generator)
         self.block, self.starts = block, starts[:, self.rank].to(self.device)  # [steps of a block, B, 1]
 
 

@@ -37,7 +37,7 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def prepare(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
+def configure(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")  # 4 MiB a stream: deterministic, as fast as 32
     torch.manual_seed(seed)

@@ -28,8 +28,8 @@ def drawn_on(device: torch.device) -> Iterator[None]:
 def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
 
-    The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU, so they are the same on
-    every device (but see `drawn_on`). `state` has Version 1's names, and is returned.
+    The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU (but see `drawn_on`), the
+    same for every device. `state`, under Version 1's names, is written in place; where it holds copies, load the result.
     """
     generator = torch.Generator(_drawn_on).manual_seed(torch.initial_seed())
     for name, weight in state.items():

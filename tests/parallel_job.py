@@ -13,7 +13,7 @@ from types import ModuleType
 
 from common import cli, data, ranks
 from common.precision import Precision
-from common.training import agreement, checkpoint, distributed, step
+from common.training import agreement, checkpoint, distributed, preparation
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
@@ -64,9 +64,9 @@ def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, w
         model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False
     )
     precision = Precision(CPU, amp)
-    prepared = step.prepare(version, options, precision, batches[0], passes=2, form=form)
-    with step.without_update(prepared.optimizer, precision):
-        step.run(prepared.step, prepared.optimizer, batches[0], 1)
+    prepared = preparation.prepare_for_study(version, options, precision, batches[0], passes=2, form=form)
+    with preparation.without_update(prepared.optimizer, precision):
+        preparation.repeat(prepared.step, prepared.optimizer, batches[0], 1)
         held = checkpoint.whole_states(prepared.optimizer)
         named = {name: held[parameter]["exp_avg"] for name, parameter in prepared.model.named_parameters() if parameter in held}
         gradients = {name: 10 * (moment.full_tensor() if form == "fsdp" else moment) for name, moment in named.items()}

@@ -144,7 +144,7 @@ class TinyLlama(nn.Module):
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)  # [S_max, Dh]
         self.register_buffer("sin", sin, persistent=False)
-        weights.initialize(self.baseline_state_dict(), config.initializer_std)
+        weights.initialize(self.state_dict(), config.initializer_std)  # in place
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):

@@ -193,7 +193,7 @@ def measure(
 ) -> Iterator[KernelBenchmark]:
     """Times all operations at all shapes: the content of the JSON file after each, with the rows so far."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed, options.allow_tf32)
+    devices.configure(device, options.seed, options.allow_tf32)
     torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
     precision = Precision(device, amp_dtype(options))
     if reason := kernels.missing(device):

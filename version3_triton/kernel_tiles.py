@@ -60,7 +60,7 @@ def rows(operation: str, shape: Shape, precision: Precision) -> list[list[object
 def compare(options: BenchmarkOptions, shapes: list[Shape], operations: Sequence[str]) -> None:
     """Prints a table for each operation and shape."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed, options.allow_tf32)
+    devices.configure(device, options.seed, options.allow_tf32)
     precision = Precision(device, amp_dtype(options))
     for shape, operation in itertools.product(shapes, operations):
         with progress(f"timing {operation}"):

@@ -32,8 +32,8 @@ from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import record, version_files
 from common.training.capture import Batch
+from common.training.preparation import prepare_for_study
 from common.training.run import explained
-from common.training.step import prepare
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
         raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
+    devices.configure(device, options.seed)
     precision = Precision(device, amp_dtype(options))
     batch = version_files.random_batch(options, device)
     left_out = devices.compile_problem(device)
@@ -129,7 +129,7 @@ def build(
     devices.reset_peak_memory(device)
     before = devices.peak_memory(device)["peak_mib"]  # after a reset: what is held now
     torch.manual_seed(options.seed)
-    prepared = prepare(version, version_files.switched(version, options, *flags_for(fusions)), precision, batch)
+    prepared = prepare_for_study(version, version_files.switched(version, options, *flags_for(fusions)), precision, batch)
 
     def train() -> Tensor:
         return prepared.step(batch)  # and keeps the model: a captured step holds none of the weights that it reads

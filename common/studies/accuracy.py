@@ -20,8 +20,7 @@ from common.errors import RunError
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
 from common.terminal import progress
-from common.training import step as steps
-from common.training import version_files
+from common.training import preparation, version_files
 from common.training.capture import Batch
 from common.training.run import explained
 
@@ -82,7 +81,7 @@ def run(
 ) -> dict[str, Tensor]:
     """`outputs` of a version with the baseline's weights: held in float64, in float32 (None), or there and cast by autocast."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
+    devices.configure(device, options.seed)
     state = weights(baseline.make_model(version_files.switched(baseline, options)))
     settings = version_files.switched(version, options, *flags)
     model = version.make_model(settings).to(device)
@@ -101,9 +100,9 @@ def outputs(version: Any, model: Any, settings: Options, batch: Batch, precision
     step = version.make_step(model, optimizer, precision)  # before the logits: it decides the number format of the products
     with torch.no_grad(), precision.autocast():
         logits = model(batch[0])
-    loss = steps.run(step, optimizer, batch, passes=1)
+    loss = preparation.repeat(step, optimizer, batch, passes=1)
     with torch.no_grad():
-        for (name, gradient), parameter in zip(steps.gradients(model, optimizer).items(), model.parameters(), strict=True):
+        for (name, gradient), parameter in zip(preparation.gradients(model, optimizer).items(), model.parameters(), strict=True):
             if gradient is None:
                 raise RunError(f"{name} gets no gradient")
             parameter.copy_(gradient)

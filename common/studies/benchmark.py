@@ -30,8 +30,7 @@ from common.studies import accuracy, job_runner, known_models
 from common.studies.job_runner import Job
 from common.studies.known_models import Model
 from common.timing import benchmark, summarize
-from common.training import capture, record, version_files
-from common.training import step as steps
+from common.training import capture, preparation, record, version_files
 
 import torch
 
@@ -109,7 +108,7 @@ def _line(entry: Mapping[str, Any]) -> str:
     return f"{place(entry):<28} {job_runner.last_run(entry)}"
 
 
-def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
+def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precision]:
     """A new model's training step, checked, and its precision.
 
     Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them: PyTorch then
@@ -119,12 +118,13 @@ def built(model: Model, options: Options) -> tuple[steps.Prepared, Precision]:
     capture_step = model.captured or None  # None: as the model has it
     settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
     precision = Precision(device, amp_dtype(options))
-    devices.prepare(device, options.seed)
+    devices.configure(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)
     with device:  # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at large
         made = version.make_model(settings)
-    return steps.prepare(version, settings, precision, version_files.random_batch(options, device), model=made), precision
+    batch = version_files.random_batch(options, device)
+    return preparation.prepare_for_study(version, settings, precision, batch, model=made), precision
 
 
 def speed(model: Model, options: Options, count: int) -> Timed:

@@ -157,7 +157,7 @@ def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: P
     After each point of the grid in each round it writes gemm_analysis.json (`path`), with the points of which all products are
     timed. Sequence lengths only shape the products. RunError: the operands of a product do not fit in memory.
     """
-    devices.prepare(device, seed=0, allow_tf32=asked.allow_tf32)
+    devices.configure(device, seed=0, allow_tf32=asked.allow_tf32)
     precision = Precision(device, AMP_DTYPES.get(asked.dtype))
     grid = list(dict.fromkeys(itertools.product(asked.batch_sizes, asked.sequence_lengths)))
     samples: defaultdict[Shape, list[float]] = defaultdict(list)

@@ -2,12 +2,11 @@
 
 A captured step launches all its kernels with one call of the host: forward pass, loss, backward pass, optimizer and, in float16,
 the scaling of the loss. The batch is copied into buffers that the graph reads, and every tensor of the step stays where it was
-while the graph was captured. So the host's cost of launching is gone, and nothing else has changed: the cost of launches is eager
-time minus captured time.
+while the graph was captured. So the host's cost of launching is gone: it is eager time minus captured time.
 
-A step can be captured if it never waits for the GPU and keeps its shapes. AdamW therefore counts its steps on the GPU
-(`capturable`), which rounds its two bias corrections to float32; in float16 it is PyTorch's fused AdamW, which also leaves out a
-step whose gradients have overflowed without asking the host.
+A step can be captured if it never waits for the GPU and keeps its shapes. Only AdamW changes for that. It counts its steps on the
+GPU (`capturable`), which rounds its two bias corrections to float32. In float16 it is PyTorch's fused AdamW, which also leaves
+out a step whose gradients have overflowed without asking the host.
 """
 
 import gc
@@ -74,7 +73,7 @@ class CapturedStep:
             batch: of the shape that all batches will have; its content does not matter.
             parallel: the step has collectives, whose library has a thread of its own that may ask for events meanwhile.
         """
-        self.eager = step  # holds the weights and moments that the graph reads
+        self._alive = step  # with the weights and moments that the graph reads
         self.batch = (batch[0].clone(), batch[1].clone())
         torch.cuda.synchronize()
         gc.collect()  # now, as what it frees is not the step's

@@ -24,7 +24,7 @@ from common.files import writable_folder, write_json
 from common.options import RunOptions
 from common.precision import Precision
 from common.training import agreement
-from common.training.step import Prepared
+from common.training.preparation import Prepared
 
 import torch
 from pydantic import PositiveInt
@@ -98,7 +98,7 @@ def found(folder: Path) -> list[Path]:
 
 
 class Checkpoints:
-    """The checkpoints of a run, before which `first` steps were finished; 0 for a new one."""
+    """The checkpoints of a run, before which `steps_before` steps were finished; 0 for a new one."""
 
     def __init__(self, options: RunOptions, precision: Precision, dataset: Dataset) -> None:
         """Finds the newest one for --resume.
@@ -110,7 +110,7 @@ class Checkpoints:
         self.folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
         self.precision, self.inputs = precision, inputs(options, precision, dataset)
         self.source = next(reversed(found(self.folder)), None)
-        self.first = 0
+        self.steps_before = 0
         self.scaler: dict[str, Any] = {}
         if self.source and not options.resume:
             there = f"--checkpoint-dir: {self.source} is there"
@@ -128,7 +128,7 @@ class Checkpoints:
             raise UsageError(f"--resume: {source} is of a run with another {', '.join(differing)}; give the same", shared=True)
         if position["step"] >= num_steps:
             raise UsageError(f"--resume: {source} leaves nothing to train: raise --num-steps (now {num_steps})", shared=True)
-        self.first, self.scaler = position["step"], position["scaler"]
+        self.steps_before, self.scaler = position["step"], position["scaler"]
 
     def load(self, prepared: Prepared) -> None:
         """Takes what is to be saved, and reads it from the checkpoint to go on from, if any. RunError: it cannot be read."""

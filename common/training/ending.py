@@ -24,7 +24,7 @@ def report(run: Any, ended: BaseException | None) -> None:
         _save_model(run)
     if run.options.time_phases and run.outcome.status == "completed":
         _time_phases(run)
-    if run.counted:
+    if run.flop_counts:
         _write_flops(run)
     if run.profiler and run.profiler.recorded:  # a run that was stopped may not have reached the steps that are profiled
         _write_profile(run)
@@ -51,7 +51,7 @@ def _time_phases(run: Any) -> None:
 def _write_flops(run: Any) -> None:
     from common.analysis.reports import flop_counts
 
-    run.flops = flop_counts.write(run.options.flops_dir, run.counted, cast(TimedRun, run.record))
+    run.flops = flop_counts.write(run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record))
     for path in run.flops:
         print(f"  flops        {path}")
 

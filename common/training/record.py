@@ -71,7 +71,7 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
         "status": outcome.status, "version": options.name,
         "training": {
             "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
-            "num_steps": options.num_steps, "first_step": run.first + 1, "warmup_steps": options.warmup_steps,
+            "num_steps": options.num_steps, "first_step": run.steps_before + 1, "warmup_steps": options.warmup_steps,
             "learning_rate": options.learning_rate, "lr_schedule": schedule.described(options), "seed": options.seed,
             "world_size": world_size, "parallel": options.parallel,
         },

@@ -22,7 +22,7 @@ from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
 from common.terminal import Line, duration, format_time, progress
 from common.timing import Clock, summarize
-from common.training import agreement, capture, step
+from common.training import agreement, capture, preparation
 from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step
 
 import torch
@@ -90,19 +90,19 @@ class Run:
         wanted = capture.wanted(options.capture_step, default, self.device)
         self.options = replace(options, name=options.name or name, parallel=form, capture_step=wanted)
         self.metrics = options.metrics_out or Path(f"metrics_{self.options.name}.json")
-        self.outcome, self.finished, self.ending, self.started = Outcome(), 0, False, False
+        self.outcome, self.steps_done, self.loop_ends, self.loop_begun = Outcome(), 0, False, False
         self.scheduled = options.lr_schedule != "constant" or options.lr_warmup_steps > 0
-        self.first = 0  # steps that the checkpoint has behind it
+        self.steps_before = 0  # those of the checkpoint that the run goes on from
         self.profiles: list[Path] = []
         self.flops: list[Path] = []
         self.model: torch.nn.Module | None = None
-        self.prepared: step.Prepared | None = None
+        self.prepared: preparation.Prepared | None = None
         self.saves: checkpoint.Checkpoints | None = None
         self.meetings: distributed.Meetings | None = None
         self.profiler: Profiler | None = None
         self.ceilings: Ceilings | None = None
-        self.counted: dict[str, dict[str, int]] | None = None
-        self._loop, self._signals, self._warm_up = ExitStack(), ExitStack(), ExitStack()
+        self.flop_counts: dict[str, dict[str, int]] | None = None
+        self._loop, self._signals, self._progress = ExitStack(), ExitStack(), ExitStack()
 
     @property
     def exit_code(self) -> int:
@@ -129,31 +129,31 @@ class Run:
 
                 stack.enter_context(distributed.joined(options, device))  # from here on `cuda` is this process's GPU
                 self.meetings = distributed.Meetings(device)
-            devices.prepare(device, options.seed, options.allow_tf32)
+            devices.configure(device, options.seed, options.allow_tf32)
             devices.limit_memory(device, devices.describe(device)["memory_mib"])
             self.precision = Precision(device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
-            shape = options.batch_size, options.seq_len, options.num_steps
-            self.data = data.Batches(self.dataset, shape, options.seed, device, ranks.here())
+            sizes = options.batch_size, options.seq_len, options.num_steps
+            self.data = data.Batches(self.dataset, sizes, options.seed, device, ranks.here())
             if len({*agreement.gathered(self.dataset.sha256)}) > 1:
                 raise UsageError("--data is another text for another process: give all the same", shared=True)
             if options.checkpoint_dir:
                 from common.training import checkpoint
 
                 self.saves = checkpoint.Checkpoints(options, self.precision, self.dataset)
-                self.first = self.saves.first
-            self.count = options.num_steps - self.first  # steps of this run
+                self.steps_before = self.saves.steps_before
+            self.steps_planned = options.num_steps - self.steps_before
             if options.enable_pytorch_profiler:
                 from common.training.profiler import Profiler
 
-                self.profiler = Profiler(replace(options, num_steps=self.count), device)
+                self.profiler = Profiler(replace(options, num_steps=self.steps_planned), device)
             if options.validate_setup:
                 from common.training import record
 
                 record.print_setup(device, self.dataset)
             compiled = "; where kernels are compiled, the first time takes about a minute" * devices.is_gpu(device)
-            self._warm_up.enter_context(progress(f"warming up{compiled}"))
-            stack.enter_context(self._warm_up)
+            self._progress.enter_context(progress(f"warming up{compiled}"))
+            stack.enter_context(self._progress)
             self._everything = stack.pop_all()
         return self
 
@@ -164,11 +164,11 @@ class Run:
             from common.training import ceilings
 
             self.ceilings = ceilings.measure(self.device, self.precision)
-        return step.place(model, self.device, self.options.parallel, bool(self.options.capture_step))
+        return preparation.place(model, self.device, self.options.parallel, bool(self.options.capture_step))
 
     def adapt(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer, not stepped yet, in the form that a captured step or several processes need."""
-        adapted = step.adapt(optimizer, self.precision, self.options.parallel, bool(self.options.capture_step))
+        adapted = preparation.adapt(optimizer, self.precision, self.options.parallel, bool(self.options.capture_step))
         self.optimizer: torch.optim.Optimizer = adapted
         return adapted
 
@@ -183,21 +183,21 @@ class Run:
             from common import schedule
 
             schedule.move_rate(self.optimizer, self.device)
-        prepared, passes = step.Prepared(self.model, self.optimizer, made), options.warmup_steps
-        step.warm_up(prepared, self.precision, batch, passes=passes, form=options.parallel, check=options.check_gradients)
+        prepared, passes = preparation.Prepared(self.model, self.optimizer, made), options.warmup_steps
+        preparation.warm_up(prepared, self.precision, batch, passes=passes, form=options.parallel, check=options.check_gradients)
         if options.capture_step:
             if self.profiler:
-                with step.without_update(self.optimizer, self.precision):
+                with preparation.without_update(self.optimizer, self.precision):
                     self.profiler.record_eager(lambda: made(batch))
-            prepared = step.captured_step(prepared, self.precision, batch)
+            prepared = preparation.captured_step(prepared, self.precision, batch)
         if ranks.here().main_process and options.enable_deepspeed_flops:
             from common.training import flop_counters
 
-            self.counted = flop_counters.count(self.model, batch, options.flops_dir)
+            self.flop_counts = flop_counters.count(self.model, batch, options.flops_dir)
         if self.saves:
             self.saves.load(prepared)
         self.prepared = prepared
-        self._warm_up.close()
+        self._progress.close()
         return prepared.step
 
     # --------------------------------------------------------------------------------------------------------- the loop
@@ -207,24 +207,24 @@ class Run:
         if self.scheduled:
             from common import schedule
         self._begin()
-        for i in range(self.first, self.options.num_steps):
+        for i in range(self.steps_before, self.options.num_steps):
             batch = self.data[i]
             self.clock.mark()
             if self.scheduled:
                 schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, i))
             yield batch
-            if self.ending:
+            if self.loop_ends:
                 break
 
     def _begin(self) -> None:
-        self.clock, self.losses = Clock(self.device), torch.empty(self.count, device=self.device)
-        self.number, self.line = 0, Line(sys.stdout)
+        self.clock, self.losses = Clock(self.device), torch.empty(self.steps_planned, device=self.device)
+        self.signal, self.line = 0, Line(sys.stdout)
         devices.reset_peak_memory(self.device)
         self._signals.enter_context(signals.postponed())
         if self.profiler:
             self.profiler.start()
-        self.started = True
-        self.received = self._loop.enter_context(signals.deferred())
+        self.loop_begun = True
+        self.signals_received = self._loop.enter_context(signals.deferred())
         self._loop.callback(self.line.end)
         if self.meetings:
             timeout, captured = self.options.distributed_timeout, bool(self.options.capture_step)
@@ -236,42 +236,42 @@ class Run:
 
     def did(self, loss: Tensor) -> None:
         """Ends a step: takes its time and its loss, and prints, saves and meets the other processes where that is due."""
-        self.losses[self.finished] = loss  # copied: a captured step overwrites it
+        self.losses[self.steps_done] = loss  # copied: a captured step overwrites it
         self.clock.mark()
-        self.finished += 1
-        self.number = self.received[0] if self.received else 0
+        self.steps_done += 1
+        self.signal = self.signals_received[0] if self.signals_received else 0
         if self.meetings:
-            self.number = self.meetings.agree(self.finished, self.number)
-        if self.profiler and self.number:
+            self.signal = self.meetings.agree(self.steps_done, self.signal)
+        if self.profiler and self.signal:
             self.profiler.stop()  # before what follows could count as a further step
         elif self.profiler:
-            self.profiler.step(self.finished)
-        self.ending = self.number > 0 or self.finished == self.count
-        finished, every = self.first + self.finished, self.options.checkpoint_every
-        due = every and finished % every == 0 and not spans.recording  # or it would be part of a profiled step
-        saving = self.saves and (self.ending or due)
-        if self.ending or saving or finished % self.options.log_every == 0:
+            self.profiler.step(self.steps_done)
+        self.loop_ends = self.signal > 0 or self.steps_done == self.steps_planned
+        step, every = self.steps_before + self.steps_done, self.options.checkpoint_every
+        due = every and step % every == 0 and not spans.recording  # or it would be part of a profiled step
+        saving = self.saves and (self.loop_ends or due)
+        if self.loop_ends or saving or step % self.options.log_every == 0:
             since = len(self.outcome.losses)
             self._catch_up()
             self._log(since)
         if self.saves and saving:
-            self.saves.save(finished)
+            self.saves.save(step)
 
     def _catch_up(self, alone: bool = False) -> None:
         """Reads what the device has finished, without the others if `alone`; RunError: a loss is not a number."""
         outcome, timed = self.outcome, len(self.outcome.step_ms)
-        losses = self.losses[len(outcome.losses) : self.finished].clone()
+        losses = self.losses[len(outcome.losses) : self.steps_done].clone()
         if alone and agreement.active():
             outcome.own_from = len(outcome.losses)
         outcome.losses += (losses if alone else agreement.mean(losses)).tolist()
-        bad = next((i for i in range(timed, self.finished) if not math.isfinite(outcome.losses[i])), None)
-        read = self.finished if bad is None else bad
+        bad = next((i for i in range(timed, self.steps_done) if not math.isfinite(outcome.losses[i])), None)
+        read = self.steps_done if bad is None else bad
         outcome.step_ms += self._times(timed, read)
         if bad is not None:
-            loss, number = outcome.losses[bad], self.first + bad + 1
+            loss, step = outcome.losses[bad], self.steps_before + bad + 1
             del outcome.losses[bad:]
             advice = f"lower --learning-rate (now {self.options.learning_rate})"
-            raise RunError(f"the loss is {loss} at step {number}: {advice}", shared=not alone)
+            raise RunError(f"the loss is {loss} at step {step}: {advice}", shared=not alone)
 
     def _times(self, start: int, stop: int) -> list[float]:
         return [self.clock.milliseconds(2 * i, 2 * i + 1) for i in range(start, stop)]
@@ -279,9 +279,9 @@ class Run:
     def _log(self, since: int) -> None:
         median, options = summarize(self.outcome.step_ms[since:])["median"], self.options
         tokens = ranks.here().world_size * options.batch_size * options.seq_len
-        left = math.ceil(median / 1e3 * (self.count - self.finished))
+        left = math.ceil(median / 1e3 * (self.steps_planned - self.steps_done))
         self.line.show(
-            f"step {self.first + self.finished:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
+            f"step {self.steps_before + self.steps_done:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
             f"{format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s"
             f"{f'  {duration(left):>6} left' if left else ''}"
         )
@@ -291,7 +291,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with self._everything:
             ended = self._ended(error)
-            if self.started:
+            if self.loop_begun:
                 from common.training import ending
 
                 with self._signals:
@@ -318,8 +318,8 @@ class Run:
     def _record(self, ended: BaseException | None) -> None:
         """Builds the record and writes it, before anything that could fail."""
         self.outcome.error = ended
-        if self.number and self.finished < self.count:  # or nothing was left to interrupt
-            self.outcome.signal = self.number
+        if self.signal and self.steps_done < self.steps_planned:  # or nothing was left to interrupt
+            self.outcome.signal = self.signal
         self._write(self.outcome)
         if self.meetings and self.outcome.status == "completed":
             self.amend(ranks={"peak_mib": agreement.gathered(self.outcome.memory["peak_mib"])})
@@ -343,7 +343,7 @@ class Run:
         A GPU then answers nobody, so steps after the last line that was printed are missing.
         """
         read = len(self.outcome.step_ms)
-        done = read if devices.is_gpu(self.device) else self.finished
+        done = read if devices.is_gpu(self.device) else self.steps_done
         losses = self.outcome.losses[:read] + self.losses[read:done].tolist()
         times = self.outcome.step_ms[:read] + self._times(read, done)
         error = RunError("another process, or the device, no longer answers")

@@ -117,8 +117,8 @@ def test_tf32_on_an_mi300_also_needs_hipblaslts_own_variable(monkeypatch, allowe
     properties = SimpleNamespace(gcnArchName=architecture)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     try:
-        devices.prepare(torch.device("cuda"), 0, allow_tf32=allowed)
+        devices.configure(torch.device("cuda"), 0, allow_tf32=allowed)
         assert os.environ.pop("HIPBLASLT_ALLOW_TF32", None) == expected
     finally:
-        devices.prepare(CPU, 0)
+        devices.configure(CPU, 0)
         torch.use_deterministic_algorithms(False)

@@ -145,7 +145,7 @@ def step_of(model: nn.Module, learning_rate: float = 3e-3):
 
 def test_training_reaches_the_entropy_of_its_source() -> None:
     """A source of 13 states, where the best possible loss is known: from ln 13 to just above the floor, not below."""
-    devices.prepare(CPU, 0)
+    devices.configure(CPU, 0)
     source = data.markov(13, seed=0)
     batches = data.Batches(source, (8, 32, 150), 0, CPU)
     step = step_of(v1.TinyLlama(ModelConfig(**SMALL | {"vocab_size": 13})))

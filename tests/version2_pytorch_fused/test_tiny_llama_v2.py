@@ -106,7 +106,7 @@ def test_torch_compile_without_a_compiler_is_one_line(run_script, tmp_path, monk
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_fused_on_the_gpu(kv_heads, dtype):
-    devices.prepare(torch.device("cuda"), 0)
+    devices.configure(torch.device("cuda"), 0)
     first, second = (models.build(version, kv_heads=kv_heads, device="cuda") for version in (tiny_llama_v1, tiny_llama_v2))
     precision, batch = Precision(torch.device("cuda"), dtype), models.batch("cuda")
     with precision.autocast():

@@ -116,7 +116,7 @@ def test_it_runs_the_kernels_in_the_interpreter(execute, known_ceilings, tmp_pat
     ids=str,
 )
 def test_it_trains_as_version_1_on_the_gpu(number, switches, dtype):
-    devices.prepare(DEVICE, 0)
+    devices.configure(DEVICE, 0)
     batches, precision, version = [models.batch(DEVICE)] * 10, Precision(DEVICE, dtype), VERSIONS[number]
     first = models.losses(tiny_llama_v1, models.build(tiny_llama_v1, device=DEVICE), batches, precision)
     found = models.losses(version, built(version, switches, triton=True), batches, precision)
@@ -126,7 +126,7 @@ def test_it_trains_as_version_1_on_the_gpu(number, switches, dtype):
 @pytest.mark.gpu
 @each_version
 def test_the_same_seed_gives_the_same_bits(number):
-    devices.prepare(DEVICE, 0)
+    devices.configure(DEVICE, 0)
     version, precision = VERSIONS[number], Precision(DEVICE, torch.bfloat16)
     first, second = (
         models.losses(version, models.build(version, device=DEVICE), [models.batch(DEVICE)] * 5, precision) for _ in range(2)
@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_bits(number):
 @pytest.mark.gpu
 def test_launches_that_overlap_change_no_bit(monkeypatch):
     def losses() -> list[float]:
-        devices.prepare(DEVICE, 0)
+        devices.configure(DEVICE, 0)
         batches, precision = [models.batch(DEVICE)] * 10, Precision(DEVICE, torch.bfloat16)
         return models.losses(tiny_llama_v4, models.build(tiny_llama_v4, device=DEVICE), batches, precision)
 

@@ -68,7 +68,7 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
         scale_error: every scale is multiplied by 2 to this power.
     """
     device = devices.select("auto")
-    devices.prepare(device, seed=0)
+    devices.configure(device, seed=0)
     model = v4.TinyLlama(SMALL, v4.SWITCHES | {"fp8": fp8}).to(device)
     optimizer = MasterAdamW(model, lr=3e-3, fp8=fp8)
     if optimizer.scales:

@@ -7,8 +7,7 @@ from common import device as devices
 from common.errors import UsageError
 from common.precision import Precision
 from common.studies import accuracy, external_baselines
-from common.training import capture, version_files
-from common.training import step as steps
+from common.training import capture, preparation, version_files
 from tests import models, study_options
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -110,10 +109,10 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
         pytest.importorskip(package)
     options = study_options.resolved(None, *flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda")
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
-    devices.prepare(cuda, options.seed)
+    devices.configure(cuda, options.seed)
     torch.use_deterministic_algorithms(False)
     precision, batch = Precision(cuda, torch.bfloat16 if flags else None), version_files.random_batch(options, cuda)
-    prepared = steps.prepare(peer, options, precision, batch)
+    prepared = preparation.prepare_for_study(peer, options, precision, batch)
     losses = [prepared.step(batch).item() for _ in range(10)]
     assert isinstance(prepared.step, capture.CapturedStep)
     assert losses[-1] < 0.9 * losses[0] and losses[0] == pytest.approx(6.9, abs=0.3)  # the logarithm of 1000 tokens at first

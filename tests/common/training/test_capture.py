@@ -14,7 +14,7 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.precision import Precision
 from common.records import step_profile
-from common.training import capture, step, version_files
+from common.training import capture, preparation, version_files
 from common.training.run import Run
 from tests.conftest import PATHS, ROOT, run_options
 from version1_pytorch_baseline import tiny_llama_v1
@@ -45,21 +45,21 @@ def options(name: str, *flags: str, **changes) -> tuple:
 def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None) -> tuple[list[float], dict]:
     """Losses of STEPS steps, and the gradients of one more at their end; eager with AdamW in its capturable form."""
     version, chosen = options(name, *flags, capture_step=captured)
-    devices.prepare(CUDA, chosen.seed)
+    devices.configure(CUDA, chosen.seed)
     precision = Precision(CUDA, amp)
     source = data.markov(chosen.model.vocab_size, chosen.seed)
     batches = data.Batches(source, (chosen.batch_size, chosen.seq_len, STEPS + 1), chosen.seed, CUDA)
     if captured:
-        model, optimizer, take = step.prepare(version, chosen, precision, batches[0])
+        model, optimizer, take = preparation.prepare_for_study(version, chosen, precision, batches[0])
     else:
         model = version.make_model(chosen).to(CUDA)
         optimizer = capture.capturable(version.make_optimizer(model, chosen), precision)
         take = version.make_step(model, optimizer, precision)
-        step.warm_up(step.Prepared(model, optimizer, take), precision, batches[0])
+        preparation.warm_up(preparation.Prepared(model, optimizer, take), precision, batches[0])
     losses = [take(batches[i]).item() for i in range(STEPS)]
-    step.forget(optimizer, precision, precision.scaler.state_dict())
+    preparation.forget(optimizer, precision, precision.scaler.state_dict())
     take(batches[STEPS])
-    return losses, step.gradients(model, optimizer)
+    return losses, preparation.gradients(model, optimizer)
 
 
 @pytest.mark.gpu
@@ -79,20 +79,20 @@ def test_a_captured_step_trains_as_the_eager_one(name, amp):
 def test_the_capturable_optimizer_rounds_no_more_than_fp32_does(name):
     """AdamW as `make_optimizer` makes it counts its steps on the host, in double precision."""
     version, chosen = options(name)
-    devices.prepare(CUDA, chosen.seed)
+    devices.configure(CUDA, chosen.seed)
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
-    _, _, take = step.prepare(version, chosen, precision, batch)
+    _, _, take = preparation.prepare_for_study(version, chosen, precision, batch)
     plain = [take(batch).item() for _ in range(STEPS)]
-    _, _, take = step.prepare(version, replace(chosen, capture_step=True), precision, batch)
+    _, _, take = preparation.prepare_for_study(version, replace(chosen, capture_step=True), precision, batch)
     assert [take(batch).item() for _ in range(STEPS)] == pytest.approx(plain, abs=2e-3)
 
 
 @pytest.mark.gpu
 def test_memory_of_a_captured_step_counts_the_pool_of_its_graph():
     version, chosen = options("v1", capture_step=True)
-    devices.prepare(CUDA, chosen.seed)
+    devices.configure(CUDA, chosen.seed)
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
-    captured = step.prepare(version, chosen, precision, batch)
+    captured = preparation.prepare_for_study(version, chosen, precision, batch)
     devices.reset_peak_memory(CUDA)
     captured.step(batch)
     uncounted, counted = devices.peak_memory(CUDA), devices.peak_memory(CUDA, captured.graph_peak_bytes)

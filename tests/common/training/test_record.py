@@ -25,7 +25,7 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     model = torch.nn.Linear(2, 3)
     ran = SimpleNamespace(
         options=options, model=model, device=CPU, precision=FP32, dataset=data.markov(1000, 0), profiler=profiler,
-        ceilings=peaks, first=0,
+        ceilings=peaks, steps_before=0,
     )  # fmt: skip
     made = record.build(ran, outcome)
     step = made["step_ms"]

@@ -7,7 +7,7 @@ from common.config import ModelConfig
 from common.device import side_stream
 from common.errors import RunError, UsageError
 from common.precision import Precision
-from common.training import step as steps
+from common.training import preparation
 from common.training.capture import CapturedStep
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
@@ -132,7 +132,7 @@ def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():
 @pytest.mark.usefixtures("no_kernels")
 def test_scales_are_forgotten_after_the_warm_up_and_resumed_exactly():
     model, optimizer, step = made(True)
-    steps.warm_up(steps.Prepared(model, optimizer, step), BF16, batch(), passes=2)
+    preparation.warm_up(preparation.Prepared(model, optimizer, step), BF16, batch(), passes=2)
     assert not optimizer.scales.largest.any()
     for number in range(3):
         step(batch(number))
@@ -152,7 +152,7 @@ def test_a_captured_step_is_the_eager_one():
     for captured in (False, True):
         model, optimizer, step = made(True)
         with side_stream():
-            steps.warm_up(steps.Prepared(model, optimizer, step), BF16, batch(), passes=3)
+            preparation.warm_up(preparation.Prepared(model, optimizer, step), BF16, batch(), passes=3)
         if captured:
             step = CapturedStep(step, batch())
         losses[captured] = [step(batch(number)).item() for number in range(6)]
@@ -178,10 +178,10 @@ def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_d
 
         return replay
 
-    monkeypatch.setattr(steps, "CapturedStep", captured)
-    monkeypatch.setattr(steps.devices, "side_stream", nullcontext)
+    monkeypatch.setattr(preparation, "CapturedStep", captured)
+    monkeypatch.setattr(preparation.devices, "side_stream", nullcontext)
     with pytest.raises(RunError, match="the captured step differs") if refused else nullcontext():
-        steps.captured_step(steps.Prepared(model, optimizer, step), BF16, batch(0))
+        preparation.captured_step(preparation.Prepared(model, optimizer, step), BF16, batch(0))
     kept = all(torch.equal(initial[name], value.cpu()) for name, value in model.state_dict().items())
     assert kept or nudge is None  # an update by NaN is one, at any learning rate
 

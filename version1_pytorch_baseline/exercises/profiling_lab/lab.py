@@ -262,7 +262,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     if not options.output:
         raise UsageError("measure needs --output FILE.json")
     writable_file(options.output, "--output")
-    devices.prepare(device, seed=0)
+    devices.configure(device, seed=0)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
     result = record.header(SCHEMA, device) | dict.fromkeys(PARTS) | {
         "jax": importlib.metadata.version("jax") if jax_runs_on(device) else None, "precision": peaks(device)["precision"],

@@ -25,7 +25,7 @@ WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head
 def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
     """Loss and statistics of the untrained model for the first batch of its run."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
+    devices.configure(device, options.seed)
     dataset = data.load(options.data, options.model.vocab_size, options.seed)
     shape = options.batch_size, options.seq_len, options.num_steps
     inputs, targets = data.Batches(dataset, shape, options.seed, device)[0]

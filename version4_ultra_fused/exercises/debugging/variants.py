@@ -24,7 +24,7 @@ from common import device as devices
 from common.analysis.output import tables
 from common.options import RunOptions
 from common.precision import Precision, amp_dtype
-from common.training import step, version_files
+from common.training import preparation, version_files
 from version4_ultra_fused import tiny_llama_v4 as v4
 from version4_ultra_fused.memory.side_stream import SideStream
 
@@ -48,10 +48,10 @@ def late_side_stream() -> Iterator[None]:
 def losses(version: ModuleType, options: RunOptions) -> list[float]:
     """Of STEPS training steps, with two batches in turn."""
     device = devices.select(options.device)
-    devices.prepare(device, options.seed)
+    devices.configure(device, options.seed)
     precision = Precision(device, amp_dtype(options))
     batches = [version_files.random_batch(replace(options, seed=options.seed + i), device) for i in range(2)]
-    prepared = step.prepare(version, options, precision, batches[0])
+    prepared = preparation.prepare_for_study(version, options, precision, batches[0])
     return [prepared.step(batches[i % 2]).item() for i in range(STEPS)]
 
 

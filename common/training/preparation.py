@@ -46,7 +46,7 @@ class Version(Protocol):
     def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step: ...
 
 
-def prepare(
+def prepare_for_study(
     version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, *, passes: int = 1,
     form: str | None = None, model: nn.Module | None = None,
 ) -> Prepared:  # fmt: skip
@@ -96,12 +96,12 @@ def warm_up(
     with without_update(made.optimizer, precision):
         for count in (1, passes - 1):  # checked before DistributedDataParallel stops at a gradient that the first pass lacked
             if count:
-                run(made.step, made.optimizer, batch, count)
+                repeat(made.step, made.optimizer, batch, count)
                 if check:
                     check_gradients(made.model, made.optimizer, form)
 
 
-def run(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int) -> Tensor:
+def repeat(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: int) -> Tensor:
     """The loss of the last of `passes` steps; in float16 it goes on until one has not overflowed, which moves the moments."""
     for i in range(passes + OVERFLOWS):
         loss = step(batch)
@@ -180,7 +180,7 @@ def captured_step(made: Prepared, precision: Precision, batch: Batch) -> Prepare
     model, optimizer, step = made
 
     def results(step: Step) -> list[Tensor]:
-        loss = run(step, optimizer, batch, passes=1)
+        loss = repeat(step, optimizer, batch, passes=1)
         return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
 
     parallel = agreement.active()
@@ -197,7 +197,7 @@ def captured_step(made: Prepared, precision: Precision, batch: Batch) -> Prepare
         model.load_state_dict(initial)
     scaler = precision.scaler.state_dict()
     result = CapturedStep(step, batch, parallel)
-    error = capture.difference(expected, results(result))
+    error = capture.difference(expected, results(result))  # it changes weights: the graph holds the rate of its capture
     model.load_state_dict(initial)
     forget(optimizer, precision, scaler)
     if not (math.isfinite(error) and error <= max(capture.TOLERANCE, 2 * spread)):

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from common.errors import RunError
 from common.precision import Precision
-from common.training import step
+from common.training import preparation
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -20,7 +20,7 @@ def warm_up(model: nn.Module, precision: Precision, passes: int = 1):
     """Step and optimizer after a warm-up of `passes`."""
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
     run = tiny_llama_v1.make_step(model, optimizer, precision)
-    step.warm_up(step.Prepared(model, optimizer, run), precision, models.batch(), passes=passes)
+    preparation.warm_up(preparation.Prepared(model, optimizer, run), precision, models.batch(), passes=passes)
     return run, optimizer
 
 
@@ -59,8 +59,9 @@ def test_a_warm_up_changes_nothing(dtype):
 def test_a_refused_warm_up_gives_the_learning_rate_back():
     model = models.build(tiny_llama_v1)
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
+    made = preparation.Prepared(model, optimizer, lambda batch: torch.zeros(()))
     with pytest.raises(RunError):
-        step.warm_up(step.Prepared(model, optimizer, lambda batch: torch.zeros(())), Precision(CPU, None), models.batch())
+        preparation.warm_up(made, Precision(CPU, None), models.batch())
     assert optimizer.param_groups[0]["lr"] == OPTIONS.learning_rate
 
 
@@ -68,7 +69,7 @@ def test_gradients_are_what_the_optimizer_was_given():
     model = models.build(tiny_llama_v1)
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
     tiny_llama_v1.make_step(model, optimizer, Precision(CPU, None))(models.batch())
-    found = step.gradients(model, optimizer)
+    found = preparation.gradients(model, optimizer)
     expected = models.gradients(models.build(tiny_llama_v1), models.batch())
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=0)
@@ -103,6 +104,6 @@ def test_what_is_checked_is_the_step_and_not_the_loss():
         return run
 
     with pytest.raises(RunError, match="19 of 20 parameters"):
-        step.prepare(version(make_step=make_step), OPTIONS, Precision(CPU, None), models.batch())
-    prepared = step.prepare(version(), OPTIONS, Precision(CPU, None), models.batch())
+        preparation.prepare_for_study(version(make_step=make_step), OPTIONS, Precision(CPU, None), models.batch())
+    prepared = preparation.prepare_for_study(version(), OPTIONS, Precision(CPU, None), models.batch())
     assert prepared.graph_peak_bytes == 0 and prepared.step(models.batch()).item() > 0
