@@ -161,7 +161,8 @@ def analyze(path: Path) -> Report:
     report.figure(lambda: figure(measured), "batch_search", "Throughput and memory over the batch size")
     names = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
     header = ["B", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
-    report.table(header, curve(measured), csv="batch_search", csv_header=names)
+    report.table(header, curve(measured))
+    report.csv("batch_search", names, curve(measured))
     report.json("batch_search", measured)
     usage = f"The target is at most {100 * measured['target_memory_usage']:g} % of the memory."
     report.text(f"Doubling ended: {measured['ended']}. {usage}")

@@ -10,6 +10,7 @@ PyTorch. The speed-up is median(baseline) / median(current) of ms per step; its 
 p80(baseline) / p20(current). Losses are compared step by step where data, seed and learning rate are the same.
 """
 
+import itertools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +31,6 @@ from common.records.run_record import TimedRun
 Runs = Mapping[str, tuple[Path, TimedRun]]  # two files and their records, under the names by which tables show them
 
 TOP = 10  # names in each table of the fusion report
-ROWS: dict[str, Callable[[TimedRun], float]] = {
-    "ms/step, median": lambda run: run["step_ms"]["median"],
-    "ms/step, p20": lambda run: run["step_ms"]["p20"],
-    "ms/step, p80": lambda run: run["step_ms"]["p80"],
-    "timed steps": lambda run: run["step_ms"]["count"],
-    "tokens/s": lambda run: run["tokens_per_second"],
-    "peak MiB": lambda run: run["memory"]["peak_mib"],
-    "parameters": lambda run: run["parameters"],
-}
-RATIOS = [name for name in ROWS if name.startswith(("ms/step", "peak"))]
 
 
 class Verdict(NamedTuple):
@@ -76,21 +67,16 @@ def add_runs(report: Report, runs: Runs) -> None:
     """Adds what both ran on, their files, the numbers of the runs as a whole, their losses, and reasons to doubt their times."""
     (_, before), (_, after) = runs.values()
     report.text(run_facts.describe(before))
-    add_files(report, runs)
-    values = {name: (value(before), value(after)) for name, value in ROWS.items()}
-    rows = [[name, was, now, was / now if name in RATIOS else None] for name, (was, now) in values.items()]
-    report.table(["quantity", *runs, " / ".join(runs)], rows)
+    report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
+    was, now = (run_facts.columns(run) | run["step_ms"] for run in (before, after))
+    rows = [[name, was[name], now[name], was[name] / now[name]] for name in ("ms/step", "p20", "p80", "peak MiB")]
+    report.table(["quantity", *runs, " / ".join(runs)], [*rows, ["tokens/s", was["tokens/s"], now["tokens/s"], None]])
     loss, steps = run_record.loss_difference(before, after)
     losses = f"largest difference {loss:.2g} nats over {tables.counted(steps, 'step')}"
     if differing := _other_inputs(before, after):
         losses = f"not compared, they differ in {'; '.join(differing)}"
     memory = f"Peak memory is that of the {before['memory']['kind']}."
     report.text(f"Loss curves: {losses}. {memory}", *run_facts.doubts({name: run for name, (_, run) in runs.items()}))
-
-
-def add_files(report: Report, runs: Runs) -> None:
-    """Adds the file, the command and the settings of each run."""
-    report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
 
 
 def _other_inputs(before: TimedRun, after: TimedRun) -> list[str]:
@@ -118,7 +104,7 @@ class Candidate(NamedTuple):
 def versions(baseline: Path, other: Path) -> Report:
     """Compares the versions in two folders: their newest runs, and their newest profiles, that can be compared.
 
-    Where no two can be compared, there are no numbers; the report names what differs between the nearest two.
+    Where no two can be compared, there are no numbers; the report names what differs between the newest two.
     """
     scripts = version_script(baseline, "--v1"), version_script(other, "--v2")
     if scripts[0].name == scripts[1].name:
@@ -162,32 +148,24 @@ def read(path: Path) -> Candidate | None:
     return Candidate(path, run, profiled) if run_record.finished(run) else None
 
 
-def newest(ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
-    """The newest pair that may be compared, else the pair with the fewest differences, and these; empty without a pair.
-
-    A pair is as old as the older of its runs.
-    """
-    pairs = [([one, other], _differences(one, other)) for one in ours for other in theirs]
-    return max(pairs, key=lambda found: (-len(found[1]), sorted(one.run["date"] for one in found[0])), default=([], []))
+def _add_newest(
+    report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
+) -> None:
+    """Adds the newest two runs that can be compared, or why the newest two cannot; a pair is as old as the older of its runs."""
+    pairs = list(itertools.product(ours, theirs))
+    pairs.sort(key=lambda pair: min(one.run["date"] for one in pair), reverse=True)
+    differing = [_differences(*pair) for pair in pairs]
+    if [] in differing:
+        add(report, {one.run["version"]: (one.path, one.run) for one in pairs[differing.index([])]})
+        return
+    why = f"The newest, {pairs[0][0].path} and {pairs[0][1].path}, differ: {'; '.join(differing[0])}. " if pairs else ""
+    report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
 
 
 def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
     """Why the step times of the two cannot be compared."""
     unusable = [reason for one in (ours, theirs) for reason in run_record.unusable(one.path, one.run)]
     return unusable + run_record.differences(*(run_record.conditions(one.run) for one in (ours, theirs)))
-
-
-def _add_newest(
-    report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
-) -> None:
-    """Adds the newest two runs that can be compared, or why there are none."""
-    pair, differing = newest(ours, theirs)
-    if pair and not differing:
-        add(report, {one.run["version"]: (one.path, one.run) for one in pair})
-        return
-    nearest, differ = " and ".join(str(one.path) for one in pair), "; ".join(differing)
-    why = f"The nearest are {nearest}, which differ: {differ}. " if pair else ""
-    report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
 
 
 def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:
@@ -202,7 +180,7 @@ def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:
         ]
     ]  # fmt: skip
     report.text(reduction.conditions[0])
-    add_files(report, runs)
+    report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
     report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
     counts = [f"{name} {reduction.counted}" for name in runs]
     report.table(["span", *(f"{name} ms" for name in runs), " / ".join(runs), *counts], rows)

@@ -94,12 +94,12 @@ class Report:
 
     def table(
         self, header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", csv: str | None = None,
-        csv_header: Sequence[str] | None = None, code: Sequence[str] = (), least: Sequence[str] = (), top: int | None = None,
+        code: Sequence[str] = (), least: Sequence[str] = (), top: int | None = None,
     ) -> None:  # fmt: skip
         """A table of numbers, text and None (an empty cell), of which the `top` first rows are shown.
 
-        A CSV file of the stem `csv` has all rows and columns in full precision, under `csv_header` if it is given. Text in the
-        columns named in `code` is code, such as names of kernels. A terminal leaves out the columns of `least` first.
+        A CSV file of the stem `csv` has all rows and columns in full precision. Text in the columns named in `code` is code, such
+        as names of kernels. A terminal leaves out the columns of `least` first.
         """
         rows = list(rows)
         shown = rows[:top]
@@ -109,7 +109,7 @@ class Report:
             terminal, markdown = f"{wrapped(title)}\n{terminal}", f"**{tables.markdown_text(title)}**\n\n{markdown}"
         self._add("table", terminal, markdown, Table(header, shown, title, tables.numeric(header, shown), code))
         if csv:
-            self.csv(csv, csv_header or header, rows)
+            self.csv(csv, header, rows)
 
     def csv(self, stem: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A CSV file, in full precision, that no table of this report shows in this form."""

@@ -75,7 +75,7 @@ def of_trace(path: Path, trace: Trace) -> Report:
     result = Report(path.name)
     _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
     kernels = pytorch.read_trace(path, trace)
-    result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
+    result.include(launches.report(kernels, TOP), "Kernels")
     if len(trace.steps):
         _add_step(result, trace)
     if len(trace.memory):
@@ -90,7 +90,7 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
     result = Report(path.name)
     if events := timeline.of_kernels(kernels):
         _add_timeline(result, events, "all launches")
-    result.include(launches.report(kernels, launches.summary(kernels), TOP), "Kernels")
+    result.include(launches.report(kernels, TOP), "Kernels")
     if kernels.source in ("ncu", "rocprof-compute") and not isinstance(rows := bandwidth.from_counters(kernels), str) and rows:
         result.include(bandwidth.report(bandwidth.read(path)), "Memory traffic")
     return result

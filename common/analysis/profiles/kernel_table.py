@@ -14,7 +14,7 @@ from common.errors import UsageError
 import numpy
 import pandas
 
-COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "min_ns", "max_ns", "span", "phase")
+COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "span", "phase")
 COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
 SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
 
@@ -24,9 +24,8 @@ class Kernels:
     """The kernels in one file: a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then).
 
     Columns of `table`: name (in full), category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in
-    the file), duration_ns (of all calls of the row), calls, min_ns and max_ns (of one call; NaN where the source has no such
-    value), span and phase (empty where the source has no spans). Counters of ncu are in ns, byte, byte/s and hz, without
-    prefixes.
+    the file), duration_ns (of all calls of the row), calls, span and phase (empty where the source has no spans). Counters of ncu
+    are in ns, byte, byte/s and hz, without prefixes.
     """
 
     table: pandas.DataFrame
@@ -43,7 +42,7 @@ class Kernels:
 
 def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
     """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed, and start_ns counts from any
-    origin. A row is one call by default; a single call is its own minimum and maximum. UsageError: nothing takes any time.
+    origin. A row is one call by default. UsageError: nothing takes any time.
     """
     table = pandas.DataFrame(
         {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""} | {name: list(values) for name, values in columns.items()}
@@ -53,10 +52,7 @@ def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pa
     table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]
-    for column in ("min_ns", "max_ns"):
-        if column not in table:
-            table[column] = table.duration_ns.where(table.calls == 1)
-    types = dict.fromkeys(("start_ns", "duration_ns", "min_ns", "max_ns"), float) | {"calls": int}
+    types = {"start_ns": float, "duration_ns": float, "calls": int}
     counters = pandas.DataFrame(index=table.index) if counters is None else counters
     return Kernels(table[list(COLUMNS)].astype(types), counters, source, path, **rest)
 

@@ -58,10 +58,8 @@ def read_profile(path: Path) -> Kernels:
     labels = ["name", "span", "phase"]
     table = pandas.DataFrame(rows, columns=[*labels, "calls", "us"]).groupby(labels, sort=False, as_index=False).sum()
     categories = [category(name) if on_gpu else "operator" for name in table.name]
-    sums = {"calls": table.calls, "duration_ns": (table.us * 1e3).round()}
-    unknown = [float("nan")] * len(table)
     columns: dict[str, Iterable] = {name: table[name] for name in labels}
-    columns |= {"category": categories, "min_ns": unknown, "max_ns": unknown, **sums}
+    columns |= {"category": categories, "calls": table.calls, "duration_ns": (table.us * 1e3).round()}
     notes = (() if on_gpu else _cpu_notes(table.name)) + (("only attention was kept",) if profile["attention_only"] else ())
     return build("profile", path, columns, steps=steps, notes=notes)
 

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
-STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs", "min_ns": "MinNs", "max_ns": "MaxNs"}
+STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
 # Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
 LAUNCH_COLUMN = re.compile(
     r"(dispatch_id|gpu_id|queue.id|queue.index|pid|tid|grid_size|workgroup_size|lds_per_workgroup|scratch_per_workitem|arch_vgpr|"

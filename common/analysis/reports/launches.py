@@ -19,28 +19,21 @@ SHORT_NS = 10_000  # a launch costs the host some us: the GPU may wait for the l
 
 
 class KernelTotal(NamedTuple):
-    """All calls of one kernel. min_ns and max_ns are of one call, and None where the source has only sums."""
+    """All calls of one kernel."""
 
     name: str
     category: str
     calls: int
     total_ns: float
     mean_ns: float
-    min_ns: float | None
-    max_ns: float | None
     share: float  # of the time of all kernels, 0 to 1
 
 
 def summary(kernels: Kernels) -> list[KernelTotal]:
     """A row per kernel name, the longest total first."""
-    grouped = kernels.table.groupby(["name", "category"], sort=False)
-    added = grouped.agg(calls=("calls", "sum"), total=("duration_ns", "sum"), low=("min_ns", "min"), high=("max_ns", "max"))
-    whole = added.total.sum() or 1.0
-    rows = []
-    for (name, category), calls, total, low, high in added.itertuples():
-        least, most = (None, None) if low != low else (low, high)
-        rows.append(KernelTotal(name, category, int(calls), total, total / calls, least, most, total / whole))
-    return sorted(rows, key=lambda row: -row.total_ns)
+    added = kernels.table.groupby(["name", "category"], sort=False)[["calls", "duration_ns"]].sum()
+    whole, added = added.duration_ns.sum() or 1.0, added.sort_values("duration_ns", ascending=False, kind="stable")
+    return [KernelTotal(*key, int(calls), ns, ns / calls, ns / whole) for key, calls, ns in added.itertuples()]
 
 
 class Gaps(NamedTuple):
@@ -67,9 +60,9 @@ def gaps(kernels: Kernels) -> Gaps | None:
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
-def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
-    """Source, launches, busy share and short launches, and a table of the `top` first of `rows`."""
-    what, table = "operator" if kernels.are_operators else "kernel", kernels.table
+def report(kernels: Kernels, top: int) -> Report:
+    """Source, launches, busy share and short launches, and a table of the `top` kernels that take longest."""
+    what, table, rows = "operator" if kernels.are_operators else "kernel", kernels.table, summary(kernels)
     calls, kinds = int(table.calls.sum()), table.groupby("category", sort=False).calls.sum()
     per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
     by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
@@ -79,18 +72,18 @@ def report(kernels: Kernels, rows: list[KernelTotal], top: int) -> Report:
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
         ("operator calls" if kernels.are_operators else "launches", f"{calls:,}{per_step}{by_kind}"),
-        ("distinct", tables.counted(len(rows), what)),
         ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
         *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
-    longest = max(row.total_ns for row in rows), max(row.max_ns or row.mean_ns for row in rows)
-    (whole, per_whole), (single, per_single) = (tables.time_unit(ns / 1e6) for ns in longest)
-    header = [what, "calls", f"total {whole}", *(f"{x} {single}" for x in ("mean", "min", "max")), "share %"]
+    (whole, per_whole), (single, per_single) = (
+        tables.time_unit(max(times) / 1e6) for times in ([row.total_ns for row in rows], [row.mean_ns for row in rows])
+    )
+    header = [what, "calls", f"total {whole}", f"mean {single}", "share %"]
     body = [
-        [kernel_names.short_name(row.name), row.calls, row.total_ns / 1e6 * per_whole,
-         *(ns and ns / 1e6 * per_single for ns in (row.mean_ns, row.min_ns, row.max_ns)), 100 * row.share]
+        [kernel_names.short_name(row.name), row.calls, row.total_ns / 1e6 * per_whole, row.mean_ns / 1e6 * per_single,
+         100 * row.share]
         for row in rows[:top]
     ]  # fmt: skip
     result.table(header, body, f"{what.capitalize()}s that take longest, {len(body)} of {len(rows)}", code=[what])
@@ -126,9 +119,8 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
     if csv_out:
         writable_file(csv_out, "--csv-out")
     kernels = load_kernels.load(trace_file)
-    rows = summary(kernels)
-    text = report(kernels, rows, top).terminal()
+    text = report(kernels, top).terminal()
     if csv_out is None:
         return text
-    write_text(csv_out, tables.csv_text(KernelTotal._fields, rows))
+    write_text(csv_out, tables.csv_text(KernelTotal._fields, summary(kernels)))
     return f"{text}\n\nwritten: {csv_out}"

@@ -6,7 +6,7 @@
 `sort -t, -k4 -nr` on a kernel_stats.csv loses kernels: the names are quoted and hold commas, which move the columns behind them.
 Beside such a file it reads traces and databases of rocprofv3, profiles and traces of torch.profiler, ncu's CSV, and a folder with
 some: there rocprofv3's statistics, otherwise the newest profile of torch.profiler, otherwise what has the most detail. Columns of
---csv-out: name, category, calls, total_ns, mean_ns, min_ns, max_ns, share (0 to 1).
+--csv-out: name, category, calls, total_ns, mean_ns, share (0 to 1).
 """
 
 import sys

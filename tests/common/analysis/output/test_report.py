@@ -24,7 +24,7 @@ def report() -> Report:
     result.facts([("source", "`file.json`"), ("note", "long " * 60)])
     rows = [[f"kernel_{i}<int>", i, i / 3] for i in range(5)]
     header = ["kernel", "calls", "ms"]
-    result.table(header, rows, "The longest", csv="all", csv_header=["name", "calls", "ms"], code=["kernel"], top=2)
+    result.table(header, rows, "The longest", csv="all", code=["kernel"], top=2)
     result.figure(draw, "picture", "A line & more")
     result.commands(["python script.py " + "--flag value " * 20])
     result.json("content", {"schema": "x/1"})
@@ -65,7 +65,7 @@ def test_files_are_written_and_named(report, tmp_path):
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "content.json").read_text()) == {"schema": "x/1"}
     rows = list(csv.reader((folder / "all.csv").open()))
-    assert rows[0] == ["name", "calls", "ms"] and len(rows) == 6 and rows[2] == ["kernel_1<int>", "1", str(1 / 3)]
+    assert rows[0] == ["kernel", "calls", "ms"] and len(rows) == 6 and rows[2] == ["kernel_1<int>", "1", str(1 / 3)]
 
 
 def test_only_the_kinds_asked_for_are_written_and_drawn(tmp_path):
