@@ -63,8 +63,8 @@ def positive(text: str) -> int:
 
 
 def positive_list(text: str) -> list[int]:
-    """ "4,8,16" -> [4, 8, 16]."""
-    return [positive(item.strip()) for item in text.split(",")]
+    """ "4,8,16" -> [4, 8, 16]; also with quotes that a shell has left around it."""
+    return [positive(item.strip()) for item in text.strip("\"'").split(",")]
 
 
 def check_list(flag: str, values: Sequence[object], valid: Collection[str] = ()) -> None:

@@ -131,3 +131,7 @@ def test_exit_codes(error, code):
 
 def test_a_name_that_is_not_utf8_is_refused_before_anything_runs(refused):
     assert "is not UTF-8" in refused(ROOT / "version1_pytorch_baseline/tiny_llama_v1.py", "--metrics-out", "a\udcff.json")
+
+
+def test_a_list_may_keep_the_quotes_of_a_shell():
+    assert cli.positive_list('"4,8, 16"') == [4, 8, 16]
