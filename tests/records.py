@@ -35,6 +35,8 @@ def record(**changes) -> dict:
         for part in path:
             place = place[part]
         place[last] = value
+    if "step_ms__median" in changes:
+        result["step_ms"]["all"] = [changes["step_ms__median"]] * result["step_ms"]["count"]
     return result
 
 

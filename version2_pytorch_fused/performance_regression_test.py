@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli
 from common.analysis.comparisons import compare
+from common.errors import UsageError
 
 
 def main() -> int:
@@ -27,6 +28,12 @@ def main() -> int:
         "--loss-tolerance", type=cli.amount, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
     )
     options = parser.parse_args()
+    for path in (options.baseline_results, options.current_results):
+        if not path.exists():
+            raise UsageError(
+                f"{path} does not exist; make both runs here: `python ../version1_pytorch_baseline/tiny_llama_v1.py "
+                f"--metrics-out {options.baseline_results}` and `python tiny_llama_v2.py --metrics-out {options.current_results}`"
+            )
     verdict = compare.regression(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
     print(verdict.report.terminal())
     return 1 if verdict.failures else 0

@@ -68,7 +68,8 @@ def write_inputs(folder: Path) -> None:
     for size in (2, 4):
         smaller = copy.deepcopy(gpu)
         smaller["run"]["training"]["batch_size"] = size
-        smaller["run"]["step_ms"] |= {key: gpu["run"]["step_ms"][key] * (0.5 + size / 16) for key in ("median", "p20", "p80")}
+        steps, factor = smaller["run"]["step_ms"], 0.5 + size / 16
+        steps |= {key: steps[key] * factor for key in ("median", "p20", "p80")} | {"all": [ms * factor for ms in steps["all"]]}
         smaller["run"]["memory"]["peak_mib"] *= 0.25 + 0.09 * size
         save(folder / f"size{size}", smaller)
     for kind, square in (("flash", 0), ("plain", 2**12)):

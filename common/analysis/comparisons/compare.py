@@ -45,6 +45,10 @@ def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance
     before, after = run_record.read(baseline), run_record.read(current)
     reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
     reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
+    for path, run in ((baseline, before), (current, after)):
+        losses, steps = len(run["loss"]["all"]), len(run["step_ms"]["all"])
+        if losses != steps:
+            reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
     ours, theirs = before["step_ms"], after["step_ms"]
@@ -222,6 +226,14 @@ def fusion_report(
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in (*(run["command"] for _, run in runs.values()), shlex.join(sys.argv))])
+    return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
+
+
+def nothing_measured(commands: Sequence[str], output: Path) -> str:
+    """Writes a fusion report that has no numbers yet: the commands that measure them; returns a line that names its files."""
+    report = Report("What fusion changes")
+    report.text("Not measured yet. These commands measure it; then run the last one again:")
+    report.commands([*commands, f"python {shlex.join(sys.argv)}"])
     return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
 
 

@@ -19,9 +19,14 @@ REGRESSION, VERSIONS, FUSION = (
 FAST = dict(step_ms={"all": [6.0] * 20, "profiled": 0, "median": 6.0, "p20": 5.5, "p80": 6.5, "count": 20}, version="v2")
 
 
+def of_20_losses(run: dict) -> dict:
+    losses = run["loss"]["all"]
+    return run | {"loss": run["loss"] | {"all": losses + losses[-1:] * (20 - len(losses))}}
+
+
 def verdict(tmp_path: Path, before: dict, after: dict, minimum: float = 1.0, tolerance: float = 1e-2) -> compare.Verdict:
-    write_json(tmp_path / "before.json", before)
-    write_json(tmp_path / "after.json", after)
+    write_json(tmp_path / "before.json", of_20_losses(before))
+    write_json(tmp_path / "after.json", of_20_losses(after))
     return compare.regression(tmp_path / "before.json", tmp_path / "after.json", minimum, tolerance)
 
 
@@ -42,9 +47,9 @@ def test_speedup_with_its_range_and_too_slow_is_a_failure(tmp_path):
 
 
 def test_the_largest_difference_of_the_loss_curves_counts_where_they_have_the_same_inputs(tmp_path):
-    other = record(**FAST, loss__all=[7.0, 6.03, 5.0, 4.0])
+    other = record(**FAST, loss__all=[7.0, 6.03, 5.0])
     found = verdict(tmp_path, record(), other)
-    assert "largest difference 0.03 nats over 3 steps" in shown(found)
+    assert "largest difference 0.03 nats over 20 steps" in shown(found)
     assert found.failures == ["the loss curves differ by 0.03, more than 0.01"]
     assert not verdict(tmp_path, record(), other, tolerance=0.1).failures
     assert verdict(tmp_path, record(), other, tolerance=float("nan")).failures
@@ -58,6 +63,7 @@ def test_the_largest_difference_of_the_loss_curves_counts_where_they_have_the_sa
     ({"training__batch_size": 4}, "batch size (8 and 4)"),
     ({"precision__compute": "bf16"}, "precision compute (fp32 and bf16)"),
     ({"environment__torch": "2.14.0"}, "torch (2.13.0 and 2.14.0)"),
+    ({"loss__all": [7.0] * 21}, "after.json has losses of 21 steps, and 20 were timed"),
     ({"step_ms__profiled": 20}, "all steps of after.json ran under the profiler"),
     ({"status": "interrupted", "training__batch_size": 4}, "not completed (interrupted); batch size (8 and 4)"),
 ])  # fmt: skip
@@ -68,12 +74,15 @@ def test_what_cannot_be_compared_is_refused_with_every_reason(tmp_path, change, 
 
 
 def test_exit_codes_of_the_regression_test(execute, refused, tmp_path):
-    write_json(tmp_path / "before.json", record())
-    write_json(tmp_path / "after.json", record(**FAST))
+    write_json(tmp_path / "before.json", of_20_losses(record()))
+    write_json(tmp_path / "after.json", of_20_losses(record(**FAST)))
     arguments = ("--baseline-results", "before.json", "--current-results")
     assert execute(REGRESSION, *arguments, "after.json", "--min-speedup", "1.3").out.splitlines()[-1].startswith("PASS")
     assert "FAIL" in execute(REGRESSION, *arguments, "after.json", "--min-speedup", "3", check=1).out
-    assert refused(REGRESSION, *arguments, "missing.json").startswith("error: cannot read missing.json")
+    said = refused(REGRESSION, *arguments, "missing.json")
+    assert "missing.json does not exist" in said and "tiny_llama_v1.py --metrics-out before.json" in said
+    write_json(tmp_path / "after.json", of_20_losses(record(step_ms__count=19)))
+    assert "count is 19, but 20 steps count" in refused(REGRESSION, *arguments, "after.json")
 
 
 # ------------------------------------------------------------------------------------------------------------- versions
@@ -126,6 +135,13 @@ def test_folders_that_are_no_version_are_refused(folders, tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- fusion report
 
+
+def test_a_fusion_report_without_profiles_has_the_commands(execute, tmp_path):
+    execute(FUSION, "--output-dir", "out")
+    text = (tmp_path / "out/fusion_report.md").read_text()
+    assert "python tiny_llama_v2.py --num-steps 20" in text and "tiny_llama_v1.py" in text
+
+
 TITLES = [
     "Conditions", "Step time", "Kernel counts", "Memory against sequence length", "Roofline", "Ablation", "How to repeat",
 ]  # fmt: skip
@@ -160,7 +176,7 @@ def test_the_page_has_what_the_markdown_has_and_needs_nothing_from_elsewhere(exe
 
 
 def test_what_cannot_be_reported_is_refused_and_nothing_is_written(refused, tmp_path):
-    assert "pytorch_profiles holds no profile_*.json" in refused(FUSION, "--output-dir", "out")
+    assert "missing holds no profile_*.json" in refused(FUSION, "--baseline", "missing", "--output-dir", "out")
     before, after = write_profiles(tmp_path, precision={"compute": "bf16", "tf32": False})
     profiles = "--baseline", before, "--fused", after
     assert "precision compute (fp32 and bf16)" in refused(FUSION, *profiles, "--output", "a.md")
