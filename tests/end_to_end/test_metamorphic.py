@@ -8,6 +8,7 @@ from common.analysis.profiles import load_kernels
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports import launches
 from tests.conftest import ROOT
+from tests.kernel_files import SAMPLES
 
 import pandas
 import pytest
@@ -61,16 +62,20 @@ def real() -> Kernels:
 def counted_by_hand(events: list[dict]) -> pandas.DataFrame:
     """The device's events whose launch, found by its correlation, lies after the beginning of the first step."""
     frame = pandas.DataFrame([event for event in events if event.get("ph") == "X"])
-    frame["correlation"] = [arguments.get("correlation") for arguments in frame.args]
+    frame["correlation"] = [isinstance(each, dict) and each.get("correlation") for each in frame.args]
     begin = frame.ts[(frame.cat == "user_annotation") & frame.name.str.startswith("ProfilerStep#")].min()
     launched = frame[frame.cat.isin(["cuda_runtime", "cuda_driver"]) & (frame.ts >= begin)].correlation
     return frame[frame.cat.isin(DEVICE) & frame.correlation.isin(launched)]
 
 
-def test_launches_and_time_are_those_of_an_independent_count(real):
-    by_hand = counted_by_hand(EVENTS)
-    assert len(real.table) == real.table.calls.sum() == len(by_hand) > 0
-    assert real.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
+TRACES = [*sorted(ROOT.glob("results/*/*traces/*.json.gz")), *sorted(SAMPLES.glob("torch-profiler-*/*.json.gz"))]
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_launches_and_time_are_those_of_an_independent_count(path):
+    found, by_hand = load_kernels.load(path), counted_by_hand(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
+    assert len(found.table) == found.table.calls.sum() == len(by_hand) > 0
+    assert found.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
 
 
 def test_other_names_of_kernels_change_no_number(real, tmp_path):
