@@ -40,19 +40,17 @@ def _refuse(message: str) -> NoReturn:
     raise UsageError(f"{message} (--help lists the flags)")
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UsageErrors, and which takes no abbreviated flags."""
-
-    def __init__(self, description: str | None) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-        self.error = _refuse  # type: ignore[method-assign]
+def parse(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of the command line, or of other flags. UsageError: they are wrong. No flag may be abbreviated."""
+    arguments, unknown = parse_known(parser, flags)
+    return _refuse(f"unrecognized arguments: {' '.join(unknown)}") if unknown else arguments
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments of the command line, with the errors and the help of `Parser`, from a plain parser of argparse."""
+def parse_known(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """The same, and what the parser does not know."""
     parser.error, parser.allow_abbrev = _refuse, False  # type: ignore[method-assign]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    return parser.parse_args()
+    return parser.parse_known_args(flags)
 
 
 def positive(text: str) -> int:
@@ -145,17 +143,6 @@ def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) 
 
 def add_output_dir(group: Flags, default: str) -> None:
     group.add_argument("--output-dir", type=Path, default=Path(default), metavar="DIR", help=f"default: {default}")
-
-
-def parser(description: str | None, switches: Mapping[str, bool] | None = None) -> Parser:
-    """All flags of a version's run, and those of its switches."""
-    result = Parser(description)
-    add_model_flags(result)
-    add_training_flags(result)
-    add_profiling_flags(result)
-    if switches:
-        add_switches(result, switches)
-    return result
 
 
 def switches(arguments: argparse.Namespace, defaults: Mapping[str, bool]) -> dict[str, bool | str]:

@@ -7,6 +7,7 @@ Each check prints one line. MACHINES.md says which part of the workshop needs wh
 Exit code 0 says that Version 1 can be run, 1 that it can't.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -140,9 +141,9 @@ def checks(device: torch.device) -> Iterator[Check]:
 
 
 def main() -> int:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="also write the checks as JSON")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     path = writable_file(options.json, "--json") if options.json else None
     found = []
     for check in checks(devices.select("auto")):

@@ -168,9 +168,11 @@ def known_ceilings(monkeypatch) -> None:
 
 def run_options(version: ModuleType, *flags: object) -> RunOptions:
     """The options of a version's run from these flags."""
+    from common import cli
     from common.training import version_files
 
-    return version_files.run_options(version, version_files.run_parser(version, None).parse_args([str(flag) for flag in flags]))
+    parsed = cli.parse(version_files.run_parser(version, None), [str(flag) for flag in flags])
+    return version_files.run_options(version, parsed)
 
 
 @pytest.fixture

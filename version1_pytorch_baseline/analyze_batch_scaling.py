@@ -9,6 +9,7 @@
 Writes batch_scaling.csv, .md and .png into --output-dir.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from common.analysis.comparisons import growth
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
                         help="folders with profiles; the newest of each is taken")  # fmt: skip
     cli.add_output_dir(parser, "batch_scaling")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     print(growth.batch_scaling(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
 
 

@@ -6,6 +6,7 @@ Writes the report and, beside it, operator_timing.csv and optimization_targets.j
 where it is not the default: FILE_operator_timing.csv.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from common.analysis.reports import bottlenecks
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile-data", type=Path, default=Path("pytorch_profiles"), metavar="DIR|FILE",
                         help="a profile_*.json, or a folder: its newest is taken (default: pytorch_profiles)")  # fmt: skip
     parser.add_argument("--output-report", type=Path, default=Path(bottlenecks.DEFAULT), metavar="FILE.md",
                         help="a bare name goes into bottleneck_analysis/ (default: bottlenecks_v1.md)")  # fmt: skip
-    options = parser.parse_args()
+    options = cli.parse(parser)
     print(bottlenecks.analyze(options.profile_data, options.output_report, version="v1"))
 
 

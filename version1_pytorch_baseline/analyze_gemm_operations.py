@@ -7,6 +7,7 @@ Writes gemm_analysis.json after each shape of batch and sequence, and from it at
 --output-dir.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from common.studies import gemm_operations
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-config", type=Path, metavar="FILE.yaml", help="section `model:` is used (default: preset tiny)")
     parser.add_argument("--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,...")
     parser.add_argument("--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,...")
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", *AMP_DTYPES), default="float32", help="of the operands (default: float32)")
     parser.add_argument("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
     cli.add_output_dir(parser, "gemm_analysis")
-    options = parser.parse_args()
+    options = cli.parse(parser)
 
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
     device = devices.select(options.device)

@@ -6,6 +6,7 @@
 The bounds are those of analyze_bottlenecks.py. `--check` shows which launches and bytes are gone, and if the machine changed.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,14 +19,14 @@ from common.analysis.formulas.optimization_targets import CHANGES
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     shown = "a profile_*.json of Version 1, or a folder: its newest is taken; with --check also one after the change"
     parser.add_argument("profiles", type=Path, nargs="+", metavar="DIR|FILE", help=shown)
     parser.add_argument("--change", choices=CHANGES, help="what you will change")
     parser.add_argument("--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be")
     parser.add_argument("--check", action="store_true", help="compare a guess with two profiles: before and after the change")
     parser.add_argument("--file", type=Path, default=Path("predictions.json"), help="of the guesses (default: predictions.json)")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     if len(options.profiles) != 1 + options.check:
         parser.error("--check takes two profiles, a prediction one")
     if options.check and options.expect is not None:

@@ -4,6 +4,7 @@ python show_runs.py metrics_v1.json
 python show_runs.py metrics_a.json metrics_b.json
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from common.analysis.comparisons import runs
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", metavar="FILE", help="what a run wrote to --metrics-out")
-    print(runs.show(parser.parse_args().records).terminal())
+    print(runs.show(cli.parse(parser).records).terminal())
 
 
 if __name__ == "__main__":

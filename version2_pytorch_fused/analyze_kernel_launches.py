@@ -8,6 +8,7 @@ rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was giv
 rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv or databases, ncu's CSV and a folder of these do as well.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from common.analysis.reports import launches
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace-file", type=Path, required=True, metavar="FILE|DIR", help="what a profiler wrote, or its folder")
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="kernels in the table (default: 15)")
     parser.add_argument("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names and times in ns")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     print(launches.analyze(options.trace_file, options.top, options.csv_out))
 
 

@@ -8,6 +8,7 @@ Counts and times by kind of work, by span and by name, before and after. Writes 
 Profiles of different devices, shapes or precisions are refused (exit code 2).
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from common.analysis.comparisons import compare
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     what = "newest profile_*.json is taken, or else what another profiler wrote"
     parser.add_argument("--baseline", type=Path, required=True, metavar="DIR|FILE", help=f"of a folder the {what}")
     parser.add_argument("--fused", type=Path, required=True, metavar="DIR|FILE", help="the same, of the fused version")
     cli.add_output_dir(parser, "kernel_reduction")
     parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="names in each table (default: 15)")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     report = compare.kernel_reduction(options.baseline, options.fused, options.top)
     print(report.publish(options.output_dir, "kernel_reduction"))
 

@@ -12,6 +12,7 @@ The runs may differ in nothing but sequence length, version and attention. Write
 into --output-dir.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from common.analysis.comparisons import growth
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
                         help="a folder per run; its newest profile is read")  # fmt: skip
     cli.add_output_dir(parser, "sequence_memory")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     print(growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
 
 

@@ -41,7 +41,7 @@ def sizes(text: str) -> list[int] | None:
 
 
 def main() -> int:
-    parser = version_files.parser(__doc__, batch_size=False, sequence_length=False, capture=False)
+    parser = version_files.parser(__doc__, "--batch-size", "--seq-len", "--capture-step")
     add = parser.add_argument
     add("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
     add("--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)")
@@ -52,7 +52,7 @@ def main() -> int:
     add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     known = known_models.find()
     preset = version_files.resolve(options)
     options.batch_sizes = options.batch_sizes or [preset.batch_size]

@@ -4,6 +4,7 @@ python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from common.analysis.comparisons import compare
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--v1", type=Path, required=True, metavar="DIR", help="folder of the version to compare against")
     parser.add_argument("--v2", type=Path, required=True, metavar="DIR", help="folder of the other version")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     report = compare.versions(options.v1, options.v2)
     print(report.publish_as(options.output, ("md",), "--output") if options.output else report.terminal())
 

@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
     parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
     cli.add_output_dir(parser, "fusion_ablation")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     options = version_files.resolve(arguments)
     path = writable_file(arguments.output_dir / "fusion_ablation.json", "--output-dir")
     code = ablation.measure(tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path)

@@ -7,6 +7,7 @@
 What is not named is taken from where the other commands write it. Where nothing is measured yet, the report has the commands.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     v1 = f"profiles of Version 1; the newest is taken (default: {' '.join(map(str, BASELINE))})"
     parser.add_argument("--baseline", type=Path, nargs="+", default=BASELINE, metavar="DIR", help=v1)
     fused = f"profiles of the fused version (default: {' '.join(map(str, FUSED))})"
@@ -42,7 +43,7 @@ def main() -> None:
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument("--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html")
     written.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     output = options.output or options.output_dir / "fusion_report.md"
     missing = [name for name, default in {"baseline": BASELINE, "fused": FUSED}.items() if not any(map(Path.exists, default))]
     if missing and all(getattr(options, name) in (BASELINE, FUSED) for name in missing):

@@ -7,6 +7,7 @@ Bytes are measured where the folder holds counters of ncu or rocprof-compute, el
 operators in profile_*.json. Writes bandwidth.csv and .md, and with the second flag roofline.png, into --output-dir.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from common.analysis.reports import bandwidth
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile-data", type=Path, required=True, metavar="DIR|FILE", help="what profilers wrote")
     parser.add_argument("--generate-roofline-plot", action="store_true", help="also draw roofline.png, from profile_*.json")
     cli.add_output_dir(parser, "memory_bandwidth")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     print(bandwidth.analyze(options.profile_data, options.output_dir, options.generate_roofline_plot))
 
 

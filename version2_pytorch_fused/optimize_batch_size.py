@@ -22,7 +22,7 @@ from version2_pytorch_fused import tiny_llama_v2
 
 
 def main() -> int:
-    parser = version_files.parser(__doc__, batch_size=False)
+    parser = version_files.parser(__doc__, "--batch-size")
     add, maximum = parser.add_argument, batch_size.MAXIMUM
     searched = "what to search for (default: throughput)"
     add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)
@@ -30,7 +30,7 @@ def main() -> int:
     add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
     add("--max-batch-size", type=cli.positive, default=maximum, metavar="B", help=f"default: {maximum}")
     cli.add_output_dir(parser, "batch_size_search")
-    arguments, own_flags = parser.parse_known_args()
+    arguments, own_flags = cli.parse_known(parser)
     path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")
     code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
     print(f"\n{batch_size.analyze(path).publish(path.parent, path.stem)}")

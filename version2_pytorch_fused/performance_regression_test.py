@@ -8,6 +8,7 @@
 Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were interrupted, are refused (2).
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from common.errors import UsageError
 
 
 def main() -> int:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--baseline-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
     parser.add_argument("--current-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
     parser.add_argument("--min-speedup", type=cli.amount, default=1.0, metavar="X", help="a smaller one fails (default: 1.0)")
     parser.add_argument(
         "--loss-tolerance", type=cli.amount, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
     )
-    options = parser.parse_args()
+    options = cli.parse(parser)
     for path in (options.baseline_results, options.current_results):
         if not path.exists():
             raise UsageError(

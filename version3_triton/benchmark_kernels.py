@@ -272,13 +272,13 @@ def of_version(options: RunOptions) -> int:
 
 
 def main() -> None:
-    parser = version_files.parser(__doc__, capture=False)
+    parser = version_files.parser(__doc__, "--capture-step")
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
     parser.add_argument("--tiles", action="store_true", help="compare sizes for the kernels instead, on a GPU")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     if arguments.sizes and arguments.seq_len:
         parser.error("--sizes names the sequence lengths: leave --seq-len out")
     options = cli.resolve(BenchmarkOptions, arguments)

@@ -42,7 +42,7 @@ def main() -> int:
     add("--repeats", type=cli.positive, default=3, metavar="N", help="jobs a cell, in turn (default: 3)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each job (default: 600)")
     cli.add_output_dir(parser, "scaling_study")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     arguments.processes = arguments.processes or scaling.default_processes(devices.select(arguments.device))
     known = known_models.find()
     options, cells, left_out = scaling.plan(arguments, known)

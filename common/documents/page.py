@@ -4,6 +4,7 @@ python page.py pytorch_profiles
 python page.py profile_a.json profile_b.json --output two.html
 """
 
+import argparse
 from pathlib import Path
 
 from common import cli
@@ -15,11 +16,11 @@ from common.records import step_profile
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, metavar="A", help="a profile, trace or record of a run, or what another profiler wrote")
     parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
     parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     output = writable_file(options.output, "--output")
     write_text(output, report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html())
     print(f"written: {output}")

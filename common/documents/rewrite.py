@@ -11,6 +11,7 @@ A generated part ends at `<!-- /rows -->`, and so on. Everything between two mar
     python -m common.documents --check    # changes nothing; exit code 1 and a line for each file that is out of date
 """
 
+import argparse
 import functools
 import os
 import pkgutil
@@ -86,9 +87,9 @@ def shown_in(text: str) -> list[Picture]:
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
-    check, stale = parser.parse_args().check, {}
+    check, stale = cli.parse(parser).check, {}
     for path in documents():
         text = path.read_text(encoding="utf-8")
         if (new := refreshed(text, path.parent)) != text:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from common import cli
 from common.analysis.formulas import own_kernels
 from common.analysis.reports import critical_path, flop_counts, profile_summary
 from common.errors import UsageError
@@ -20,7 +21,7 @@ def profile(version: ModuleType, description: str | None) -> int:
     """Parses the command line, and profiles `version` or shows what was profiled; returns the exit code."""
     parser = version_files.run_parser(version, description, analyzed="profile_*.json files")
     parser.add_argument("--generate-report", action="store_true", help="write report.md beside the profile")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     paths, sort_by = arguments.analyze_existing, arguments.sort_by
     if paths:
         profiles = [step_profile.read(path) for path in paths]
@@ -42,7 +43,7 @@ def profile_kernels(version: ModuleType, description: str | None) -> int:
     """Parses the command line, profiles `version` or takes a profile, and shows the kernels of a step; returns the exit code."""
     parser = version_files.run_parser(version, description, analyzed="a profile, or a folder of some,")
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     paths, folder, code = [step_profile.find(path) for path in arguments.analyze_existing or ()], arguments.output_dir, 0
     if folder:
         writable_folder(folder, "--output-dir")
@@ -64,7 +65,7 @@ def count_flops(version: ModuleType, description: str | None) -> int:
     parser.add_argument("--analyze-results", type=Path, metavar="FILE", help="a flops_profile.json to show; runs nothing")
     parser.add_argument("--computational-intensity", action="store_true", help="print FLOPs per byte by span and by operator")
     parser.add_argument("--generate-roofline", action="store_true", help="write roofline.png and .csv beside the counts")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     path, code, asked = arguments.analyze_results, 0, arguments.computational_intensity or arguments.generate_roofline
     if not path:
         options = version_files.run_options(version, arguments)

@@ -15,7 +15,7 @@ A comparison needs no data set and no training run, so its script has only some 
 """
 
 import importlib.util
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -50,9 +50,14 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> cli.Parser:
+def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> ArgumentParser:
     """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on, which profiles its runs."""
-    result = cli.parser(description, getattr(version, "SWITCHES", None))
+    result = ArgumentParser(description=description)
+    cli.add_model_flags(result)
+    cli.add_training_flags(result)
+    cli.add_profiling_flags(result)
+    if hasattr(version, "SWITCHES"):
+        cli.add_switches(result, version.SWITCHES)
     if analyzed:
         result.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help=f"{analyzed} to show; runs nothing")
         result.set_defaults(enable_pytorch_profiler=True)
@@ -64,10 +69,10 @@ def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
     return cli.resolve(RunOptions, arguments, getattr(version, "SWITCHES", None))
 
 
-def parser(description: str | None, *, batch_size: bool = True, sequence_length: bool = True, capture: bool = True) -> cli.Parser:
-    """The flags of a comparison, for `resolve`; a script that goes through several values leaves that flag out for its own."""
-    result, asked = cli.Parser(description), {"--batch-size": batch_size, "--seq-len": sequence_length, "--capture-step": capture}
-    cli.add(result, *(flag for flag in SHARED if asked.get(flag, True)))
+def parser(description: str | None, *left_out: str) -> ArgumentParser:
+    """The flags of a comparison, for `resolve`, but for those that a script leaves out."""
+    result = ArgumentParser(description=description)
+    cli.add(result, *(flag for flag in SHARED if flag not in left_out))
     return result
 
 
@@ -78,13 +83,10 @@ def resolve(arguments: Namespace) -> Options:
 
 def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
     """The options with the version's switches as given, or at their defaults. UsageError: a flag is unknown or contradicted."""
-    own, defaults = cli.Parser(None), getattr(version, "SWITCHES", {})
+    own, defaults = ArgumentParser(), getattr(version, "SWITCHES", {})
     if defaults:
         cli.add_switches(own, defaults)
-    chosen, unknown = own.parse_known_args(flags)
-    if unknown:
-        raise UsageError(f"this script takes no {unknown[0]}: it takes its own flags (--help) and the version's switches")
-    return replace(options, switches=cli.switches(chosen, defaults))
+    return replace(options, switches=cli.switches(cli.parse(own, flags), defaults))
 
 
 def random_batch(options: Options, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:

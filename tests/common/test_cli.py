@@ -5,8 +5,8 @@ from dataclasses import FrozenInstanceError
 
 from common import cli, signals
 from common.errors import RunError, UsageError
-from common.options import RunOptions
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_options
+from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 
@@ -14,7 +14,7 @@ SWITCHES = {"qkv-fusion": True, "flash-attention": True, "torch-compile": False}
 
 
 def parsed(*flags: str):
-    return cli.resolve(RunOptions, cli.parser(None).parse_args(flags))
+    return run_options(tiny_llama_v1, *flags)
 
 
 BAD_FLAGS = {
@@ -40,12 +40,6 @@ def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
     printed = capsys.readouterr()
     assert (end.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
     assert printed.err.startswith("error: ") and message in printed.err
-
-
-def test_a_plain_parser_ends_alike(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["script", "--bogus"])
-    with pytest.raises(UsageError, match="unrecognized arguments: --bogus"):
-        cli.parse(argparse.ArgumentParser(description="It has one."))
 
 
 def test_numbers_of_flags():
@@ -81,9 +75,9 @@ def test_each_profiling_flag_turns_the_profiler_on():
 
 
 def switches(*flags: str, defaults: dict[str, bool] = SWITCHES) -> dict[str, bool | str]:
-    parser = cli.Parser(None)
+    parser = argparse.ArgumentParser()
     cli.add_switches(parser, defaults)
-    return cli.switches(parser.parse_args(flags), defaults)
+    return cli.switches(cli.parse(parser, flags), defaults)
 
 
 ON, OFF = dict.fromkeys(SWITCHES, True), dict.fromkeys(SWITCHES, False)

@@ -27,7 +27,7 @@ REFUSED = {
     f"{V2}/fusion_ablation_study.py": {"--num-steps 5": "unrecognized arguments: --num-steps"},
     f"{V2}/optimize_batch_size.py": {
         "--target-memory-usage nan": "above 0 and at most 1",
-        "--batch-size 8": "takes no --batch-size",
+        "--batch-size 8": "unrecognized arguments: --batch-size",
         "--torch-compile-mode default": "needs --enable-torch-compile",
     },
     f"{V2}/validate_numerical_accuracy.py": {

@@ -7,6 +7,7 @@ The first command needs no GPU; it reads the data sheet's peaks. The second trai
 steps at a small size, also on a CPU, with every scale multiplied by 2 to the power K.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -80,11 +81,11 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", default="NVIDIA H200", metavar="NAME", help="of the data sheet (default: NVIDIA H200)")
     parser.add_argument("--kernel-us", type=cli.amount, default=2.0, metavar="US", help="shortest kernel of a graph (default: 2)")
     parser.add_argument("--scale-error", type=int, nargs="+", metavar="K", help="train with scales that are 2^K times right")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     if options.scale_error is None:
         print(forecast(options.gpu, options.kernel_us))
         return

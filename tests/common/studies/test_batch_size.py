@@ -68,7 +68,7 @@ def test_throughput_is_the_smallest_and_latency_the_largest_within_two_percent()
 @pytest.fixture
 def measured(config, tmp_path) -> Callable[[str], dict]:
     """measured(statement): a search up to batch size 3 with Version 1 whose training step begins with this statement."""
-    parser = version_files.parser(None, batch_size=False)
+    parser = version_files.parser(None, "--batch-size")
     parsed = parser.parse_args(["--config", str(config), "--device", "cpu"])
     parsed.target_memory_usage, parsed.optimization_target, parsed.max_batch_size = 1.0, "memory", 3
     path = tmp_path / "batch_search.json"

@@ -105,7 +105,7 @@ def test_the_first_process_alone_writes(torchrun, execute, tmp_path):
 
 def doing(folder: Path, what: str) -> Path:
     """A version whose second process does something in training step 5; the warm-up has three."""
-    number = 5 + cli.parser(None).get_default("warmup_steps")
+    number = 5 + run_options(tiny_llama_v1).warmup_steps
     script = altered_version(folder, "second_in_step_five()")
     script.write_text(f"""{script.read_text()}
 

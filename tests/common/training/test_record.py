@@ -3,12 +3,13 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from common import cli, data
+from common import data
 from common.analysis.formulas import flops
 from common.analysis.output import run_facts, run_summary
-from common.options import RunOptions
 from common.precision import Precision
 from common.training import record, run
+from tests.conftest import run_options
+from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ FP32 = Precision(CPU, None)
 
 
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
-    options = cli.resolve(RunOptions, cli.parser(None).parse_args(["--num-steps", "6", "--data", "synthetic"]))
+    options = run_options(tiny_llama_v1, "--num-steps", "6", "--data", "synthetic")
     options = replace(options, name="v1")
     outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}

@@ -8,6 +8,7 @@ All commands take `--implementation solution`, and otherwise call your functions
 Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1 and a head dimension of D/H.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -279,7 +280,7 @@ COMMANDS = {"time": time, "memory": memory, "intensity": intensity, "measure": m
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("command", choices=COMMANDS)
     add("--implementation", choices=FOLDERS, default="starter", help="whose profiling.py (default: starter, yours)")
@@ -291,7 +292,7 @@ def main() -> None:
     add("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
     add("--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048")
     cli.add(parser, "--device")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     try:
         COMMANDS[options.command](load(options.implementation), options, devices.select(options.device))
     except NotImplementedError as error:

@@ -17,6 +17,7 @@ parameters that ever got a gradient. These rules decide "what is wrong":
                 three rows of the profile that grew most in ms (share of the profile x step); runs with a fix have no profile
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -186,10 +187,10 @@ def report(stages: list[Stage]) -> Report:
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     if options.output:
         writable_file(options.output, "--output")
     result = report(read(options.results_dir))

@@ -9,6 +9,7 @@ same numbers.
 INSTRUCTOR.md says which stage each one is.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -111,9 +112,9 @@ def parsed(path: Path) -> ast.Module:
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
-    folder = writable_folder(parser.parse_args().output_dir, "--output-dir")
+    folder = writable_folder(cli.parse(parser).output_dir, "--output-dir")
     if folder.resolve() == HERE:
         raise UsageError(f"--output-dir: {folder} holds the stages; name a folder for the handouts alone")
     written = handouts()

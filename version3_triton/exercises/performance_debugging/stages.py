@@ -20,6 +20,7 @@ from common import cli
 from common import device as devices
 from common.options import RunOptions
 from common.records import run_record
+from common.training import version_files
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
 
@@ -68,7 +69,7 @@ class Stage:
 
     def options(self, arguments: Sequence[str] | None = None) -> StageOptions:
         """The options from these arguments, or from those of the command line."""
-        parser = cli.parser(self.description, v3.SWITCHES)
+        parser = version_files.run_parser(v3, self.description)
         parser.set_defaults(**self.defaults)
         group = parser.add_argument_group("stage")
         if self.fixable:
@@ -76,7 +77,7 @@ class Stage:
         group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
         for flag, taken in self.flags.items():
             group.add_argument(flag, **taken)
-        return cli.resolve(StageOptions, parser.parse_args(arguments), v3.SWITCHES)
+        return cli.resolve(StageOptions, cli.parse(parser, arguments), v3.SWITCHES)
 
     def train(self, options: StageOptions) -> int:
         """A training run of the stage, or its diagnosis; errors as of a run. Returns the exit code."""

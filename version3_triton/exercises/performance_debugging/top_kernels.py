@@ -9,6 +9,7 @@ some: there rocprofv3's statistics, otherwise the newest profile of torch.profil
 --csv-out: name, category, calls, total_ns, mean_ns, share (0 to 1).
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -23,11 +24,11 @@ FIRST = ("rocprofv3-kernel-stats", "profile")  # of a folder: without the steps 
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, metavar="FILE|DIR", help="what a profiler wrote, or its folder")
     parser.add_argument("--top", type=cli.positive, default=20, metavar="N", help="kernels in the table (default: 20)")
     parser.add_argument("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names and times in ns")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     found = load_kernels.find(options.path) if options.path.is_dir() else {}
     files = [found[source][0] for source in FIRST if source in found]
     print(launches.analyze(files[0] if files else options.path, options.top, options.csv_out))

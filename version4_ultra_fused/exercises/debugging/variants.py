@@ -72,10 +72,10 @@ def check(version: ModuleType, options: RunOptions) -> int:
 
 
 def main() -> int:
-    parser = cli.parser(__doc__, v4.SWITCHES)
+    parser = version_files.run_parser(v4, __doc__)
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the variant")
     parser.add_argument("--check", action="store_true", help="compare its losses with Version 4's, in place of training")
-    arguments = parser.parse_args()
+    arguments = cli.parse(parser)
     version, options = version_files.load(arguments.file), cli.resolve(RunOptions, arguments, v4.SWITCHES)
     if arguments.check:
         return check(version, options)

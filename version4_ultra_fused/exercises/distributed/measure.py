@@ -10,6 +10,7 @@ KERNEL_EXERCISES=solution measures the solutions. Times are the median over --nu
 A step without communication trains each rank alone: it is what the other steps would take if communication were free.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -109,7 +110,7 @@ MEASUREMENTS = {"steps": steps, "layer": layer}
 
 
 def main() -> None:
-    parser = cli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("measurements", nargs="+", choices=MEASUREMENTS, help="what to measure")
     cli.add(parser, "--device")
     parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512")
     parser.add_argument("--hidden-dim", type=cli.positive, default=1024, metavar="D", help="default: 1024; F is four times D")
     parser.add_argument("--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12")
-    options = parser.parse_args()
+    options = cli.parse(parser)
     here, device = ranks.here(), devices.select(options.device)
     if not here.launched:
         raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py steps layer")
