@@ -133,7 +133,7 @@ def test_records_and_analysis_need_no_torch():
         if room(name) in ("records", "analysis")
         and {"torch", "triton", "jax"} & {imported.split(".")[0] for imported in imports(path)}
     ]  # fmt: skip
-    assert found == ["common.analysis.reports.tensorboard"]
+    assert found == ["common.analysis.page.profile_files"]
 
 
 def test_common_knows_no_version_by_name():

@@ -19,7 +19,7 @@ from tests.kernel_files import FIXTURES
 import pytest
 
 GOLDEN, RESULTS, V2 = ROOT / "tests/fixtures/golden", ROOT / "results", ROOT / "version2_pytorch_fused"
-V3, V4 = ROOT / "version3_triton", ROOT / "version4_ultra_fused"
+V4 = ROOT / "version4_ultra_fused"
 COMMANDS = {
     "bottlenecks_cpu": (V1 / "analyze_bottlenecks.py", "--profile-data cpu"),
     "bottlenecks_gpu": (V1 / "analyze_bottlenecks.py", "--profile-data before --output-report out/bottlenecks.md"),
@@ -45,7 +45,6 @@ COMMANDS = {
         "--baseline before --fused after --output out/fusion.md --ablation ablation.json "
         "--sequence-dirs flash128 flash256 flash512 plain128 plain256 plain512",
     ),
-    "triton_kernels": (V3 / "run_triton_profiling.py", "--analyze-existing branches/profile_1.json"),
     "critical_path": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json --output-dir path"),
 }
 

@@ -126,13 +126,6 @@ def test_the_newest_pair_says_why_and_what_to_run(folders):
     assert "No two can be compared. Run both with the same flags" in text and "ms/step" not in text
 
 
-def test_folders_that_are_no_version_are_refused(folders, tmp_path):
-    with pytest.raises(UsageError, match="both hold tiny_llama_v1.py"):
-        compare.versions(folders[0], folders[0])
-    with pytest.raises(UsageError, match=r"--v2: .* holds no tiny_llama_vN.py"):
-        compare.versions(folders[0], tmp_path)
-
-
 # -------------------------------------------------------------------------------------------------------- fusion report
 
 

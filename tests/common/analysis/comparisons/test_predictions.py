@@ -64,13 +64,3 @@ def test_a_change_of_precision_is_compared_where_it_is_the_change(execute, refus
     assert "holds, for the profile" in (said := refused(SCRIPT, "--check", cpu_profile, after))
     assert "guesses for use-amp, qkv-fusion: make one with --expect" in said
     assert "no guess: make one with --expect" in refused(SCRIPT, "--check", after, cpu_profile)
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ("profile_1.json --change capture-step --expect 1.3", "has no target for it; there are qkv-fusion, swiglu-fusion"),
-    ("profile_1.json --change use-amp --expect 0", "--expect 0: say how many times"),
-    ("--check profile_1.json", "--check takes two profiles, a prediction one"),
-])  # fmt: skip
-def test_bad_input_is_one_line(refused, cpu_profile, tmp_path, flags, message):
-    assert message in refused(SCRIPT, *flags.split())
-    assert not (tmp_path / "predictions.json").exists()

@@ -68,14 +68,6 @@ def test_files_are_written_and_named(report, tmp_path):
     assert rows[0] == ["kernel", "calls", "ms"] and len(rows) == 6 and rows[2] == ["kernel_1<int>", "1", str(1 / 3)]
 
 
-def test_only_the_kinds_asked_for_are_written_and_drawn(tmp_path):
-    report = Report("Title")
-    report.figure(lambda: pytest.fail("drawn"), "picture", "A figure")
-    report.csv("rows", ["a"], [[1]])
-    assert report.write(tmp_path, "report", ["md", "csv"]) == [tmp_path / "report.md", tmp_path / "rows.csv"]
-    assert report.terminal() == "# Title"
-
-
 def test_a_folder_or_a_name_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--there: cannot write in"):

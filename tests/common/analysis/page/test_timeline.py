@@ -88,15 +88,3 @@ def test_a_trace_of_another_program(tmp_path):
     wrong = [{**content[4], field: value} for field, value in (("dur", []), ("ts", "soon"), ("dur", -1))]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [*content[1:5], *wrong]}))
     assert timeline.of_events(tmp_path / "other.json")[2] == 4, "three damaged events, and one without an end"
-
-
-def test_all_events_of_another_program_count_and_tracks_of_one_name_stay_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline, "EVENTS", 3)
-    content = [{"ph": "X", "name": f"work {i % 2}", "ts": i, "dur": 1, "pid": 1, "tid": i % 2} for i in range(10)]
-    content += [{"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": "worker"}} for i in range(2)]
-    content += [{"ph": "M", "name": "process_name", "pid": [1], "args": ["damaged"]}]
-    content += [{"ph": "B", "name": "open", "ts": 4, "pid": 1, "tid": 2}]
-    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
-    found, sums, damaged = timeline.of_events(tmp_path / "other.json")
-    assert sums == {"work 0": (5, 5.0), "work 1": (5, 5.0)} and (found["left_out"], damaged) == (7, 2)
-    assert [track["name"] for track in found["tracks"]] == ["1, worker (1, 0)", "1, worker (1, 1)"]

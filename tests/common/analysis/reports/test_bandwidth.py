@@ -76,13 +76,6 @@ def test_counted_flops_and_bytes_stand_under_the_measured_roof(execute, tmp_path
         assert row["side"] == ("compute" if int(n) >= 64 else "memory") and 85 < float(row["% of bound"]) < 108
 
 
-def test_products_in_fp8_are_counted_where_the_gpu_has_a_counter_for_them(tmp_path):
-    header, *rows = (FIXTURES / "amd/mixbench_mi200/pmc_perf.csv").read_text().splitlines()
-    (tmp_path / "pmc_perf.csv").write_text("\n".join([f"{header},SQ_INSTS_VALU_MFMA_MOPS_F8", *(f"{row},1000" for row in rows)]))
-    before, after = (bandwidth.read(folder).rows for folder in (FIXTURES / "amd/mixbench_mi200", tmp_path))
-    assert sum(row.flops for row in after) - sum(row.flops for row in before) == len(rows) * 512_000
-
-
 def test_bytes_of_a_gpu_step_by_its_shapes():
     traffic, profile = bandwidth.read(H100), read_json(H100)
     assert traffic.bytes_are == bandwidth.MINIMUM
@@ -115,15 +108,6 @@ def test_without_a_measured_bandwidth_there_are_no_percentages(tmp_path):
     with pytest.raises(UsageError, match="--generate-roofline-plot needs for FLOPs"):
         bandwidth.analyze(path, tmp_path / "more", draw_roofline=True)
     assert not (tmp_path / "more").exists()
-
-
-@pytest.mark.parametrize(("name", "message"), [
-    ("missing", "missing does not exist"),
-    ("new_kernel_trace.csv", "new_kernel_trace.csv says how many bytes were moved"),
-])  # fmt: skip
-def test_what_cannot_say_it_is_refused_and_nothing_is_written(refused, tmp_path, name, message):
-    assert message in refused(SCRIPT, "--profile-data", FIXTURES / name, "--output-dir", "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_rows_of_three_kernels_with_known_bounds():

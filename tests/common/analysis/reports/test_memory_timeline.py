@@ -57,12 +57,6 @@ def test_of_many_events_the_peak_is_still_drawn():
     assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * memory_timeline.POINTS
 
 
-def test_a_few_bytes_are_no_power_of_ten(tmp_path, cpu_trace):
-    profile = write_profile(tmp_path / "profile_1.json", cpu_trace)
-    few = trace((4 * MIB, 1, 4 * MIB, "mlp", "forward"), (4, 2, 4 * MIB + 4, "loss", "forward"))
-    assert "| loss | forward | 0 | 0.0001 |" in memory_timeline.report(few, profile).markdown()
-
-
 def test_the_report_names_the_peak_and_the_memory_by_formula(tmp_path, cpu_trace):
     """Activations by formula at the sizes of the run, and 4 B S V bytes twice."""
     loaded = chrome_trace.load(cpu_trace)

@@ -6,7 +6,7 @@ import re
 from common.analysis.reports import profile_summary
 from common.records import step_profile
 from tests.conftest import ROOT, TINY, V1
-from tests.small_traces import BATCH, CONFIG, LENGTH, write_profile
+from tests.small_traces import BATCH, CONFIG, LENGTH
 
 import pytest
 
@@ -53,17 +53,6 @@ def test_the_table_of_kernels_holds_every_launch_once():
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
-def test_a_folder_has_one_report_with_a_section_for_each_profile(tmp_path, cpu_trace):
-    paths = [tmp_path / folder / f"profile_{i}.json" for i, folder in enumerate("aba")]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        write_profile(path, cpu_trace)
-    for _ in range(2):  # the second time over the first
-        assert profile_summary.write(paths) == [tmp_path / "a" / "report.md", tmp_path / "b" / "report.md"]
-        assert sections(tmp_path / "a" / "report.md") == ["profile_0.json", "profile_2.json"]
-        assert sections(tmp_path / "b" / "report.md") == ["profile_1.json"]
-
-
 def test_the_script_reports_existing_profiles_where_they_are(execute, tmp_path, cpu_profile, gpu_profile):
     shown = execute(V1 / "run_pytorch_profiler.py", "--analyze-existing", cpu_profile, gpu_profile,
                     "--generate-report", "--sort-by", "count").out  # fmt: skip
@@ -97,14 +86,3 @@ def test_a_run_writes_the_report_of_its_own_profile_where_that_is(execute, known
     report = (tmp_path / "there" / "report.md").read_text()
     assert "20200101" not in report and "MiB allocated" in report
     assert {"attention", "mlp", "optimizer"} <= {row[0] for row in table(report, "Time in operators")}
-
-
-def test_the_bars_of_a_measured_profile_add_up_to_the_spans():
-    profile = step_profile.read(H100[0])
-    (axes,) = profile_summary.span_figure(profile).axes
-    spans = step_profile.span_milliseconds(profile)
-    ends = [max(bars[i].get_x() + bars[i].get_width() for bars in axes.containers) for i in range(len(spans))]
-    totals = [sum(phases.values()) for phases in spans.values()]
-    assert [end / ends[0] for end in ends] == pytest.approx([total / totals[0] for total in totals])
-    two = profile_summary.span_figure(profile, profile)
-    assert len(two.axes[0].patches) == 2 * len(axes.patches), "a second bar below each first one"

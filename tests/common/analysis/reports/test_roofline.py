@@ -38,24 +38,6 @@ def test_without_measured_ceilings_nothing_is_compared():
             function([point], None)
 
 
-def test_the_figure_shows_roof_and_points():
-    points = [
-        Point("add", 1e9, 1e9, 2e-3, "span"), Point("gemm", 8e9, 1e9, 4e-3, "operator"),
-        Point("copy", 0, 1e9, 1e-3, "span"), Point("tiny", 1e3, 1e3, 1e-6, "span"), Point("small", 1e8, 1e8, 1e-4, "span"),
-    ]  # fmt: skip
-    figure = roofline.figure(points, CEILINGS, "A step")
-    (axes,) = figure.axes
-    roof, markers = axes.lines[0], [line for line in axes.lines if line.get_linestyle() == "None"]
-    assert list(roof.get_xdata())[1] == 4 and list(roof.get_ydata())[1:] == [4, 4]
-    slopes = [y / x for x, y in zip(roof.get_xdata(), roof.get_ydata(), strict=True)]
-    assert slopes[0] == pytest.approx(slopes[1]), "TFLOP/s grow with FLOP/byte up to the ridge point"
-    places = [(line.get_xdata()[0], line.get_ydata()[0]) for line in markers]
-    assert places == [(1, pytest.approx(0.5)), (8, pytest.approx(2)), (1, pytest.approx(1))], "no copy, and nothing below 1 %"
-    shown = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert shown == ["span add: 50 %", "operator gemm: 50 %", "span small: 100 %"]
-    figure.draw_without_rendering()
-
-
 def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     profile = step_profile.read(H100)
     points = roofline.from_profile(profile, top=5)

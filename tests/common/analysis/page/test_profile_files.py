@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from common.analysis.output import run_facts
+from common.analysis.page import profile_files
 from common.analysis.profiles import chrome_trace
-from common.analysis.reports import tensorboard
 from common.records import step_profile
 from tests.small_traces import write_profile
 
@@ -21,7 +21,7 @@ def load(folder: Path) -> Any:
 def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step(cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=4, training__first_step=101)
     profile = step_profile.read(tmp_path / "profile_1.json")
-    events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(cpu_trace)))
+    events = load(profile_files.write_events(tmp_path / "run", profile, chrome_trace.load(cpu_trace)))
     training, milliseconds = profile["run"]["training"], profile["run"]["step_ms"]["all"]
     tokens = 4 * training["batch_size"] * training["sequence_length"]
     rates = events.Scalars("train/tokens_per_second")
@@ -32,7 +32,9 @@ def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step
 
 def test_the_results_of_a_gpus_profile(gpu_profile, tmp_path):
     profile = step_profile.read(gpu_profile)
-    events = load(tensorboard.write(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"]))))
+    events = load(
+        profile_files.write_events(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"])))
+    )
     assert "profile/run/text_summary" in events.Tags()["tensors"]
     assert "profile/time by span" in events.Tags()["images"]
     assert events.Scalars("result/mfu")[0].value == pytest.approx(run_facts.mfu(profile["run"]) / 100)
