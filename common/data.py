@@ -16,7 +16,6 @@ import math
 import os
 import platform
 import re
-import shutil
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from common.device import is_gpu
 from common.errors import UsageError
-from common.files import opened, read_json, writable_folder, write_json
+from common.files import opened, writable_folder
 from common.ranks import Ranks
 from common.terminal import progress
 
@@ -35,8 +34,6 @@ from torch import Tensor
 
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
-CACHE_SCHEMA = "tiny-llama-tokens/1"
-CACHED = ("tokenizer.json", "tokens.npy")  # and meta.json, with their checksums
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
@@ -189,39 +186,23 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
     folder = cache_folder() / key
-    if not _intact(folder):
-        _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size, digest)
-    # Mapped, as copies of what is written to, because PyTorch takes no array that cannot be.
-    tokens = np.load(folder / "tokens.npy", mmap_mode="c")
+    if not folder.exists():
+        _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
+    try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be
+        tokens = np.load(folder / "tokens.npy", mmap_mode="c")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the cached tokens in {folder} are damaged: remove that folder") from error
     return Dataset(name, tokens, digest, tokenizer=folder / "tokenizer.json")
 
 
-def _intact(folder: Path) -> bool:
-    """Whether the files are the ones that the cache's own record, written last, speaks of."""
-    try:
-        recorded = read_json(folder / "meta.json", CACHE_SCHEMA).get("files")
-        return recorded == _checksums(folder)
-    except (UsageError, OSError):
-        return False
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in CACHED}
-
-
-def _build(folder: Path, texts: Sequence[str], vocab_size: int, digest: str) -> None:
+def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
     """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
     from common import bpe
 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
-        building = Path(name)
-        bpe.build(texts, vocab_size, building)
-        meta = {"schema": CACHE_SCHEMA, "text_sha256": digest, "files": _checksums(building)}
-        write_json(building / "meta.json", meta)
-        if not _intact(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        bpe.build(texts, vocab_size, Path(name))
         try:
-            building.rename(folder)
+            Path(name).rename(folder)
         except OSError:
-            if not _intact(folder):
+            if not folder.exists():
                 raise
