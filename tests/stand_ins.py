@@ -11,63 +11,25 @@ from tests.conftest import finished
 
 SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed", "tail")
 
-# A stand-in notes its command line in $CALLS and runs the command that it was given. It refuses options that the real tool lacks:
-# those of AMD in the ROCm release $RELEASE (amd_options.py), those of NVIDIA that our scripts do not use.
+# A stand-in notes its command line in $CALLS and runs the command that it was given. Its help is $OPTIONS.
 STAND_IN = """
-import argparse, json, os, subprocess, sys
-
-from amd_options import Parser, order
+import json, os, subprocess, sys
 
 tool, *arguments = sys.argv[1:]
-release = os.environ.get("RELEASE", "10.0")
-NVIDIA = {
-    "ncu": ["--clock-control", "--launch-count", "--metrics", "--page", "--print-units", "--log-file"],
-    "nsys": ["--trace", "--cuda-graph-trace", "--force-overwrite", "--output"],
-    "nvidia-smi": [],
-}
-given = list(arguments)
-if tool in ("rocprof-compute", "nsys"):
-    assert given.pop(0) == "profile"
-if tool in NVIDIA:
-    parser = argparse.ArgumentParser(tool, allow_abbrev=False, add_help=False)
-    for flag in NVIDIA[tool]:
-        parser.add_argument(flag)
-    for flag in ("--csv", "--nvtx", "-L"):
-        parser.add_argument(flag, action="store_true")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-else:
-    parser = Parser("rocprof-compute profile" if tool == "rocprof-compute" else tool, release)
-topics = tool == "rocprof-sys-run" and order(release) >= order("7.13")  # its short help names no option
-if given == ["--help=all" if topics else "--help"]:
-    parser.print_help()
-if given in (["--help"], ["--help=all"]):
+if arguments[-1] in ("--help", "--help=all"):
+    print(os.environ.get("OPTIONS", ""))
     sys.exit()
 with open(os.environ["CALLS"], "a") as calls:
     print(json.dumps([tool, *arguments]), file=calls)
-
-if tool in NVIDIA:
-    values = parser.parse_args(given)
-    rest = values.command
-else:
-    values, rest = parser.parse_args(given[: given.index("--")]), given[given.index("--") + 1 :]
 if code := int(os.environ.get("FAIL_" + tool.replace("-", "_"), "0")):
     sys.exit(code)
 os.environ["UNDER"] = tool
-runs = 1
-if tool == "rocprof-compute":
-    target = getattr(values, "output_directory", None) or values.path
-    assert ".." not in target
-    if os.path.exists(target) and not getattr(values, "overwrite", False) and order(release) >= order("10.0"):
-        sys.exit("the target is not empty")
-    os.makedirs(target, exist_ok=True)
-    runs = 3
 if tool == "ncu":
-    with open(values.log_file, "w") as log:
-        print("==PROF== Connected to process 1", file=log)
+    with open(arguments[arguments.index("--log-file") + 1], "w") as log:
         print('"ID","Kernel Name","gpu__time_duration.sum"', file=log)
-if rest:
+if "python" in arguments:
     try:
-        sys.exit(max(subprocess.run(rest).returncode for _ in range(runs)))
+        sys.exit(subprocess.run(arguments[arguments.index("python") :]).returncode)
     except KeyboardInterrupt:
         sys.exit(1)
 """
@@ -96,7 +58,6 @@ class Machine:
         self.folder.mkdir()
         self.script.write_text(SCRIPT)
         (folder / "stand_in.py").write_text(STAND_IN)
-        (folder / "amd_options.py").symlink_to(Path(__file__).with_name("amd_options.py"))
         for tool in SHELL_TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.command("python", f'"{sys.executable}" "$@"')
@@ -118,9 +79,9 @@ class Machine:
 
     @property
     def calls(self) -> list[list[str]]:
-        """The command lines of the tools, in order, without those that ask for help."""
+        """The command lines of the tools, in order."""
         lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
-        return [call for call in map(json.loads, lines) if not call[-1].startswith("--help")]
+        return [*map(json.loads, lines)]
 
     @property
     def called(self) -> list[str]:

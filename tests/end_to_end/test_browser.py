@@ -94,35 +94,12 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
     assert found["limit"] == "memory: at least 2.56 us" and found["how near"] == f"{100 * 2.56 / 59:.3g} % of its limit"
 
 
-def test_the_buttons_move_and_zoom(opened, gpu_page):
-    page, shown = opened(gpu_page), "[charts[0].engine.positionX, charts[0].engine.getRealView()]"
-    start, width = page.evaluate(shown)
-    page.locator("[data-do=in]").click()
-    nearer, half = page.evaluate(shown)
-    assert half == pytest.approx(width / 2) and nearer > start
-    page.locator("[data-do=right]").click()
-    assert page.evaluate(shown)[0] > nearer
-    page.locator("[data-do=all]").click()
-    assert page.evaluate(shown) == pytest.approx([start, width])
-
-
 def test_an_event_of_another_program_may_have_text_under_our_labels(opened, tmp_path):
     numbers = {"bytes": "many", "FLOPs": -1, "limit": "none", "id": 7}
     event = {"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 1, "dur": 9, "args": numbers}
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [event]}))
     found = press(opened(built(tmp_path / "other.json")), "work")
     assert {label: found[label] for label in numbers} == {"bytes": "many", "FLOPs": "-1", "limit": "none", "id": "7"}
-
-
-def test_a_group_dims_the_others_and_two_runs_move_together(opened, gpu_page, tmp_path):
-    write_profile(tmp_path / "profile_3.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
-    page = opened(built(tmp_path / "profile_2.json", tmp_path / "profile_3.json"))
-    page.locator("[data-group=attention]").first.click()
-    kept = "charts.map(chart => chart.data.nodes.filter(node => node.color !== DIM).map(node => node.group))"
-    assert [set(groups) for groups in page.evaluate(kept)] == [{"attention"}] * 2
-    page.locator("[data-do=in]").first.click()
-    one, other = page.evaluate("charts.map(({engine}) => [engine.positionX, engine.getRealView()])")
-    assert one == pytest.approx(other)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -145,13 +122,3 @@ def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
         for figure in page.locator("figure svg").all():
             box = figure.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] > min(0.8 * width, 500)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_letters_are_readable_and_a_page_scrolls_downwards_only(opened, width):
-    page = opened(built(ROOT / "results/h100/v1_small_profile.json.gz", H200 / "v1_small_profile.json.gz"), width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert (
-        min(page.evaluate("[...document.querySelectorAll('figure svg text')].map(text => text.getBoundingClientRect().height)"))
-        > 8
-    )

@@ -7,7 +7,6 @@ is made up; one search with real trials is stopped, too.
 import errno
 import json
 import os
-import re
 import runpy
 import signal
 import subprocess
@@ -194,26 +193,3 @@ def test_a_search_with_real_trials_stops_in_the_middle_of_one(started, tmp_path)
     said, complained = search.communicate(timeout=300)
     assert search.returncode == 128 + signal.SIGTERM and "the search was interrupted" in said, complained
     assert len(json.loads((tmp_path / "batch_size_search/batch_search.json").read_text())["trials"]) >= 1
-
-
-ENDLESS = (*QUICK, "--num-steps", "100000")
-
-
-def errors(said: str) -> list[str]:
-    """The lines on stderr but those of progress, which a busy machine adds."""
-    return [line for line in said.splitlines() if not re.search(r": \d+ s(, .*)?$", line)]
-
-
-def test_a_reader_that_leaves_and_a_terminal_that_closes(started, tmp_path):
-    """As `| head -1`, and as a lost connection."""
-    piped = started(V1 / "tiny_llama_v1.py", *ENDLESS)
-    hung_up = started(V1 / "tiny_llama_v1.py", *ENDLESS, "--metrics-out", "hangup.json")
-    assert piped.stdout.readline().startswith("step     1/")
-    piped.stdout.close()
-    assert hung_up.stdout.readline().startswith("step     1/")
-    hung_up.send_signal(signal.SIGHUP)
-    hung_up.communicate(timeout=300)
-    assert piped.wait(timeout=300) == 141 and not errors(piped.stderr.read()) and hung_up.returncode == 129
-    for name in ("out.json", "hangup.json"):
-        record = json.loads((tmp_path / name).read_text())
-        assert record["status"] == "interrupted" and len(record["loss"]["all"]) >= 1
