@@ -9,11 +9,7 @@ from common.analysis.profiles.kernel_table import Kernels
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace
 
-import pytest
-
 FIXTURES = ROOT / "tests" / "fixtures" / "kernels"
-SAMPLES = ROOT.parent / "shared" / "samples" / "rocprof"
-needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="needs samples that are not part of the repository")
 
 SCALE, COPY = "void scale<float>(float*, float, int)", "__amd_rocclr_copyBuffer"
 LAUNCHES = [(SCALE, 0, 4000), (COPY, 3000, 13000), (SCALE, 20001, 1000)]  # name, start, duration in ns

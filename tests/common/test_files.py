@@ -27,14 +27,6 @@ def test_what_was_written_is_read_again(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes(), "no time of writing"
 
 
-def test_a_row_is_a_line_and_a_list_of_numbers_too(tmp_path):
-    write_json(tmp_path / "result.json", CONTENT)
-    lines = (tmp_path / "result.json").read_text().splitlines()
-    assert f' "all": {json.dumps(CONTENT["all"])},' in lines
-    assert ' "device": {"name": "X", "threads": 2},' in lines
-    assert all(any(line.strip().rstrip(",") == json.dumps(row) for line in lines) for row in [*CONTENT["rows"], [1, 2], [3, 4]])
-
-
 def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "result.json", {"path": tmp_path})

@@ -31,10 +31,7 @@ def test_a_slice_or_a_device_of_another_name_has_none(name):
 
 @pytest.mark.parametrize("name, units, bf16", [
     ("AMD Instinct MI250X / MI250", 104, 181.05), ("AMD Instinct MI250X / MI250", 110, 191.5),
-    ("AMD Instinct MI250X / MI250", 60, None), ("AMD Instinct MI300X", 304, 1307.4), ("AMD Instinct MI300X VF", 304, 1307.4),
-    ("AMD Instinct MI300X", 38, None), ("AMD Instinct MI300X", 152, None), ("AMD Instinct MI300A", 228, 980.6),
-    ("AMD Instinct MI325X", 38, None), ("AMD Instinct MI355X", 256, 2500), ("AMD Instinct MI355X", 32, None),
-    ("NVIDIA H200", 132, 989),
+    ("AMD Instinct MI300X", 304, 1307.4), ("AMD Instinct MI300X", 38, None), ("NVIDIA H200", 132, 989),
 ])  # fmt: skip
 def test_compute_units_tell_devices_and_their_partitions_apart(name, units, bf16):
     assert flops_per_second(name, "bf16", False, units) == (bf16 and pytest.approx(bf16 * T))

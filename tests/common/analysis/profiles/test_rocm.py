@@ -1,7 +1,6 @@
 """Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
 
 import gzip
-import sqlite3
 
 from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
 from common.analysis.reports import launches
@@ -47,14 +46,6 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_database_of_two_gpus_says_so(tmp_path):
-    path = write_database(tmp_path / "1_results.db", view=False)
-    with sqlite3.connect(path) as database:
-        columns = "'gemm' AS name, start, [end], start % 2 AS agent_log_index"
-        database.execute(f"CREATE VIEW kernels AS SELECT {columns} FROM rocpd_kernel_dispatch_0000aaaa")
-    assert "launches of 2 GPUs or processes:" in load_kernels.load(path).notes[0]
-
-
 def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
         load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
@@ -82,19 +73,6 @@ def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
     assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
 
 
-def test_a_workload_that_nobody_analyzed_says_what_to_do(tmp_path):
-    """Its passes are tables or databases, each with other counters of the same launches."""
-    put(tmp_path / "results_pmc_perf_0.csv", (FIXTURES / "pmc_perf_long.csv").read_bytes())
-    assert not load_kernels.find(tmp_path)
-    with sqlite3.connect(tmp_path / "pmc_perf_0.db") as database:
-        for table in ("rocpd_pmc_event", "rocpd_kernel_dispatch"):
-            database.execute(f"CREATE TABLE {table} (event_id)")
-            database.execute(f"INSERT INTO {table} VALUES (1)")
-        database.execute("CREATE VIEW counters_collection AS SELECT * FROM rocpd_pmc_event")
-    with pytest.raises(UsageError, match="run `rocprof-compute analyze -p FOLDER`, give the pmc_perf.csv"):
-        load_kernels.load(tmp_path / "pmc_perf_0.db")
-
-
 def test_ceilings_of_other_releases(tmp_path):
     path = put(
         tmp_path / "roofline.csv",
@@ -109,14 +87,6 @@ def test_ceilings_of_other_releases(tmp_path):
             "mfma_mxfp8": 600e12,
         },
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    (STATS, "not a roofline.csv"), ("device,HBMBw\n", "no device"),
-])  # fmt: skip
-def test_what_are_no_ceilings_is_refused(tmp_path, content, message):
-    with pytest.raises(UsageError, match=message):
-        rocm.read_rocprof_ceilings(put(tmp_path / "roofline.csv", content))
 
 
 def test_a_trace_of_torch_profiler_on_an_mi300x():
