@@ -25,7 +25,8 @@ ENCODED_AT_ONCE = 8  # texts: the work takes about 100 bytes for each character 
 def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
     """Writes tokenizer.json, a BPE of V tokens, and tokens.npy, the tokens of the texts, [N] uint32, into `folder`.
 
-    The BPE is trained on the texts, or on every n-th if they are longer than TRAINING_TEXT. Each text is encoded by itself. RunError: the process has failed.
+    The BPE is trained on the texts, or on every n-th if they are longer than TRAINING_TEXT. Each text is encoded by itself.
+    RunError: the process has failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]

@@ -18,7 +18,7 @@ ALL_OFF = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
 
 
 def test_bytes_by_hand():
-    """At e = 2, where the residual stream keeps 4 bytes. Every tensor counts once, the logits twice: they are read and written."""
+    """At e = 2, where the residual stream keeps 4 bytes. Every tensor counts once, the logits twice."""
     tokens, layers, d, f, head = 2 * 17, 2, 48, 80, 12
     rows = tokens * layers
     found = costs.training_step(CONFIG, 2, 17, 2)
