@@ -32,7 +32,6 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 import importlib.util
-import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,97 +39,31 @@ from typing import Any, cast
 
 from common import cli, ranks
 from common import device as devices
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS, report
+from common.analysis.reports.kernel_benchmark import report
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import schema_of, writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
 from common.records.study_files import KernelBenchmark
-from common.rope import rope_tables
 from common.terminal import progress
-from common.timing import benchmark, summarize
+from common.timing import summarize
 from common.training import ceilings, record, version_files
 from version3_triton import kernels
+from version3_triton.kernel_cases import Case, Shape, case, in_turns, replayed
 from version3_triton.kernels import reference
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 OPERATIONS = tuple(operation for names in kernels.SWITCHES.values() for operation in names)
 DEFAULT_OUT = Path("metrics_kernels.json")
-ROUNDS, ITERATIONS = 3, 10
-REPLAY_MS, MOST_PASSES = 1.0, 100
-Shape = tuple[ModelConfig, int, int]  # model, B, S
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(Options):
     metrics_out: Path | None
     allow_tf32: bool = False  # a flag of training alone
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operation at a shape: its tensors with gradients, other arguments, and what it moves or computes at least."""
-
-    operation: str
-    inputs: tuple[Tensor, ...]
-    rest: tuple[Any, ...]
-    unit: str
-    amount: int
-
-    def step(self, function: Callable, separate: bool = False) -> Callable[[], object]:
-        """A forward and backward pass, for gradients that are made here; `separate` inputs are no parts of a fused product."""
-        inputs = [separated(x) for x in self.inputs] if separate else self.inputs
-        outputs = function(*inputs, *self.rest)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        gradients = [torch.randn_like(output) for output in outputs]
-        return lambda: torch.autograd.grad(function(*inputs, *self.rest), inputs, gradients)
-
-
-def separated(x: Tensor) -> Tensor:
-    """The same numbers as a product of their own gives them: [..., D], or [B, S, heads, Dh] seen as [B, heads, S, Dh]."""
-    rows = x.detach() if x.dim() < 4 else x.detach().transpose(1, 2)
-    copy = rows.clone(memory_format=torch.contiguous_format)  # Liger writes into some of its inputs
-    return (copy if x.dim() < 4 else copy.transpose(1, 2)).requires_grad_()
-
-
-def case(operation: str, shape: Shape, precision: Precision) -> Case:
-    """The operation's inputs and work at a shape; B, S and the model's sizes as in `common.config`."""
-    config, batch, length = shape
-    device, dtype, size = precision.device, precision.dtype, precision.dtype.itemsize
-    hidden, ffn, vocabulary, tokens = config.hidden_size, config.intermediate_size, config.vocab_size, batch * length
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-
-    def tensor(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, device=device, dtype=dtype).requires_grad_()
-
-    def parts(*widths: int) -> tuple[Tensor, ...]:
-        """Of one [B, S, sum of the widths], as a fused product leaves them."""
-        whole = torch.randn(batch, length, sum(widths), device=device, dtype=dtype)
-        return tuple(part.requires_grad_() for part in whole.split(widths, dim=-1))
-
-    def by_head(part: Tensor) -> Tensor:  # [B, S, heads Dh] -> [B, heads, S, Dh]
-        return part.detach().unflatten(-1, (-1, head_dim)).transpose(1, 2).requires_grad_()
-
-    if operation in ("rms_norm", "add_rms_norm"):
-        addends, numbers = (1, 5) if operation == "rms_norm" else (2, 8)
-        inputs = *(tensor(batch, length, hidden) for _ in range(addends)), tensor(hidden)
-        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, numbers * tokens * hidden * size)
-    if operation == "swiglu":
-        return Case(operation, parts(ffn, ffn), (), BYTES, 8 * tokens * ffn * size)
-    if operation == "linear_cross_entropy":
-        targets = torch.randint(vocabulary, (batch, length), device=device)
-        inputs = tensor(batch, length, hidden), tensor(vocabulary, hidden)
-        return Case(operation, inputs, (targets,), FLOPS, 3 * 2 * tokens * hidden * vocabulary)
-    q, k, v = (by_head(part) for part in parts(hidden, kv_heads * head_dim, kv_heads * head_dim))
-    if operation == "apply_rope":
-        tables = tuple(table.to(device) for table in rope_tables(head_dim, length, config.rope_theta))
-        return Case(operation, (q, k), tables, BYTES, 4 * tokens * head_dim * (heads + kv_heads) * size)
-    product = 2 * hidden * batch * length * (length + 1) // 2
-    return Case(operation, (q, k, v), (), FLOPS, 7 * product)
 
 
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
@@ -148,23 +81,6 @@ def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, C
             found |= {"flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)}
             found |= {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)} if torch.version.cuda else {}
     return found
-
-
-def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of each call by name, the contenders one after the other in each of ROUNDS rounds."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            times[name] += benchmark(step, device, warmup=3, iterations=ITERATIONS)
-    return times
-
-
-def replayed(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of a pass by name, as GPU work alone: each replay's over its passes, of which all contenders have as many."""
-    quickest = min(min(benchmark(devices.capture_graph(step), device, warmup=1, iterations=3)) for step in steps.values())
-    passes = min(MOST_PASSES, math.ceil(REPLAY_MS / quickest))
-    times = in_turns({name: devices.capture_graph(step, passes) for name, step in steps.items()}, device)
-    return {name: [one / passes for one in values] for name, values in times.items()}
 
 
 def time_case(work: Case, functions: dict[str, Callable], device: torch.device) -> dict[str, dict[str, Any]]:

@@ -12,10 +12,11 @@ from unittest.mock import patch
 
 from common import device as devices
 from common.analysis.output import tables
+from common.options import Options
 from common.precision import Precision, amp_dtype
 from common.terminal import progress
 from version3_triton import kernels
-from version3_triton.benchmark_kernels import BenchmarkOptions, Shape, case, replayed
+from version3_triton.kernel_cases import Shape, case, replayed
 from version3_triton.kernels.launch_sizes import LAUNCH, LaunchConfig, TileConfig, place
 
 import torch
@@ -57,10 +58,10 @@ def rows(operation: str, shape: Shape, precision: Precision) -> list[list[object
     return found
 
 
-def compare(options: BenchmarkOptions, shapes: list[Shape], operations: Sequence[str]) -> None:
+def compare(options: Options, shapes: list[Shape], operations: Sequence[str]) -> None:
     """Prints a table for each operation and shape."""
     device = devices.select(options.device)
-    devices.configure(device, options.seed, options.allow_tf32)
+    devices.configure(device, options.seed)
     precision = Precision(device, amp_dtype(options))
     for shape, operation in itertools.product(shapes, operations):
         with progress(f"timing {operation}"):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from version3_triton import benchmark_kernels, kernel_tiles, kernels, tiny_llama_v3
+from version3_triton import benchmark_kernels, kernel_cases, kernel_tiles, kernels, tiny_llama_v3
 from version3_triton.kernels import launch_sizes
 
 V3 = ROOT / "version3_triton"
@@ -27,8 +27,8 @@ SCRIPT = V3 / "tiny_llama_v3.py"
 @pytest.fixture
 def one_round(monkeypatch, known_ceilings, tmp_path) -> Path:
     """The benchmark times every pass once; the folder that it runs in."""
-    monkeypatch.setattr(benchmark_kernels, "ROUNDS", 1)
-    monkeypatch.setattr(benchmark_kernels, "ITERATIONS", 1)
+    monkeypatch.setattr(kernel_cases, "ROUNDS", 1)
+    monkeypatch.setattr(kernel_cases, "ITERATIONS", 1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -134,10 +134,10 @@ def test_a_replay_is_as_many_passes_as_fill_a_millisecond(monkeypatch, one_pass_
         captured.append(times)
         return lambda: times * step()
 
-    monkeypatch.setattr(benchmark_kernels.devices, "capture_graph", capture_graph)
-    monkeypatch.setattr(benchmark_kernels, "benchmark", lambda replay, device, warmup, iterations: [replay()] * iterations)
+    monkeypatch.setattr(kernel_cases.devices, "capture_graph", capture_graph)
+    monkeypatch.setattr(kernel_cases, "benchmark", lambda replay, device, warmup, iterations: [replay()] * iterations)
     steps = {"fast": lambda: one_pass_ms, "slow": lambda: 8 * one_pass_ms}
-    found = benchmark_kernels.replayed(steps, DEVICE)
+    found = kernel_cases.replayed(steps, DEVICE)
     assert captured == [1, 1, passes, passes]
     for name, one in (("fast", one_pass_ms), ("slow", 8 * one_pass_ms)):
-        assert found[name] == pytest.approx([one] * benchmark_kernels.ROUNDS * benchmark_kernels.ITERATIONS)
+        assert found[name] == pytest.approx([one] * kernel_cases.ROUNDS * kernel_cases.ITERATIONS)

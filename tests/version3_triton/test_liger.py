@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")
-from version3_triton import benchmark_kernels, liger
+from version3_triton import benchmark_kernels, kernel_cases, liger
 from version3_triton.kernels import reference
 
 pytestmark = pytest.mark.gpu
@@ -19,9 +19,9 @@ CONFIG = ModelConfig(
 OPERATIONS = [name for name in benchmark_kernels.OPERATIONS if hasattr(liger, name)]
 
 
-def results(function, work: benchmark_kernels.Case) -> list[torch.Tensor]:
+def results(function, work: kernel_cases.Case) -> list[torch.Tensor]:
     """Outputs, and gradients of all inputs; what a function overwrites is its own copy."""
-    inputs = [benchmark_kernels.separated(x).detach().clone().requires_grad_() for x in work.inputs]
+    inputs = [kernel_cases.separated(x).detach().clone().requires_grad_() for x in work.inputs]
     outputs = function(*inputs, *work.rest)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     torch.manual_seed(1)
@@ -33,7 +33,7 @@ def results(function, work: benchmark_kernels.Case) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype, tolerance", [(None, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_liger_computes_what_the_reference_does(operation, dtype, tolerance):
-    work = benchmark_kernels.case(operation, (CONFIG, 2, 33), Precision(DEVICE, dtype))
+    work = kernel_cases.case(operation, (CONFIG, 2, 33), Precision(DEVICE, dtype))
     expected, got = (results(getattr(functions, operation), work) for functions in (reference, liger))
     assert len(got) == len(expected)
     for i, (theirs, right) in enumerate(zip(got, expected, strict=True)):
