@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import files
 from common.analysis.comparisons import ablation_effects, growth, launch_changes
@@ -72,7 +72,7 @@ def add_runs(report: Report, runs: Runs) -> None:
     (_, before), (_, after) = runs.values()
     report.text(run_facts.describe(before))
     report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
-    was, now = (run_facts.columns(run) | run["step_ms"] for run in (before, after))
+    was, now = (dict[str, Any](run_facts.columns(run) | run["step_ms"]) for run in (before, after))
     rows = [[name, was[name], now[name], was[name] / now[name]] for name in ("ms/step", "p20", "p80", "peak MiB")]
     report.table(["quantity", *runs, " / ".join(runs)], [*rows, ["tokens/s", was["tokens/s"], now["tokens/s"], None]])
     loss, steps = run_record.loss_difference(before, after)

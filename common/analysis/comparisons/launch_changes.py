@@ -54,10 +54,6 @@ class Reduction:
         })  # fmt: skip
         return sums.loc[changes.sort_values(["calls", "us"], ascending=False, kind="stable").index]
 
-    @property
-    def has_spans(self) -> bool:
-        return bool(self.launches.span.any())
-
 
 def _change(before: float, after: float) -> str:
     if not before or not after:
@@ -131,18 +127,18 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
 
     header = ["calls before", "after", "change", f"{unit} before", "after"]
     report.text(headline(reduction))
-    for label in ["kind", "span"] if reduction.has_spans else ["kind"]:
+    for label in ["kind", "span"] if reduction.launches.span.any() else ["kind"]:
         rows = [[row[1], *numbers(row)] for row in reduction.by(label).itertuples()]
         report.table([label, *header], [*rows, ["all", *numbers(total)]], f"{reduction.what}, by {label}")
     changed = names[names.change != "same"]
     rows = [
-        [kernel_names.short_name(row.name), row.kind, row.change, *numbers(row)] for row in changed.head(top).itertuples()
+        [kernel_names.short_name(str(row.name)), row.kind, row.change, *numbers(row)] for row in changed.head(top).itertuples()
     ]  # fmt: skip
     label = "operator" if reduction.counted == "operator calls" else "kernel"
     title = f"{reduction.what}, largest changes in calls ({len(rows)} of {len(changed)})"
     report.table([label, "kind", "status", *header], rows, title, code=[label])
     report.text(*reduction.notes)
-    report.csv(stem, list(names), names.values.tolist())
+    report.csv(stem, ["name", "kind", *NUMBERS, "change"], names.values.tolist())
 
 
 def headline(reduction: Reduction) -> str:

@@ -6,7 +6,7 @@
     other Chrome trace                   timeline, and the events by name
     record of a run or of a study        its report
 
-Two files have both timelines, what limits each step, and what went and what came.
+Two files have both timelines, what limits each step, and the launches that went and came.
 """
 
 from collections.abc import Callable, Sequence
@@ -160,7 +160,7 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
 
 
 def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Report:
-    """The page of two files: their timelines on one scale, what went and came by span, and what limits them."""
+    """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
     if all(_schema(path) == run_record.SCHEMA for path in paths):
         return runs.show(paths)
     both = [build(path, renderers, costs) for path in paths]
@@ -180,17 +180,8 @@ def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Repo
         result.text(HOW_TO_READ)
     have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
     if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
-        changes = launch_changes.compare(paths[0], paths[1], varied=None)
         result.section("Launches")
-        launch_changes.add_section(result, changes, "changes", CHANGES)
-        parts = changes.by("span", "name").sort_values("span", kind="stable")
-        parts = parts[parts.change.isin(["gone", "new"])]
-        parts["name"] = parts.name.map(kernel_names.short_name)
-        rows = parts[["span", "name", "change", *launch_changes.NUMBERS]].values.tolist()
-        if rows and changes.has_spans:
-            header = ["span", changes.counted, "status", "calls before", "after", "us before", "after"]
-            result.section("What went and what came, by span")
-            result.table(header, rows, code=[changes.counted])
+        launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], varied=None), "changes", CHANGES)
     if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
         raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
     return result

@@ -33,7 +33,9 @@ def summary(kernels: Kernels) -> list[KernelTotal]:
     """A row per kernel name, the longest total first."""
     added = kernels.table.groupby(["name", "category"], sort=False)[["calls", "duration_ns"]].sum()
     whole, added = added.duration_ns.sum() or 1.0, added.sort_values("duration_ns", ascending=False, kind="stable")
-    return [KernelTotal(*key, int(calls), ns, ns / calls, ns / whole) for key, calls, ns in added.itertuples()]
+    return [
+        KernelTotal(name, category, int(calls), ns, ns / calls, ns / whole) for (name, category), calls, ns in added.itertuples()
+    ]
 
 
 class Gaps(NamedTuple):

@@ -118,9 +118,7 @@ def draw_roof(axes: Axes, ceilings: Ceilings, intensities: Iterable[float]) -> N
     """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names of its two regions."""
     meet, peak = ridge(ceilings), ceilings["flops_per_second"] / 1e12
     intensities = [meet, *intensities]
-    least, most = min(intensities), max(intensities)
-    room = max(3, (most / least) ** 0.4)  # beside the ridge point, for the names of the regions
-    low, high = min(least / 3, meet / room), max(most * 3, meet * room)
+    low, high = min(intensities) / 4, max(intensities) * 4
     axes.plot([low, meet, high], [low / meet * peak, peak, peak], color=plots.BLACK, linewidth=1.5)
     axes.axvline(meet, color="0.6", linestyle=":", linewidth=1)
     axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
@@ -134,7 +132,7 @@ def draw_roof(axes: Axes, ceilings: Ceilings, intensities: Iterable[float]) -> N
 
 
 def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roofline") -> Figure:
-    """The roof, each point at its rate, and a thin line from the point up to its bound.
+    """The roof, and each point at its rate.
 
     Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the time of their group are left
     out; the table has all points.
@@ -150,10 +148,8 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
     for number, point in enumerate(drawn):
         flops, moved = point.flops or 0, point.bytes or 1
         achieved, possible = (flops / 1e12 / s for s in (point.seconds, operators.least_seconds(flops, moved, ceilings)))
-        style = plots.style(number)
-        axes.plot([flops / moved] * 2, [achieved, possible], color=style["color"], linewidth=0.7)
         label = f"{point.group} {point.name}: {tables.format_number(100 * achieved / possible)} %".strip()
-        axes.plot(flops / moved, achieved, markersize=8, linestyle="none", label=label, **style)  # type: ignore[arg-type]
+        axes.plot(flops / moved, achieved, markersize=8, linestyle="none", label=label, **plots.style(number))  # type: ignore[arg-type]
     axes.set_title("\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8)
     if drawn:
         result.legend(loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8)
