@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from types import ModuleType
 
@@ -100,6 +101,18 @@ def test_torch_compile_without_a_compiler_is_one_line(run_script, tmp_path, monk
     done = run_script(SCRIPT, *QUICK, "--enable-torch-compile", check=2)
     *_, last = done.stderr.splitlines()  # lines about slow work may come before
     assert last.startswith("error: torch.compile does not work here: ") and "Traceback" not in done.stderr
+
+
+def test_the_mistake_of_exercise_1_fails_the_comparison(run_script, tmp_path):
+    """In a copy of the clone, as the page says: without the mask the gradients are far off, and the loss is near."""
+    for name in ("common", "version1_pytorch_baseline", "version2_pytorch_fused"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "exercises"))
+    file, folder = tmp_path / "common/attention.py", tmp_path / "version2_pytorch_fused"
+    file.write_text(file.read_text().replace("is_causal=True", "is_causal=False"))
+    baseline = tmp_path / "version1_pytorch_baseline/tiny_llama_v1.py"
+    flags = ("--baseline", baseline, "--optimized", folder / "tiny_llama_v2.py", "--batch-size", 2, "--seq-len", 16)
+    done = run_script(folder / "validate_numerical_accuracy.py", *flags, check=1)
+    assert "FAIL" in done.stdout
 
 
 @pytest.mark.gpu
