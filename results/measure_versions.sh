@@ -61,7 +61,7 @@ ablation() {
 
 benchmark() {
     keep benchmark.json "benchmark_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --repeats "${REPEATS:-3}" \
-        --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" --num-steps "$steps" --accuracy-steps 200
+        --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" --num-steps "$steps"
 }
 
 at_the_preset() { # TARGET MODELS

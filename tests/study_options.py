@@ -28,14 +28,14 @@ def arguments(config: Path | None, **changes) -> Namespace:
 def benchmark(config: Path, **changes) -> Namespace:
     chosen = dict(
         models=["v1", "v2"], metrics=["throughput", "memory"], batch_sizes=[4, 2], seq_lengths=[8], num_steps=2, repeats=2,
-        accuracy_steps=2, timeout=900,
+        timeout=900,
     )  # fmt: skip
     return arguments(config, **chosen | changes)
 
 
 def scaling(folder: Path, **changes) -> Namespace:
     chosen = dict(
-        models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, global_batch_size=4, seq_len=8, num_steps=2,
-        profile_steps=2, repeats=2, timeout=900, output_dir=folder,
+        models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, seq_len=8, num_steps=2,
+        repeats=2, timeout=900, output_dir=folder,
     )  # fmt: skip
     return arguments(None, **chosen | changes)

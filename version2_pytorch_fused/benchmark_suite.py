@@ -49,7 +49,6 @@ def main() -> int:
     add("--metrics", type=names, default=list(study_files.METRICS), metavar="NAMES", help="default: all three")
     add("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
     add("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
-    add("--accuracy-steps", type=cli.positive, default=20, metavar="N", help="before the loss that is compared (default: 20)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
     options = cli.parse(parser)

@@ -1,11 +1,10 @@
-"""Measures weak and strong scaling over processes, each with a GPU of its own (on a CPU: gloo).
+"""Measures weak scaling over processes, each with a GPU of its own (on a CPU: gloo).
 
     python scaling_study.py --preset large --use-amp --models v1,v4 --parallel ddp,zero1,fsdp --processes 1,2,4
     python scaling_study.py --device cpu --processes 1,2 --num-steps 5 --repeats 1
 
-Weak scaling keeps the batch of a process (--batch-size), strong scaling that of the job (--global-batch-size). Each cell is a
-torchrun job of the version's script. One process is always measured, because efficiency is against it. A form that a version does
-not support is left out with a line.
+Each process keeps its batch (--batch-size). Each cell is a torchrun job of the version's script. One process is always measured,
+because efficiency is against it. A form that a version does not support is left out with a line.
 
 Writes scaling.json (measured), and from it scaling.csv, .html and .md, into --output-dir.
 The exit code is 1 if a job failed for another reason than memory, and the other cells are measured all the same.
@@ -36,9 +35,7 @@ def main() -> int:
     add("--models", type=names, default=["v1", "v4"], metavar="NAMES", help="default: v1,v4")
     add("--parallel", dest="forms", type=names, default=["ddp", "zero1", "fsdp"], metavar="FORMS", help="default: ddp,zero1,fsdp")
     add("--processes", type=cli.positive_list, metavar="LIST", help="default: 1, 2, 4, ... up to the GPUs here; 1,2 on a CPU")
-    add("--global-batch-size", type=cli.positive, metavar="N", help="of strong scaling (default: --batch-size)")
     add("--num-steps", type=cli.positive, default=30, metavar="N", help="timed, in each job (default: 30)")
-    add("--profile-steps", type=cli.positive, default=3, metavar="N", help="after these, once a cell (default: 3)")
     add("--repeats", type=cli.positive, default=3, metavar="N", help="jobs a cell, in turn (default: 3)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each job (default: 600)")
     cli.add_output_dir(parser, "scaling_study")

@@ -36,7 +36,6 @@ class Accuracy(Attempted):
     model: str
     batch_size: PositiveInt
     sequence_length: PositiveInt
-    loss: NotRequired[float]  # nats
     logits_error: NotRequired[float]
     gradient_error: NotRequired[float]  # the largest of all gradients
     gradient: NotRequired[str]  # the parameter that it belongs to
@@ -54,7 +53,6 @@ class Benchmark(StudyHeader):
     sequence_lengths: Sizes
     steps: PositiveInt
     repeats: PositiveInt
-    accuracy_steps: PositiveInt
     cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
     accuracy: list[Accuracy]
 
@@ -145,8 +143,7 @@ class Scaling(StudyHeader):
     variables: dict[str, str]  # of the environment: those that NCCL and RCCL read
     model: Model
     precision: Compute
-    batch_size: PositiveInt  # of a process, in weak scaling
-    global_batch_size: PositiveInt  # of the job, in strong scaling
+    batch_size: PositiveInt  # of a process
     sequence_length: PositiveInt
     steps: PositiveInt
     repeats: PositiveInt

@@ -5,12 +5,11 @@ parameter gets a gradient, takes a few training steps that do not count (they co
 repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
 over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole process on a CPU.
 
-Accuracy is measured at the smallest shape only: the loss after N steps from the same weights on the same batches of the synthetic
-source, and the errors of logits and gradients against the baseline in float64 (`studies.accuracy`), in the benchmark's precision.
+Accuracy is measured at the smallest shape only: the errors of logits and gradients against the baseline in float64
+(`studies.accuracy`), in the benchmark's precision.
 """
 
 import importlib.metadata
-import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from common import cli, data, weights
+from common import cli, weights
 from common import device as devices
-from common.errors import RunError, UsageError
+from common.errors import UsageError
 from common.files import schema_of
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
@@ -62,8 +61,7 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
         "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
         "seed": smallest.seed, "models": [model.name for model in models], "metrics": arguments.metrics,
         "batch_sizes": sorted(arguments.batch_sizes), "sequence_lengths": sorted(arguments.seq_lengths),
-        "steps": arguments.num_steps, "repeats": arguments.repeats, "accuracy_steps": arguments.accuracy_steps,
-        "cells": [], "accuracy": [],
+        "steps": arguments.num_steps, "repeats": arguments.repeats, "cells": [], "accuracy": [],
     }  # fmt: skip
 
     def job(entry: dict[str, Any], store: Callable[[dict], object], work: Callable[[], object]) -> Job:
@@ -74,7 +72,7 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
     for model in models if "accuracy" in arguments.metrics else []:
         entry = _blank(model, smallest)
         measured["accuracy"].append(entry)
-        jobs.append(job(entry, entry.update, partial(errors, model, baseline, smallest, arguments.accuracy_steps)))
+        jobs.append(job(entry, entry.update, partial(errors, model, baseline, smallest)))
     for shape in shapes if arguments.metrics != ["accuracy"] else []:
         row = []
         for model in models:
@@ -103,8 +101,8 @@ def place(entry: Mapping[str, Any]) -> str:
 
 def _line(entry: Mapping[str, Any]) -> str:
     """The outcome of a process, for the terminal."""
-    if "loss" in entry:
-        return f"{place(entry):<28} loss {entry['loss']:.5f}, largest gradient error {entry['gradient_error']:.2g}"
+    if "gradient_error" in entry:
+        return f"{place(entry):<28} largest gradient error {entry['gradient_error']:.2g}"
     return f"{place(entry):<28} {job_runner.last_run(entry)}"
 
 
@@ -143,17 +141,9 @@ def speed(model: Model, options: Options, count: int) -> Timed:
     return cast(Timed, found)
 
 
-def errors(model: Model, baseline: Model, options: Options, count: int) -> dict[str, Any]:
-    """The loss after `count` training steps, and the errors against float64, as in `study_files.Accuracy`."""
-    prepared, precision = built(model, options)
-    source = data.markov(options.model.vocab_size, options.seed)
-    batches = data.Batches(source, (options.batch_size, options.seq_len, count + 1), options.seed, precision.device)
-    loss = [prepared.step(batches[i]) for i in range(count + 1)][-1].item()  # a step returns the loss from before its update
-    if not math.isfinite(loss):
-        raise RunError(f"the loss after {count} steps is {loss}")
+def errors(model: Model, baseline: Model, options: Options) -> dict[str, Any]:
+    """The errors against float64, as in `study_files.Accuracy`."""
     found = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
     worst = max((name for name in found if name.startswith("gradient of ")), key=found.__getitem__)
-    return {
-        "loss": loss, "floor": source.entropy_floor, "logits_error": found["logits"], "gradient_error": found[worst],
-        "gradient": worst.removeprefix("gradient of "),
-    }  # fmt: skip
+    gradient = worst.removeprefix("gradient of ")
+    return {"logits_error": found["logits"], "gradient_error": found[worst], "gradient": gradient}

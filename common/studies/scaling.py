@@ -1,15 +1,11 @@
 """Measures how training scales over processes, each with a GPU of its own, or on a CPU with gloo.
 
-A cell is a version in a form of `--parallel` on n processes with a batch size, and each repeat of it is a torchrun job of the
-version's own script. Weak scaling keeps the batch of a process, strong scaling that of the job. One process runs without any
-form.
+A cell is a version in a form of `--parallel` on n processes, and each repeat of it is a torchrun job of the version's own script.
+Scaling is weak: each process keeps its batch. One process runs without any form.
 
 The last steps of the first repeat of a cell of several processes are profiled. They do not count in the step time. The traces of
 all ranks show the time of communication: overlapped or exposed, and moving bytes or waiting for a slow rank
 (`analysis.profiles.communication`).
-
-In the report, efficiency is a job's throughput over n times that of one process, at the same batch of a process (weak scaling) or
-of the job (strong scaling).
 """
 
 import os
@@ -43,9 +39,10 @@ from common.training import record, version_files
 import pandas
 import torch
 
+PROFILED = 3  # steps, after the timed ones
 SPLIT = list(Split.__annotations__)
 COLUMNS = (
-    "scaling", "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
+    "model", "parallel", "processes", "batch_size", "status", "ms", "p20", "p80", "repeats", "tokens_per_second",
     "efficiency", "peak_mib", *SPLIT,
 )  # fmt: skip
 Row = dict[str, Any]  # by the names in COLUMNS
@@ -65,22 +62,21 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[Options, list[S
     options, most = version_files.resolve(arguments), max(arguments.processes)
     if devices.is_gpu(devices.select(options.device)) and most > torch.cuda.device_count():
         raise UsageError(f"--processes {most}: GPUs here: {torch.cuda.device_count()}")
-    several, total = sorted({*arguments.processes} - {1}), arguments.global_batch_size or options.batch_size
-    left_out = [f"strong scaling on {n}: {n} does not divide --global-batch-size {total}" for n in several if total % n]
+    left_out: list[str] = []
     found: list[ScalingCell] = []
     for name in arguments.models:
         supported = getattr(known[name].load(), "PARALLEL", ranks.FORMS)
         altered = known[name].captured or known[name].flags or options.capture_step  # fully_shard takes no such step
         refused = [form for form in arguments.forms if form not in supported or (altered and form == "fsdp")]
-        left_out += [f"{name}, {form}: {name} does not support it" for form in refused] if several else []
-        places: list[tuple[ranks.Form | None, int, int]] = [(None, 1, options.batch_size), (None, 1, total)]
+        left_out += [f"{name}, {form}: {name} does not support it" for form in refused]
+        places: list[tuple[ranks.Form | None, int]] = [(None, 1)]
         for form in (form for form in arguments.forms if form not in refused):
-            places += [(form, n, options.batch_size) for n in several]
-            places += [(form, n, total // n) for n in several if total % n == 0]
+            places += [(form, n) for n in sorted({*arguments.processes} - {1})]
         found += [
-            {"model": name, "parallel": form, "processes": n, "batch_size": size, "status": "not run", "reason": None, "runs": []}
-            for form, n, size in dict.fromkeys(places)
-        ]
+            {"model": name, "parallel": form, "processes": n, "batch_size": options.batch_size, "status": "not run",
+             "reason": None, "runs": []}
+            for form, n in places
+        ]  # fmt: skip
     return options, sorted(found, key=lambda cell: cell["processes"]), left_out
 
 
@@ -92,13 +88,11 @@ def measure(
     measured = record.header(schema_of(Scaling), None, precision, model=options.model) | {
         "status": "interrupted",  # until the end is reached
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "RCCL_"))},
-        "seed": options.seed, "models": arguments.models, "forms": arguments.forms,
-        "processes": sorted({1, *arguments.processes}), "batch_size": options.batch_size,
-        "global_batch_size": arguments.global_batch_size or options.batch_size, "sequence_length": options.seq_len,
+        "seed": options.seed, "batch_size": options.batch_size, "sequence_length": options.seq_len,
         "steps": arguments.num_steps, "repeats": arguments.repeats, "left_out": left_out, "cells": cells,
     }  # fmt: skip
     jobs = []
-    for n in measured["processes"]:
+    for n in sorted({1, *arguments.processes}):
         for repeat in range(arguments.repeats):
             for cell in (cell for cell in cells if cell["processes"] == n):
                 run = partial(run_job, cell, known[cell["model"]], options, arguments, profiled=n > 1 and repeat == 0)
@@ -122,7 +116,7 @@ def _line(cell: ScalingCell) -> str:
 
 def run_job(cell: ScalingCell, model: Model, options: Options, arguments: Namespace, profiled: bool) -> Outcome:
     """The outcome of one torchrun job of a cell: its status and reason, and if that is "ok" what the job measured."""
-    steps = arguments.num_steps + (arguments.profile_steps + 1) * profiled
+    steps = arguments.num_steps + (PROFILED + 1) * profiled
     command = [
         str(model.path), *model.flags, "--preset", options.preset, "--batch-size", str(cell["batch_size"]),
         "--seq-len", str(options.seq_len), "--seed", str(options.seed), "--device", options.device, "--data", "synthetic",
@@ -134,7 +128,7 @@ def run_job(cell: ScalingCell, model: Model, options: Options, arguments: Namesp
     command += ["--parallel", cell["parallel"]] if cell["parallel"] else []
     capture = True if model.captured else options.capture_step
     command += [] if capture is None else ["--capture-step" if capture else "--no-capture-step"]
-    command += ["--profile-dir", "profiles", "--profile-steps", str(arguments.profile_steps)] if profiled else []
+    command += ["--profile-dir", "profiles", "--profile-steps", str(PROFILED)] if profiled else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         code, said = torchrun(cell["processes"], command, max(arguments.processes), arguments.timeout, folder)
@@ -196,25 +190,21 @@ def analyze(path: Path) -> Report:
     measured = study_files.read(path, Scaling)
     cells, rows = measured["cells"], results(measured)
     job_runner.require_measured(cells, place)
-    conditions = run_facts.describe(measured | {"training": {"sequence_length": measured["sequence_length"]}}, "batch_size")
+    conditions = run_facts.describe(measured | {"training": measured})
     report = Report("Scaling over processes")
     report.json("scaling", measured)
     report.text(
-        f"{conditions}. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
-        f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most.",
+        f"{conditions} of each process. Step times are medians. Jobs of each cell: {measured['repeats']}; timed steps in each: "
+        f"{measured['steps']}. Tokens/s are those of the job, memory is that of the process that took most. Efficiency is the "
+        "throughput of a job over n times that of one process.",
         f"Made by `{measured['command']}` on {measured['date']}.",
         *(f"{name} was {value}." for name, value in measured["variables"].items()),
     )
     report.csv("scaling", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
-    titles = {
-        "weak": f"batch {measured['batch_size']} of each process",
-        "strong": f"batch {measured['global_batch_size']} of the job",
-    }
-    for scaling, fixed in titles.items():
-        shown = [row for row in rows if row["scaling"] == scaling and row["ms"]]
-        report.section(f"{scaling.capitalize()} scaling: {fixed}", scaling)
-        report.table(*step_table(shown))
-        report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in shown}))
+    timed = [row for row in rows if row["ms"]]
+    report.section("Step time")
+    report.table(*step_table(timed))
+    report.text(*run_facts.noise({place(row).replace(",", ""): row | {"median": row["ms"]} for row in timed}))
     report.text(
         "Communication is from the traces of a few profiled steps, which the profiler slows, in ms of a step: means over ranks "
         "and steps. It is overlapped + exposed, and also waiting + moving. Waiting is what a collective takes on a rank beyond "
@@ -228,26 +218,22 @@ def analyze(path: Path) -> Report:
 
 
 def results(measured: Scaling) -> list[Row]:
-    """COLUMNS of each cell in weak scaling, then in strong scaling (None if not measured); communication is the ranks' mean."""
-    rows = []
-    for scaling, whole in (("weak", measured["batch_size"]), ("strong", measured["global_batch_size"])):
-        one_process = {}  # model: milliseconds of its step on the batch that the scaling is against
-        for cell in measured["cells"]:  # fewest processes first
-            n = cell["processes"]
-            if cell["batch_size"] * (1 if scaling == "weak" else n) != whole:
-                continue
-            known = {name: value for name, value in cell.items() if name in COLUMNS}
-            row: Row = dict.fromkeys(COLUMNS) | known | {"scaling": scaling}
-            if cell["status"] == "ok":
-                row |= job_runner.medians(cell)
-                row["tokens_per_second"] = n * cell["batch_size"] * measured["sequence_length"] / row["ms"] * 1e3
-                if n == 1:
-                    one_process[cell["model"]] = row["ms"]
-                if one := one_process.get(cell["model"]):
-                    row["efficiency"] = one / row["ms"] / (1 if scaling == "weak" else n)
-                if splits := cell.get("ranks"):
-                    row |= {str(name): value for name, value in pandas.DataFrame(splits).mean().items()}
-            rows.append(row)
+    """COLUMNS of each cell (None if not measured); communication is the mean of the ranks."""
+    rows, one_process = [], {}  # model: milliseconds of its step on one process
+    for cell in measured["cells"]:  # fewest processes first
+        if cell["batch_size"] != measured["batch_size"]:  # of an older file
+            continue
+        row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
+        if cell["status"] == "ok":
+            row |= job_runner.medians(cell)
+            row["tokens_per_second"] = cell["processes"] * cell["batch_size"] * measured["sequence_length"] / row["ms"] * 1e3
+            if cell["processes"] == 1:
+                one_process[cell["model"]] = row["ms"]
+            if one := one_process.get(cell["model"]):
+                row["efficiency"] = one / row["ms"]
+            if splits := cell.get("ranks"):
+                row |= {str(name): value for name, value in pandas.DataFrame(splits).mean().items()}
+        rows.append(row)
     return rows
 
 
