@@ -1,10 +1,8 @@
 """Fixtures: scripts run as a user runs them, in a folder of their own, on the CPU."""
 
-import contextlib
 import functools
 import importlib.util
 import os
-import resource
 import runpy
 import signal
 import subprocess
@@ -143,18 +141,6 @@ def refused(execute) -> Callable[..., str]:
 def no_kernels(monkeypatch) -> None:
     """PyTorch's operations run in place of the kernels, as without a GPU where nobody asks for the interpreter."""
     monkeypatch.setattr("version3_triton.kernels.INTERPRETED", False)
-
-
-@contextlib.contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """No file can grow past `size` bytes, as if that were all the room left on the disk."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture

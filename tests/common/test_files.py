@@ -1,12 +1,13 @@
 """Result files: their form on disk, and what they hold when they are read again."""
 
+import errno
 import gzip
 import json
+from pathlib import Path
 from typing import Literal
 
 from common.errors import RunError, UsageError
 from common.files import Amount, inputs_kept, read, read_json, writable_file, write_json, write_measurement, write_text
-from tests.conftest import room_for
 
 import pytest
 from pydantic import PositiveInt
@@ -27,13 +28,19 @@ def test_what_was_written_is_read_again(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes(), "no time of writing"
 
 
-def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(tmp_path):
+def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(tmp_path, monkeypatch):
+    def half(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with pytest.raises(TypeError):
         write_json(tmp_path / "result.json", {"path": tmp_path})
     assert not list(tmp_path.iterdir())
 
     (tmp_path / "result.json").write_text("of an earlier run")
-    with room_for(200), pytest.raises(OSError, match="File too large"):
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError, match="No space left"):
         write_json(tmp_path / "result.json", CONTENT)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of an earlier run"]
 

@@ -1,4 +1,4 @@
-"""What a script has measured is kept however it ends: by a signal, a reader that leaves, or a full disk.
+"""What a script has measured is kept however it ends: by a signal or a full disk.
 
 Scripts run in this process and are ended in the middle of their work. What takes long, such as a trial in a process of its own,
 is made up; one search with real trials is stopped, too.
@@ -170,24 +170,11 @@ def test_a_full_disk(ended, monkeypatch, script):
     assert f"error: cannot write {script.file} (--" in said and "No space left on device" in said
 
 
-@pytest.fixture
-def started(tmp_path) -> Callable[..., subprocess.Popen]:
-    """started(script, *arguments): a process whose lines can be read as it prints them."""
-
-    def start(script: Path, *arguments: object, **streams) -> subprocess.Popen:
-        environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-        return subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)], cwd=tmp_path, env=environment, text=True, **streams,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        )  # fmt: skip
-
-    return start
-
-
-def test_a_search_with_real_trials_stops_in_the_middle_of_one(started, tmp_path):
+def test_a_search_with_real_trials_stops_in_the_middle_of_one(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
-    search = started(V2 / "optimize_batch_size.py", "--config", "small.yaml", "--optimization-target", "memory")
+    command = [sys.executable, V2 / "optimize_batch_size.py", "--config", "small.yaml", "--optimization-target", "memory"]
+    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    search = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert search.stdout.readline().startswith("batch size     1")
     search.send_signal(signal.SIGTERM)
     said, complained = search.communicate(timeout=300)

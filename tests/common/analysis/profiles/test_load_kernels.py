@@ -12,9 +12,8 @@ from tests.kernel_files import (
     TRACE,
     put,
     write_database,
-    write_gpu_trace,
 )  # fmt: skip
-from tests.small_traces import rank_trace, write_profile
+from tests.small_traces import rank_trace
 
 import pytest
 
@@ -75,18 +74,6 @@ def test_the_eager_trace_of_a_captured_run_is_not_the_run(tmp_path):
     assert load_kernels.find(tmp_path) == {"pytorch-trace": [tmp_path / "trace_1.json"]}
     (tmp_path / "trace_1.json").unlink()
     assert load_kernels.find(tmp_path) == {"pytorch-trace": [tmp_path / "eager_trace_1.json"]}
-
-
-def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_what_it_looks_for(tmp_path):
-    put(tmp_path / "sub/loss.csv", "step,loss\n1,6.9\n")
-    with pytest.raises(UsageError, match=r"holds no kernels: looked in it and below for .*_kernel_trace.csv.*ncu --csv"):
-        load_kernels.load(tmp_path)
-
-    trace = write_gpu_trace(tmp_path / "trace.json")
-    for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
-        write_profile(tmp_path / name, trace)
-    trace.unlink()
-    assert load_kernels.load(tmp_path).path.name == "profile_20260102T000000_1.json"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 
-from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, load_kernels, pytorch
 from common.analysis.reports import launches
 from common.errors import UsageError
@@ -18,18 +17,6 @@ def test_a_trace_gives_the_kernels_of_its_steps(tmp_path):
     expected = [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
     assert launch_rows(found)[:4] == expected
     assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
-
-
-def test_a_trace_of_two_gpus_says_so(tmp_path):
-    content = gpu_trace()
-    for number, name in enumerate(("one.json", "two.json")):
-        next(each for each in content["traceEvents"] if each["name"] == "add")["pid"] += number
-        (tmp_path / name).write_text(json.dumps(content))
-    notes = [load_kernels.load(tmp_path / name).notes for name in ("one.json", "two.json")]
-    assert len(notes[0]) == 1 and "launches of 2 GPUs" in notes[1][1]
-    drawn = [timeline.of_trace(chrome_trace.load(tmp_path / name))["tracks"] for name in ("one.json", "two.json")]
-    tracks = [{track["name"] for track in each} for each in drawn]
-    assert "GPU, stream 7" in tracks[0] and {"GPU, stream 7 of GPU 7", "GPU, stream 7 of GPU 8"} < tracks[1]
 
 
 def test_launches_of_no_profiled_step_are_counted_and_a_trace_with_no_other_is_refused(tmp_path):

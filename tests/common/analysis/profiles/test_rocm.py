@@ -2,9 +2,8 @@
 
 import gzip
 
-from common.analysis.profiles import kernel_names, kernel_table, load_kernels, rocm
+from common.analysis.profiles import kernel_names, kernel_table, load_kernels
 from common.analysis.reports import launches
-from common.errors import UsageError
 from tests.kernel_files import (
     COPY,
     FIXTURES,
@@ -12,7 +11,6 @@ from tests.kernel_files import (
     SCALE,
     STATS,
     launch_rows,
-    put,
     write_database,
 )
 
@@ -46,13 +44,6 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_database_without_the_view_or_without_kernels_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="not one of rocpd .no view `kernels`"):
-        load_kernels.load(write_database(tmp_path / "nsys.db", view=False))
-    with pytest.raises(UsageError, match="has no rows"):
-        load_kernels.load(write_database(tmp_path / "cpu_results.db", launches=[]))
-
-
 @pytest.mark.parametrize("name", ["pmc_perf.csv", "pmc_perf_long.csv"])
 def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
     """Whether its counters are columns or rows, and whether it is compressed."""
@@ -71,22 +62,6 @@ def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
     (tmp_path / "pmc_perf.csv").write_text(text)
     found = load_kernels.load(tmp_path / "pmc_perf.csv")
     assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
-
-
-def test_ceilings_of_other_releases(tmp_path):
-    path = put(
-        tmp_path / "roofline.csv",
-        "device,HBMBw,HBMBwLow,hbmBwHigh,MALLBw,L2Bw,FP16Flops,BF16Flops,I8Ops,MFMAF4Flops,MFMAF6F4Flops,MFMABF16Flops,WMMAF16Flops,MFMAMXF8Flops\n"
-        "2,4000.5,1,1,8000,0,30000,15000,60000,900000,800000,700000,0,600000\n",
-    )
-    assert rocm.read_rocprof_ceilings(path) == {
-        "device": 2,
-        "bytes_per_second": {"hbm": 4000.5e9, "mall": 8000e9},
-        "flops_per_second": {
-            "fp16": 30e12, "bf16": 15e12, "int8": 60e12, "mfma_fp4": 900e12, "mfma_fp6f4": 800e12, "mfma_bf16": 700e12,
-            "mfma_mxfp8": 600e12,
-        },
-    }  # fmt: skip
 
 
 def test_a_trace_of_torch_profiler_on_an_mi300x():

@@ -38,12 +38,6 @@ def test_what_cannot_be_is_left_out_and_named(tmp_path, damaged, note):
     assert len(found.notes) == 1 and note in found.notes[0]
 
 
-def test_inputs_of_another_form_have_no_shapes(tmp_path):
-    events = [event("cpu_op", "aten::mm", 0, 50, **{"Input Dims": [1, [2]], "Input type": [{}, "float"]})]
-    found = chrome_trace.load(write(tmp_path / "trace.json", *events)).operators
-    assert json.loads(found.input_shapes[0]) == [[], [2]] and len(load_kernels.load(tmp_path / "trace.json").table) == 1
-
-
 def test_an_early_launch_and_long_pauses_are_possible(tmp_path):
     """A kernel overlaps the one before it, and a host that sleeps leaves a gap of hours."""
     starts = (100, 190, 280, 7.2e9, 7.2e9 + 100)
