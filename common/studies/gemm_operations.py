@@ -35,7 +35,6 @@ from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import AMP_DTYPES, Precision
-from common.records.fields import Ceilings
 from common.records.study_files import PHASES, Gemms
 from common.terminal import progress
 from common.timing import benchmark, summarize
@@ -118,23 +117,20 @@ def fused_products(config: ModelConfig, batch_size: int, sequence_length: int) -
     return [each for whole, size in fused.items() for each in linear(whole, tokens, hidden, size, layers)]
 
 
-def operand(batch: int, rows: int, columns: int, transposed: bool, precision: Precision) -> torch.Tensor:
-    """Random [batch, rows, columns], without the first dimension for batch 1; stored transposed where asked."""
-    stored = (columns, rows) if transposed else (rows, columns)
-    shape = stored if batch == 1 else (batch, *stored)
-    result = torch.randn(shape, device=precision.device, dtype=precision.dtype)
-    return result.mT if transposed else result
-
-
 def time_product(product: Product, precision: Precision) -> list[float]:
     """Milliseconds of a product on random operands, in several samples. RunError: memory ran out.
 
     The output is newly allocated, as in eager PyTorch.
     """
     batch, m, n, k, layout = product.shape
+
+    def operand(rows: int, columns: int, transposed: bool) -> torch.Tensor:
+        shape = (columns, rows) if transposed else (rows, columns)
+        stored = torch.randn(shape if batch == 1 else (batch, *shape), device=precision.device, dtype=precision.dtype)
+        return stored.mT if transposed else stored
+
     try:
-        a = operand(batch, m, k, layout[0] == "T", precision)
-        b = operand(batch, k, n, layout[1] == "T", precision)
+        a, b = operand(m, k, layout[0] == "T"), operand(k, n, layout[1] == "T")
         once = summarize(benchmark(lambda: a @ b, precision.device, warmup=1, iterations=2))["median"]
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):
@@ -204,16 +200,13 @@ def analyze(path: Path) -> Report:
         f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
-    report.section("The step's products together")
-    report.text("Sums over all products of a step, forward and backward.")
-    report.table(*grid_table(rows, measured["ceilings"]))
     report.section("Separate against fused products")
     report.text(
         "qkv_proj is one product with N = (H + 2 K) Dh in place of three, gate_up_proj one with N = 2 F in place of two. Times "
         "are of all in a step. A ratio above 1 says that the fused product is faster."
     )
     report.table(*fusion_table(measured))
-    report.csv("gemm_analysis", list(rows.columns), cells(rows))
+    report.csv("gemm_analysis", list(rows.columns), rows.astype(object).to_numpy().tolist())
     report.json("gemm_analysis", measured)
     return report
 
@@ -222,11 +215,6 @@ def frame(timings: list[Any]) -> pandas.DataFrame:
     """A row for each product; `ms`, `p20` and `p80` are of its summary."""
     rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
     return rows[[*POINT, *Product._fields, "ms", "p20", "p80"]]
-
-
-def cells(rows: pandas.DataFrame) -> list[list[object]]:
-    """The rows, with Python's own numbers."""
-    return rows.astype(object).to_numpy().tolist()
 
 
 def describe(measured: Gemms) -> pandas.DataFrame:
@@ -246,14 +234,6 @@ def describe(measured: Gemms) -> pandas.DataFrame:
     )  # fmt: skip
 
 
-def grid_table(rows: pandas.DataFrame, ceilings: Ceilings) -> tables.Table:
-    """For each point: the time of all products of a step, and their rate."""
-    steps = rows[["ms", "gflop"]].mul(rows["per_step"], axis=0).groupby([rows[name] for name in POINT], sort=False).sum()
-    steps["rate"] = steps["gflop"] / steps["ms"]  # TFLOP/s
-    steps["percent"] = 1e14 * steps["rate"] / ceilings["flops_per_second"]
-    return ["B", "S", "GEMM ms/step", "GFLOP/step", "TFLOP/s", "% of GEMM ceiling"], cells(steps.reset_index())
-
-
 def fusion_table(measured: Gemms) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
@@ -266,7 +246,7 @@ def fusion_table(measured: Gemms) -> tables.Table:
     apart = summed(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
     together = summed(measured["fused"], {fused: fused for fused in FUSED})
     times = pandas.DataFrame({"separate": apart, "fused": together, "ratio": apart / together}).reset_index()
-    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused"], cells(times)
+    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused"], times.astype(object).to_numpy().tolist()
 
 
 def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":

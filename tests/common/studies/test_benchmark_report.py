@@ -42,7 +42,7 @@ def test_versions_without_their_kernels_and_noisy_cells_are_named(tmp_path):
     assert "No Triton kernels in v2: they need a GPU. PyTorch's operations were measured in their place." in printed
 
 
-@pytest.mark.parametrize("metric, absent", [("memory", "accuracy"), ("throughput", "accuracy"), ("accuracy", "cells")])
+@pytest.mark.parametrize("metric, absent", [("memory", "accuracy"), ("accuracy", "cells")])
 def test_only_what_was_asked_for_is_shown(metric, absent, tmp_path):
     text, _ = analyzed(records.benchmark_of_shapes(metrics=[metric]) | {absent: []}, tmp_path)
     titles = {"memory": "## Peak MiB", "throughput": "## Tokens/s", "accuracy": "## Accuracy"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import stages
 from common.files import read_json
-from tests.conftest import ROOT, cells, needs_interpreter
+from tests.conftest import ROOT, needs_interpreter
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL
 
 import make_handouts
@@ -69,9 +69,3 @@ def test_a_handout_runs_alone_with_its_kernel(folder, run_script, monkeypatch):
     run_script(folder / f"stage_{letter}.py", *SMALL, *sizes, "--skip-check", "--metrics-out", "run.json")
     record = read_json(folder.parent / "run.json")
     assert record["status"] == "completed" and record["stage"]["updated"] == 1
-
-
-def test_the_instructor_has_the_key():
-    rows = {row[0]: row[1] for row in cells((FOLDER / "INSTRUCTOR.md").read_text()) if len(row) > 5}
-    for letter in LETTERS:
-        assert rows[f"`stage_{letter}.py`"] == f"`{source_of(letter).name}`"

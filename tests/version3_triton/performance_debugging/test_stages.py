@@ -30,15 +30,6 @@ def test_fixed_stages_train_as_version_3_does(train):
         assert fixed["loss"]["all"] == pytest.approx(real["loss"]["all"], abs=1e-5), name
 
 
-def test_a_stage_replaces_operations_in_its_own_model_alone(small_model):
-    ids, calls = torch.arange(16).view(1, 16), []
-    broken, real = small_model("stage2"), small_model("stage5")
-    own = broken.operations["attention"]
-    broken.operations = {"attention": lambda *inputs: calls.append(inputs) or own(*inputs)}
-    torch.testing.assert_close(broken(ids), real(ids), atol=1e-5, rtol=1e-4)
-    assert len(calls) == len(broken.layers)
-
-
 def test_without_initialization_the_loss_starts_near_the_hidden_size(train):
     record = train("stage1", "--num-layers", "1")
     assert record["loss"]["all"][0] > record["loss"]["uniform"] + 10
