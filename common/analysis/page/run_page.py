@@ -45,6 +45,8 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
     processes = run_record.processes(run)
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
+    if profile["kernels"]:
+        result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), "try --capture-step"))
     result.section("Run")
     result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
     own = costs(profile)
@@ -72,9 +74,10 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
 
 def of_trace(path: Path, trace: Trace) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
-    result = Report(path.name)
+    result, kernels = Report(path.name), pytorch.read_trace(path, trace)
+    if not kernels.are_operators:
+        result.text(launches.verdict(kernels, _idle(trace, kernels)))
     _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
-    kernels = pytorch.read_trace(path, trace)
     result.include(launches.report(kernels, TOP), "Kernels")
     if len(trace.steps):
         _add_step(result, trace)
@@ -88,6 +91,7 @@ def of_trace(path: Path, trace: Trace) -> Report:
 def of_kernels(path: Path, kernels: Kernels) -> Report:
     """The page of a file of rocprofv3, rocprof-compute or ncu."""
     result = Report(path.name)
+    result.text(launches.verdict(kernels, _idle(None, kernels)))
     if events := timeline.of_kernels(kernels):
         _add_timeline(result, events, "all launches")
     result.include(launches.report(kernels, TOP), "Kernels")
@@ -110,6 +114,14 @@ def of_events(path: Path) -> Report:
     title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
     result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
     return result
+
+
+def _idle(trace: Trace | None, kernels: Kernels) -> float | None:
+    """The % of the steps, or else of the time from the first kernel to the last, in which no kernel runs."""
+    if trace and len(trace.steps):
+        return 100 * (1 - trace.device_busy_us() / sum(trace.step_us()))
+    found = launches.gaps(kernels)
+    return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
 
 
 def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:

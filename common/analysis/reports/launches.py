@@ -15,6 +15,7 @@ from common.files import writable_file, write_text
 
 import numpy
 
+IDLE = 50  # % of a step in which no kernel runs, from which launches limit it
 SHORT_NS = 10_000  # a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter than this
 
 
@@ -60,6 +61,23 @@ def gaps(kernels: Kernels) -> Gaps | None:
     between = starts[1:] - ends[:-1]
     idle, window = between[between > 1e3 * CLOCK_ERROR_US], ends[-1] - starts[0]
     return Gaps(float(window), float(window - idle.sum()), idle)
+
+
+def verdict(kernels: Kernels, idle: float | None, advice: str = "a captured graph (CUDA, HIP) launches once") -> str:
+    """One sentence: what limits a step, and the most that mending it gains (Amdahl's law).
+
+    Args:
+        idle: the % of the step in which no kernel runs; None where the file does not tell.
+        advice: how the program of this file could wait less.
+    """
+    if idle is not None and idle >= IDLE:
+        gain = f"; at most {100 / (100 - idle):.1f} times as fast" if idle < 100 else ""
+        return f"Limited by launches: the GPU is idle for {idle:.0f} % of the step; {advice}{gain}."
+    table = kernels.table
+    ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
+    share = 100 * ns.max() / (ns.sum() or 1)
+    busy = "" if idle is None else f"; the GPU is idle for {idle:.0f} % of the step"
+    return f"Limited by the GPU's work: {ns.idxmax()} take {share:.0f} % of the kernels' time{busy}."
 
 
 def report(kernels: Kernels, top: int) -> Report:

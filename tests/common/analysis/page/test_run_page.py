@@ -42,6 +42,15 @@ def test_other_files(path, expected):
     assert titles(build(path)) == expected
 
 
+@pytest.mark.parametrize(("path", "verdict"), [
+    (H200 / "traces/v1_small.json.gz", "Limited by launches: the GPU is idle for 92 % of the step"),
+    (H200 / "traces/v4_small.json.gz", "Limited by the GPU's work: matrix products"),
+    (FIXTURES / "new_kernel_trace.csv", "Limited by the GPU's work"),
+], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
+def test_a_page_begins_with_what_limits_the_step(path, verdict):
+    assert build(path).sections[0].items[0].content.startswith(verdict)
+
+
 def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
     [step] = [part for part in build(H200 / "traces/v4_small.json.gz").sections if part.title.startswith("Time of the step")]
     assert "parts add up to" in step.items[0].content
