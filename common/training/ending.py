@@ -7,7 +7,7 @@ import json
 from typing import Any, cast
 
 from common import ranks
-from common.analysis.output import run_summary
+from common.analysis.output import run_facts
 from common.errors import RunError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
@@ -16,7 +16,7 @@ from common.timing import Clock, phase_times, summarize
 
 def report(run: Any, ended: BaseException | None) -> None:
     """Prints the summary of the record; after a loop that no error ended, writes and measures what flags ask for."""
-    print(run_summary.summary(run.record))
+    print(run_facts.summary(run.record))
     print(f"  metrics      {run.metrics}")
     if ended:
         return
@@ -45,7 +45,7 @@ def _time_phases(run: Any) -> None:
     train = run.prepared.step
     times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock or Clock)
     run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
-    print(run_summary.phases(run.record))
+    print(run_facts.phases(run.record))
 
 
 def _write_flops(run: Any) -> None:

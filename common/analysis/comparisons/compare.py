@@ -23,7 +23,6 @@ from common.analysis.formulas.optimization_targets import Step, read_step
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import roofline
-from common.analysis.reports.profile_summary import span_figure
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
@@ -208,11 +207,8 @@ def fusion_report(
     report.section("Conditions")
     add_runs(report, runs)
     report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
-    report.section("Step time")
-    before, after = (step.profile for step in steps.values())
+    report.section("Kernel counts and step time", "kernels")
     report.text("A mean step under the profiler. Backward work counts for the span whose forward work it differentiates.")
-    report.figure(lambda: span_figure(before, after), "step-time", "Time of each span, before and after")
-    report.section("Kernel counts", "kernels")
     launch_changes.add_section(report, reduction, "kernels", TOP)
     if sequences:
         report.include(growth.sequence_memory(sequences), "Memory against sequence length")

@@ -68,7 +68,7 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
 
 def write_events(folder: Path, profile: Profile, trace: Trace) -> Path:
     """Writes one event file into `folder`, which is a run of its own for TensorBoard: loss, step time and tokens/s by step, the
-    results of the run, its conditions, and pictures of its time by span and of its memory.
+    results of the run, its conditions, and a picture of its memory.
     """
     run = profile["run"]
     training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
@@ -88,7 +88,6 @@ def write_events(folder: Path, profile: Profile, trace: Trace) -> Path:
         for name, value in results.items():
             writer.add_scalar(f"result/{name}", value, step)
         writer.add_text("profile/run", f"{profile_summary.conditions(profile)}.\n\n{run_facts.origin(run)}.", step)
-        writer.add_figure("profile/time by span", profile_summary.span_figure(profile), step)
         if profile["memory_peak_bytes"] is not None:
             writer.add_figure("profile/memory", memory_timeline.figure(trace), step)
     return folder

@@ -10,7 +10,6 @@ from common.analysis.formulas import footprint
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.profiles.chrome_trace import Trace
-from common.analysis.reports.profile_summary import PHASE_COLOURS
 from common.records.step_profile import Profile
 
 import numpy
@@ -18,7 +17,9 @@ import pandas
 from matplotlib.figure import Figure
 
 EARLIER = "allocated before the profile"
-COLOURS = {EARLIER: "0.75"} | PHASE_COLOURS
+COLOURS = {
+    EARLIER: "0.75", "forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE
+}  # fmt: skip
 POINTS = 1500  # in the figure; of more events, the one with the largest total in each interval is drawn
 MIB = 2**20
 HOW_TO_READ = (

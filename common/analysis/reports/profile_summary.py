@@ -1,21 +1,20 @@
 """Summaries of profiles: time by span, kernels and operators of a mean step.
 
 `run_pytorch_profiler.py --analyze-existing` prints the report and `--generate-report` writes it as report.md. The flag
-`--profile-operators` prints the table of operators. TensorBoard shows the operators and the figure.
+`--profile-operators` prints the table of operators.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles.kernel_names import short_name
 from common.records import step_profile
 from common.records.step_profile import Profile
 
 import pandas
-from matplotlib.figure import Figure
 
 ROWS = 20  # in the tables of kernels and operators
 # torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a CPU device time is CPU time.
@@ -33,7 +32,6 @@ FLOPS_NOTE = (
     "GFLOP is what torch.profiler counts: matrix products, convolutions, additions and multiplications. Fused attention, Triton "
     "kernels and all else count as 0, and so does a step that is replayed as a graph. The FLOPs of the model are in the record."
 )
-PHASE_COLOURS = {"forward": plots.SKY, "backward": plots.VERMILION, "optimizer": plots.GREEN, "other": plots.PURPLE}
 
 
 def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
@@ -156,25 +154,3 @@ def launches(profile: Profile) -> str:
     delay = tables.format_time(launch["mean_delay_us"] / 1e3)
     count = launch["count"] / profile["profiled_steps"]
     return f"A step launches {count:,.0f} kernels, copies and fills{whole}. Each starts {delay} after its launch call on average."
-
-
-def span_figure(*profiles: Profile) -> Figure:
-    """Horizontal bars of the time of a mean step by span, stacked by phase: one for each profile, that of the first one above."""
-    times = [step_profile.span_milliseconds(profile) for profile in profiles]
-    spans = list(dict.fromkeys(span for each in times for span in each))
-    unit, factor = tables.time_unit(max(sum(phases.values()) for each in times for phases in each.values()))
-    figure = plots.new(8, 0.4 * len(spans) + 1.4)
-    axes, height = figure.add_subplot(), 0.8 / len(profiles)
-    for i, each in enumerate(times):
-        places, left = [place + i * height for place in range(len(spans))], [0.0] * len(spans)
-        for phase, colour in PHASE_COLOURS.items():
-            widths = [each.get(span, {}).get(phase, 0.0) * factor for span in spans]
-            label = phase if i == 0 and any(phase in own for both in times for own in both.values()) else None
-            axes.barh(places, widths, 0.95 * height, left=left, color=colour, label=label)
-            left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(spans))], spans)
-    axes.invert_yaxis()
-    where = "GPU kernels" if profiles[0]["kernels"] else "self time of operators on the CPU"
-    axes.set_xlabel(f"{unit} in a mean step, {where}")
-    figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))
-    return figure

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from common import data
 from common.analysis.formulas import flops
-from common.analysis.output import run_facts, run_summary
+from common.analysis.output import run_facts
 from common.precision import Precision
 from common.training import record, run
 from tests.conftest import run_options
@@ -34,9 +34,9 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
     assert made["flops_per_second"] == pytest.approx(rate) and made["tokens_per_second"] == pytest.approx(8 * 128 / 10e-3)
     assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
-    text = run_summary.summary(made)
+    text = run_facts.summary(made)
     assert "all under the profiler" not in text
-    assert ", all under the profiler" in run_summary.summary(made | {"step_ms": step | {"profiled": 6}})
+    assert ", all under the profiler" in run_facts.summary(made | {"step_ms": step | {"profiled": 6}})
     assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text
     assert "  MFU          not given" in text and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
     monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
