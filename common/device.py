@@ -74,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def side_stream() -> Iterator[None]:
+def stream_before_capture() -> Iterator[None]:
     """Runs the code inside it on a stream of its own, as all work must have run before it is captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -120,7 +120,7 @@ def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], No
 
     The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
     """
-    with side_stream():  # or the capture could take in the warm-up's work
+    with stream_before_capture():  # or the capture could take in the warm-up's work
         for _ in range(3):
             work()
     graph = torch.cuda.CUDAGraph()

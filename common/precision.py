@@ -19,6 +19,12 @@ def amp_dtype(options: Any) -> torch.dtype | None:
     return AMP_DTYPES[options.amp_dtype or "bfloat16"] if options.use_amp else None
 
 
+def products_dtype(x: Tensor, otherwise: torch.dtype | None = None) -> torch.dtype:
+    """The dtype of matrix products on x: autocast's; where autocast is off, `otherwise` or x's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise or x.dtype
+
+
 class Precision:
     """Autocast and loss scaling for one run; in fp32 every call hands its argument straight through.
 

@@ -15,6 +15,7 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -37,12 +38,10 @@ from triton.runtime.jit import JITFunction
 
 torch.cuda.is_available = _available
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TARGETS = {  # each with the family whose sizes it takes
-    "gfx90a": (GPUTarget("hip", "gfx90a", 64), "hip"),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), "hip"),
-    "gfx950": (GPUTarget("hip", "gfx950", 64), "hip"),
-    "sm_75": (GPUTarget("cuda", 75, 32), "sm_75"),
-    "sm_90": (GPUTarget("cuda", 90, 32), "sm_90"),
+TARGETS = {
+    **{name: GPUTarget("hip", name, 64) for name in ("gfx90a", "gfx942", "gfx950")},
+    "sm_75": GPUTarget("cuda", 75, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
 }
 FP8 = {  # formats of x and of gradients, on the targets that multiply in them
     "gfx942": (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
@@ -96,7 +95,7 @@ def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, 
             arguments[3].zero_()  # classes, which the kernel would have written
 
     triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
-    gpu, family = TARGETS[target]
+    gpu = TARGETS[target]
     stand_in = SimpleNamespace(
         get_current_target=lambda: gpu,
         get_current_device=lambda: target,
@@ -105,7 +104,10 @@ def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, 
     )
     driver.set_active(stand_in)
     run, JITFunction.run = JITFunction.run, compile_only
-    launch_sizes.family_of_this_gpu, tiles.multiprocessors = lambda: family, lambda: 132
+    tiles.multiprocessors = lambda: 132
+    with patch.object(torch.cuda, "is_available", lambda: True), patch.object(torch.version, "hip", gpu.backend == "hip"):
+        torch.cuda.get_device_capability = lambda: divmod(gpu.arch, 10)
+        launch_sizes.family()  # keeps what it finds
     kernels.INTERPRETED = True  # so that kernels run on a CPU's tensors
     scales.formats, torch._scaled_mm = lambda: FP8[target], scaled_product
     for dtype in dtypes:

@@ -2,7 +2,7 @@
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- RoPE, SwiGLU and gradients of norms run in epilogues of products (`kernels/matmul.py`). The step is one CUDA or HIP graph.
+- The step is one graph. On GPUs of family sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE and norms' gradients.
 - The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
@@ -26,18 +26,17 @@ from common import cli, weights
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.options import Options, RunOptions, Switches
-from common.precision import Precision
+from common.precision import Precision, products_dtype
 from common.rope import rope_tables
 from common.spans import span
 from common.training.capture import Batch, Step
 from common.training.run import Run
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
+from version4_ultra_fused.functions import ends, fp8_block
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.ends import LossFunction, embed
-from version4_ultra_fused.kernels.fp8 import fp8_block
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
-from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, products_dtype, saved, without_gradient
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, saved, without_gradient
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 import torch
@@ -55,20 +54,21 @@ SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multipr
 class AttentionFunction(torch.autograd.Function):
     """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D].
 
-    Both addends of the residual stream have one gradient. It takes the way of the branch, in whose dtype it is: x has none.
+    The sum x + branch has one gradient, which is that of x and of branch alike. So only the branch is given it, and x is marked
+    as not differentiable. The first block has no branch, so there x is given the gradient.
     """
 
     @staticmethod
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
         (norm_weight, qkv, output), plan, attn, dtype = weights, shared.plan, block.self_attn, products_dtype(x)
         with span("norm"):
-            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, dtype)
+            total, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, dtype)
         with span("attention"):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), shared.rope, attn.rotated)
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.exact)
             ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, norm, attended), (qkv, output), block, plan
             with span("output_projection"):
-                return without_gradient(ctx, x), attended.out @ plan.weight(output, dtype).T
+                return without_gradient(ctx, total), attended.out @ plan.weight(output, dtype).T
 
     @staticmethod
     @once_differentiable
@@ -78,7 +78,7 @@ class AttentionFunction(torch.autograd.Function):
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked, dots = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        dx, dbranch, dnorm = plan.product_norm_backward((dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward_through_product((dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad)
         plan.block_done(ctx.block)
         return dx, dbranch, None, None, dnorm, dqkv, doutput
 
@@ -90,12 +90,12 @@ class FeedForwardFunction(torch.autograd.Function):
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
         (norm_weight, gate_up, down), plan, dtype = weights, shared.plan, products_dtype(x)
         with span("norm"):
-            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, dtype)
+            total, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, dtype)
         with span("mlp"):
             gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
             ctx.saved, ctx.weights, ctx.plan = (y, norm, gates, hidden), (gate_up, down), plan
             with span("down"):
-                return without_gradient(ctx, x), hidden @ plan.weight(down, dtype).T
+                return without_gradient(ctx, total), hidden @ plan.weight(down, dtype).T
 
     @staticmethod
     @once_differentiable
@@ -103,9 +103,9 @@ class FeedForwardFunction(torch.autograd.Function):
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (y, norm, gates, hidden), (gate_up, down), plan = saved(ctx), ctx.weights, ctx.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, norm.kept)
+        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, norm.total)
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        dx, dbranch, dnorm = plan.product_norm_backward((dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward_through_product((dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad)
         return dx, dbranch, None, None, dnorm, dgate_up, ddown
 
 
@@ -135,7 +135,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
         """The residual stream and what the layer before adds to it -> the same for the next; all [N, D]."""
-        attention, feed_forward = fp8_block.functions(shared.plan, x) or (AttentionFunction, FeedForwardFunction)
+        fp8 = shared.plan.scales and products_dtype(x) == torch.bfloat16  # there are scales with --enable-fp8
+        attention, feed_forward = fp8_block.FUNCTIONS if fp8 else (AttentionFunction, FeedForwardFunction)
         norm, attn = self.input_layernorm.weight, self.self_attn
         x, branch = attention.apply(x, branch, self, shared, norm, attn.qkv_proj.weight, attn.o_proj.weight)
         norm, mlp = self.post_attention_layernorm.weight, self.mlp
@@ -165,7 +166,7 @@ class TinyLlama(nn.Module):
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
-            x, branch = embed(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
+            x, branch = ends.embed(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
         shared = Shared.of(self, input_ids.shape[1])
         for layer in self.layers:
             x, branch = layer(x, branch, shared)
@@ -181,7 +182,7 @@ class TinyLlama(nn.Module):
         """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            return LossFunction.apply(x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight)
+            return ends.LossFunction.apply(x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight)
 
     def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
         """FLOPs of the kernels, which counters of operators do not see."""
@@ -195,7 +196,7 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options) -> TinyLlama:
-    plan = options.switches["memory-plan"]  # which needs no kernel
+    plan = options.switches["memory-plan"]  # it works without kernels, so it stays on where `available` finds none
     without = {} if plan else {"side-stream": False, "early-update": False}
     return TinyLlama(options.model, available(fp8_block.checked(options)) | {"memory-plan": plan} | without)
 

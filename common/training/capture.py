@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
-WARMUP = 3  # steps on a side stream before the capture: libraries make their workspaces, compilers their kernels
+WARMUP = 3  # steps before the capture, on a stream of their own: libraries make their workspaces, compilers their kernels
 PARALLEL_WARMUP = 11  # with DistributedDataParallel, which until then may change its buckets (PyTorch's notes on CUDA graphs)
 OLDEST_HIP = [7, 2]  # on older ones a thread of RCCL, which asks for events, invalidates the capture of another thread
 TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less

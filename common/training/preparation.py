@@ -71,7 +71,7 @@ def place(model: Model, device: torch.device, form: str | None, captured: bool) 
         return model
     from common.training import distributed
 
-    with devices.side_stream() if captured else nullcontext():  # where gradients are added up in every later step
+    with devices.stream_before_capture() if captured else nullcontext():  # where gradients are added up in every later step
         return distributed.parallel_model(model, form)
 
 
@@ -184,7 +184,8 @@ def captured_step(made: Prepared, precision: Precision, batch: Batch) -> Prepare
         return [loss, *(gradient for gradient in gradients(model, optimizer).values() if gradient is not None)]
 
     parallel = agreement.active()
-    with devices.side_stream():  # a step's autograd graph that outlives it must not wait for the default stream in the capture
+    # On a stream of its own: a step's autograd graph that outlives it must not wait for the default stream in the capture.
+    with devices.stream_before_capture():
         with without_update(optimizer, precision):
             for _ in range(capture.PARALLEL_WARMUP if parallel else capture.WARMUP):
                 step(batch)

@@ -60,7 +60,7 @@ def test_garbage_that_holds_an_eager_step_does_not_break_a_capture():
         loss.backward()
         return loss
 
-    with devices.side_stream():
+    with devices.stream_before_capture():
         step()
     cycle = [step()]
     cycle.append(cycle)

@@ -52,4 +52,4 @@ def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, fam
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert launch_sizes.family_of_this_gpu.__wrapped__() == family  # without its cache
+    assert launch_sizes.family.__wrapped__() == family  # without its cache

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: on Hopper a kernel can be set up, and its programs placed, while the kernel before it ends.
+"""Programmatic dependent launch: on NVIDIA's data-centre GPUs from Hopper on a kernel is set up while the kernel before it ends.
 
 Between two kernels of a stream the GPU is idle for about a microsecond, a large part of a small kernel's time. Launched in this
 way a kernel is in place when the one before it ends. It waits inside, in `begin`, which must be its first statement: after it

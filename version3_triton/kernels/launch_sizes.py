@@ -13,13 +13,6 @@ from typing import Any
 
 import torch
 import triton
-from torch import Tensor
-
-
-def autocast_dtype(x: Tensor, otherwise: torch.dtype) -> torch.dtype:
-    """The type that autocast gives matrix products on x's device; `otherwise` where autocast is off."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise
 
 
 def dot_precision(dtype: torch.dtype) -> str:
@@ -152,17 +145,13 @@ ATTENTION = {
 }
 
 
+@functools.cache
 def family() -> str:
     """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because they are the smallest.
 
     NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
     those of `sm_90`. Those before capability 8 have 64 KiB and take those of `sm_75`; all others take those of `sm_80`.
     """
-    return family_of_this_gpu()
-
-
-@functools.cache
-def family_of_this_gpu() -> str:
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"
     capability = torch.cuda.get_device_capability()[0]

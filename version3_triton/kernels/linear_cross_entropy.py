@@ -19,9 +19,9 @@ and writes it once more: 8 V D bytes where the BLAS adds, otherwise 12 V D in bf
 """
 
 from common.errors import UsageError
-from common.precision import adds_in_float32
+from common.precision import adds_in_float32, products_dtype
 from version3_triton.kernels.checks import interpretable
-from version3_triton.kernels.launch_sizes import autocast_dtype, ceil_div, tile
+from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
 import torch.nn.functional as F
@@ -159,5 +159,5 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         raise UsageError(f"the loss takes x [B, S, D], a weight [V, D] and targets [B, S], V and D at least 1, not {shapes}")
     if not targets.numel():
         raise UsageError("the loss is a mean over tokens, and there are none")
-    dtype = autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype))
+    dtype = products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
     return _LinearCrossEntropy.apply(x, weight, targets, dtype, torch.is_grad_enabled())

@@ -18,9 +18,10 @@ once; a second kernel adds the parts in a fixed order, so the same input gives t
 """
 
 from common.errors import UsageError
+from common.precision import products_dtype
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin
-from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, autocast_dtype, ceil_div, tile
+from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile
 
 import torch
 import triton
@@ -167,7 +168,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Raises:
         UsageError: D is larger or 0, or the shapes differ.
     """
-    (y,) = _AddRMSNorm.apply(x, None, weight, eps, autocast_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
+    (y,) = _AddRMSNorm.apply(x, None, weight, eps, products_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
     return y
 
 
@@ -175,4 +176,4 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + residual, and `rms_norm` of that sum, in one pass; shapes, types and errors as there."""
     wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), weight.dtype)
-    return _AddRMSNorm.apply(x, residual, weight, eps, autocast_dtype(x, wide))
+    return _AddRMSNorm.apply(x, residual, weight, eps, products_dtype(x, wide))

@@ -1,7 +1,8 @@
 """The operations of Version 4 without autograd, as plain functions: a Triton kernel each, or the same in PyTorch.
 
 A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operation and its gradient are functions of their own.
-`reference.py` holds PyTorch's form of each, for float64 and where no kernel can run.
+`reference.py` holds PyTorch's form of each, for float64 and where no kernel can run. The exception is `CausalAttention`: for
+Version 3's and PyTorch's attention it asks autograd for the gradient.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Causal attention on packed q, k and v, and its gradient before RoPE, in three forms.
 
-    S at most 128, Dh at most 64    on Hopper in 16 bits: Version 3's forward kernel, and one for the whole gradient
-                                    (`short_attention.py`)
+    S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward kernel, and one
+                                    for the whole gradient (`short_attention.py`)
     S at most 256, or exact         Version 3's kernels
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
@@ -27,7 +27,7 @@ from version4_ultra_fused.kernels.reference import Rope
 import torch
 from torch import Tensor
 
-SHORT, OWN = 128, 256  # the longest sequences for the first two forms
+SHORT, VERSION3 = 128, 256  # the longest sequences for the first two forms
 
 if LOADED:
     from version3_triton.kernels import flash_attention, launch_sizes
@@ -36,16 +36,16 @@ if LOADED:
 
 
 def form(q: Tensor, exact: bool) -> str:
-    """Which form of attention runs for q [B, H, S, Dh]: `short`, `own` (Version 3's kernels) or `library`."""
+    """Which form of attention runs for q [B, H, S, Dh]: `short`, `version3` (its kernels) or `library`."""
     batch, heads, length, head_dim = q.shape
     if missing(q.device) or q.dtype.itemsize > 4:
         return "library"
     if batch * heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
-    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the kernel for short sequences spills registers
+    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the short form spills registers
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
-    return "own" if exact or length <= OWN else "library"
+    return "version3" if exact or length <= VERSION3 else "library"
 
 
 @contextmanager
@@ -76,15 +76,15 @@ class CausalAttention:
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
         chosen = chosen or form(q, exact)
-        self.short, own = chosen == "short", chosen == "own"
+        self.short, version3 = chosen == "short", chosen == "version3"
         if self.short:
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
-        self.order = nullcontext if own or exact else any_order
+        self.order = nullcontext if version3 or exact else any_order
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
-            self.graph = (flash_attention if own else reference).attention(*self.inputs)  # [B, H, S, Dh]
+            self.graph = (flash_attention if version3 else reference).attention(*self.inputs)  # [B, H, S, Dh]
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.config import ModelConfig
+from common.precision import products_dtype
 from version3_triton.kernels import HAS_TRITON, missing
 from version3_triton.kernels.costs import Cost
 from version4_ultra_fused.kernels.attention import form
-from version4_ultra_fused.memory.memory_plan import products_dtype
 
 import torch
 from torch import Tensor

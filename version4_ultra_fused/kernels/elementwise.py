@@ -1,6 +1,7 @@
 """RoPE and SwiGLU beside a library's matrix product, as kernels of their own, forward and backward.
 
-They run where `tiles.py` has no epilogue for a product of this size on this GPU. Rows that are combined are neighbours, as in
+`rotate` and `swiglu` run where `tiles.py` has no epilogue for a product of this size on this GPU. `rotate_back` runs after every
+form of attention but the short one. `swiglu_backward` always runs, but for FP8. Rows that are combined are neighbours, as in
 `memory/interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
 
     rotate             2 Dh (H + K) e a token        in place
@@ -34,10 +35,10 @@ def swiglu_gradient(gate, up, dy):
 def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
     begin(DEPENDENT, True)
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    left, both, own = pairs - first, tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    left, both, pair = pairs - first, tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=both < 2 * left, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    tl.store(y_ptr + first + own, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=own < left)
+    tl.store(y_ptr + first + pair, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=pair < left)
 
 
 @triton.jit
@@ -49,11 +50,11 @@ def _swiglu_backward(
     blocks = tl.cdiv(pairs, BLOCK)
     row, block = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
     first, left = row * pairs + block * BLOCK, pairs - block * BLOCK
-    both, own = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    both, pair = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     inside = both < 2 * left
     gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=inside, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    dy = tl.load(dy_ptr + first + own, mask=own < left, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + first + pair, mask=pair < left, other=0.0).to(tl.float32)
     dgate, dup = swiglu_gradient(gate, up, dy)
     if DOTS:
         tl.store(dots_ptr + block * rows + row, tl.sum(gate * dgate + up * dup))
@@ -71,14 +72,14 @@ def _rotate(
     """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 rotates back."""
     begin(DEPENDENT, True)
     head = tl.program_id(1)
-    source, batch, step, row, own = q, q_batch, q_head, q_row, head
+    source, batch, step, row, number = q, q_batch, q_head, q_row, head
     if head >= H:
-        source, batch, step, row, own = k, k_batch, k_head, k_row, head - H
+        source, batch, step, row, number = k, k_batch, k_head, k_row, head - H
     if head >= H + K:
-        source, batch, step, row, own = v, v_batch, v_head, v_row, head - H - K
+        source, batch, step, row, number = v, v_batch, v_head, v_row, head - H - K
     token, column, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 2)
     inside = (token < tokens)[:, None] & (column < DIM)[None, :]
-    start = (token // length).to(tl.int64) * batch + own.to(tl.int64) * step + (token % length).to(tl.int64) * row
+    start = (token // length).to(tl.int64) * batch + number.to(tl.int64) * step + (token % length).to(tl.int64) * row
     place = start[:, None] + column[None, :]
     first, second = tl.split(tl.reshape(tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)))
     table = (token % length)[:, None] * DIM + pair[None, :]
@@ -100,15 +101,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 @interpretable
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F].
 
-    It also returns `dots` of `product_norm_backward`, if that will need them for the sum `kept` [N, D]; otherwise None.
+    It also returns `dots` of `product_norm_backward`, if that will need them for the sum `total` [N, D]; otherwise None.
     Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
     """
     assert gate_up.is_contiguous()
     dy = dhidden.contiguous()
-    dots = kept is not None and dy.dtype.itemsize == 2 and kept.numel() <= largest("norm", gate_up.shape[1])
+    dots = total is not None and dy.dtype.itemsize == 2 and total.numel() <= largest("norm", gate_up.shape[1])
     rows, pairs = dy.shape if dots else (1, dy.numel())
     block = min(BLOCK, triton.next_power_of_2(pairs))
     blocks = ceil_div(pairs, block)
@@ -119,12 +120,12 @@ def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None
 
 def _launch(parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int) -> None:
     """`parts` are q, k and v, of which the first `heads` heads are written."""
-    (q, k, v), (batch, own_heads, length, head_dim) = parts, parts[0].shape
+    (q, k, v), (batch, q_heads, length, head_dim) = parts, parts[0].shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
         q, k, v, out, rope.cos, rope.sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=own_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4, **dependent(),
+        H=q_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4, **dependent(),
     )  # fmt: skip
 
 

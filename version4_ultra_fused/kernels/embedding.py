@@ -1,6 +1,6 @@
 """The gradient of the embedding, added to that of the output head, which shares its weight.
 
-The tokens are sorted by their ids first, which can run beside the forward pass. Tokens with one id then stand together, and the
+The tokens are sorted by their ids first, which can run beside the loss. Tokens with one id then stand together, and the
 program of the first of them adds their gradients in order, a few rows at a time. So repeats give the same bits, no atomics are
 needed, and each gradient is read once.
 """
@@ -21,16 +21,16 @@ def _embedding_backward(
 ):  # fmt: skip
     begin(DEPENDENT, True)
     first = tl.program_id(0)
-    own = tl.load(ids_ptr + first)
-    if tl.load(ids_ptr + first - 1, mask=first > 0, other=-1) == own:
+    token_id = tl.load(ids_ptr + first)
+    if tl.load(ids_ptr + first - 1, mask=first > 0, other=-1) == token_id:
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    target = dweight_ptr + own * size + column
+    target = dweight_ptr + token_id * size + column
     total = tl.zeros((BLOCK,), tl.float32)
     start, found = first, ROWS
     while found == ROWS:
         place = start + tl.arange(0, ROWS)
-        chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == own
+        chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == token_id
         row = tl.load(order_ptr + place, mask=chosen, other=0)
         inside = chosen[:, None] & (column < size)[None, :]
         total += tl.sum(tl.load(dx_ptr + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.float32), axis=0)

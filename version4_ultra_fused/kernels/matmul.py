@@ -23,7 +23,7 @@ from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.reference import Rope
-from version4_ultra_fused.kernels.tiles import Tile, largest, multiprocessors, tile
+from version4_ultra_fused.kernels.tiles import ProductTile, largest, multiprocessors, product_tile
 
 import triton
 import triton.language as tl
@@ -107,11 +107,11 @@ def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most:
 
 
 def _launch(
-    epilogue: str, x: Tensor, w: Tensor, results: tuple[Tensor, Tensor], blocks: Tile | None, *rope, HALF: int = 1
+    epilogue: str, x: Tensor, w: Tensor, results: tuple[Tensor, Tensor], blocks: ProductTile | None, *rope, HALF: int = 1
 ) -> None:
     """`results` are `out` and `gate_up` of the kernel; `rope` its length, rotated, cos and sin."""
     (M, K), N, (out, gate_up) = x.shape, w.shape[0], results
-    blocks = blocks or tile(epilogue, M, N)
+    blocks = blocks or product_tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
     described = (x, [m, k]), (w, [n, k]), (out, [m, stored // 2 if epilogue == "swiglu" else n]), (gate_up, [m, stored])
@@ -124,7 +124,7 @@ def _launch(
 
 @interpretable
 def qkv_rope(
-    x: Tensor, weight: Tensor, rope: Rope, rotated: int, *, most: int | None = None, blocks: Tile | None = None
+    x: Tensor, weight: Tensor, rope: Rope, rotated: int, *, most: int | None = None, blocks: ProductTile | None = None
 ) -> Tensor:
     """x W^T with RoPE on its first `rotated` columns.
 
@@ -146,7 +146,9 @@ def qkv_rope(
 
 
 @interpretable
-def gate_up_swiglu(x: Tensor, weight: Tensor, *, most: int | None = None, blocks: Tile | None = None) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(
+    x: Tensor, weight: Tensor, *, most: int | None = None, blocks: ProductTile | None = None
+) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:

@@ -36,14 +36,14 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
     branch = None if branch is None else branch.contiguous()
     total = x if branch is None else torch.empty_like(x)
     y, rstd = torch.empty_like(x, dtype=dtype), x.new_empty(rows, dtype=torch.float32)
-    kept = total if x.dtype == dtype else torch.empty_like(y)
+    rounded = total if x.dtype == dtype else torch.empty_like(y)
     blocks = tile("norm_forward", size, x.device)
     _rms_norm_forward[ceil_div(rows, blocks.rows),](
-        x, branch, weight, total, y, rstd, kept, rows, size, eps,
-        ADD=branch is not None, COPY=kept is not total, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
+        x, branch, weight, total, y, rstd, rounded, rows, size, eps,
+        ADD=branch is not None, COPY=rounded is not total, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
         **dependent(),
     )  # fmt: skip
-    return total, y, Norm(weight, kept, rstd)
+    return total, y, Norm(weight, rounded, rstd)
 
 
 @interpretable
@@ -59,15 +59,15 @@ def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torc
     Returns:
         [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
-    (rows, size), dy, kept = norm.kept.shape, dy.contiguous(), norm.kept.contiguous()
+    (rows, size), dy, total = norm.total.shape, dy.contiguous(), norm.total.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
-    dx = torch.empty_like(kept, dtype=dtype)
+    dx = torch.empty_like(total, dtype=dtype)
     sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
-    blocks = tile_of(sizes, "norm_backward", size, kept.device)
+    blocks = tile_of(sizes, "norm_backward", size, total.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
-    parts = kept.new_empty(programs, size, dtype=torch.float32)
+    parts = total.new_empty(programs, size, dtype=torch.float32)
     _rms_norm_backward[programs,](
-        kept, norm.weight, norm.rstd, dy, dtotal, dx, None, parts, rows, size, programs,
+        total, norm.weight, norm.rstd, dy, dtotal, dx, None, parts, rows, size, programs,
         SUM=dtotal is not None, ADD=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps, **dependent(),
     )  # fmt: skip
     return dx, parts

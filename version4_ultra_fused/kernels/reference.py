@@ -21,10 +21,10 @@ class Slot(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What the backward pass of a norm needs: its weight [D], its input x [N, D] in the products' dtype, and 1 / rms [N]."""
+    """What the backward pass of a norm needs: its weight [D], x + branch [N, D] in the products' dtype, and 1 / rms [N]."""
 
     weight: Tensor
-    kept: Tensor
+    total: Tensor
     rstd: Tensor
 
 
@@ -57,7 +57,7 @@ def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype
 
 
 def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    dy_wide, normalized = dy.to(norm.rstd.dtype), norm.kept * norm.rstd[:, None]
+    dy_wide, normalized = dy.to(norm.rstd.dtype), norm.total * norm.rstd[:, None]
     scaled = dy_wide * norm.weight
     dx = norm.rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
@@ -106,7 +106,7 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, F.silu(gate) * up
 
 
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor, kept: Tensor | None = None) -> tuple[Tensor, None]:
+def swiglu_backward(dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None) -> tuple[Tensor, None]:
     gate, up = gate_up.unflatten(1, (-1, 2)).unbind(-1)
     sigmoid = gate.sigmoid()
     dgate, dup = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid)), dhidden * gate * sigmoid

@@ -56,14 +56,14 @@ def _store(
 
 @triton.jit
 def _scores(
-        q_ptr, o_ptr, do_ptr, lse_ptr, k, v, first, length, packed, own, scale,
+        q_ptr, o_ptr, do_ptr, lse_ptr, k, v, first, length, packed, row_of_o, scale,
         DIAGONAL: tl.constexpr, PRECISION: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for later keys."""
     row = tl.arange(0, ROWS)
     q = _load(q_ptr, first, length, packed, DIM, ROWS, BLOCK)
-    do = _load(do_ptr, first, length, own, DIM, ROWS, BLOCK)
-    o = _load(o_ptr, first, length, own, DIM, ROWS, BLOCK)
+    do = _load(do_ptr, first, length, row_of_o, DIM, ROWS, BLOCK)
+    o = _load(o_ptr, first, length, row_of_o, DIM, ROWS, BLOCK)
     lse = tl.load(lse_ptr + first + row, mask=first + row < length, other=float("inf"))
     d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
@@ -82,11 +82,11 @@ def _short_attention_backward(
     begin(DEPENDENT)
     batch, kv_head, first = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1) * ROWS
     packed: tl.constexpr = (H + 2 * K) * DIM
-    own: tl.constexpr = H * DIM
+    row_of_o: tl.constexpr = H * DIM
     qkv_ptr += batch.to(tl.int64) * length * packed
     out_ptr += batch.to(tl.int64) * length * packed
-    o_ptr += batch.to(tl.int64) * length * own
-    do_ptr += batch.to(tl.int64) * length * own
+    o_ptr += batch.to(tl.int64) * length * row_of_o
+    do_ptr += batch.to(tl.int64) * length * row_of_o
     k_ptr, v_ptr = qkv_ptr + (H + kv_head) * DIM, qkv_ptr + (H + K + kv_head) * DIM
     k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
     dk, dv = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
@@ -96,7 +96,7 @@ def _short_attention_backward(
         q_ptr, lse = qkv_ptr + head * DIM, lse_ptr + (batch * H + head).to(tl.int64) * length
         outs, douts = o_ptr + head * DIM, do_ptr + head * DIM
         q, do, p, ds = _scores(
-            q_ptr, outs, douts, lse, k, v, first, length, packed, own, scale, True, PRECISION, DIM, ROWS, BLOCK
+            q_ptr, outs, douts, lse, k, v, first, length, packed, row_of_o, scale, True, PRECISION, DIM, ROWS, BLOCK
         )
         dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -105,7 +105,7 @@ def _short_attention_backward(
             dots += tl.sum(dq * q.to(tl.float32), axis=1)
         for later in range(first + ROWS, length, ROWS):
             q, do, p, ds = _scores(
-                q_ptr, outs, douts, lse, k, v, later, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
+                q_ptr, outs, douts, lse, k, v, later, length, packed, row_of_o, scale, False, PRECISION, DIM, ROWS, BLOCK
             )
             dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
             dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -113,7 +113,7 @@ def _short_attention_backward(
             keys = _load(k_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             values = _load(v_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             q, do, p, ds = _scores(
-                q_ptr, outs, douts, lse, keys, values, first, length, packed, own, scale, False, PRECISION, DIM, ROWS, BLOCK
+                q_ptr, outs, douts, lse, keys, values, first, length, packed, row_of_o, scale, False, PRECISION, DIM, ROWS, BLOCK
             )
             part = tl.dot(ds, keys, input_precision=PRECISION)
             if DOTS:

@@ -17,7 +17,7 @@ from version3_triton.kernels.launch_sizes import ceil_div
 import torch
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """Rows (m) and columns (n) of a tile of the result, depth (k) of a step, warps, and stages of the software pipeline."""
 
     m: int
@@ -32,14 +32,19 @@ class Tile(NamedTuple):
 
 
 # By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
-TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
+TILES: dict[str, dict[str, tuple[ProductTile, ...]]] = {
     "sm_90": {
-        "rope": (Tile(64, 128, 64, 4, 4), Tile(64, 64, 128, 4, 3)),
-        "swiglu": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
-        "norm": (Tile(64, 64, 128, 4, 4), Tile(64, 32, 256, 4, 3)),
+        "rope": (ProductTile(64, 128, 64, 4, 4), ProductTile(64, 64, 128, 4, 3)),
+        "swiglu": (
+            ProductTile(128, 256, 64, 8, 3),
+            ProductTile(128, 128, 64, 8, 3),
+            ProductTile(64, 128, 64, 4, 4),
+            ProductTile(64, 64, 64, 4, 4),
+        ),
+        "norm": (ProductTile(64, 64, 128, 4, 4), ProductTile(64, 32, 256, 4, 3)),
     },
-    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu", "norm"), (Tile(64, 64, 64, 4, 3),))),
-    "hip": dict.fromkeys(("rope", "swiglu", "norm"), (Tile(32, 32, 32, 4, 1),)),
+    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(64, 64, 64, 4, 3),))),
+    "hip": dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(32, 32, 32, 4, 1),)),
 }
 # The most elements of a product that is computed with its epilogue, for "norm" its most multiplications. For larger ones a
 # library's product and a kernel take less time (LOG.md has the table).
@@ -58,7 +63,7 @@ def largest(epilogue: str, depth: int = 1) -> int:
 
 
 @functools.cache
-def tile(epilogue: str, rows: int, columns: int) -> Tile:
+def product_tile(epilogue: str, rows: int, columns: int) -> ProductTile:
     """The largest tile that gives two thirds of the multiprocessors work, or the smallest.
 
     Args:

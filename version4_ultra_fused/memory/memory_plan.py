@@ -4,7 +4,8 @@ A model starts with an empty plan: a product casts its weight, and gradients are
 `MasterAdamW.plan_memory` makes a plan with buffers. A product then reads a copy of the weight that AdamW keeps in the products'
 dtype, and each gradient is written to a buffer of its own, which the next step overwrites. Autograd is given nothing.
 
-Who writes which buffer, and when. Time runs down, a column is a stream of a captured step, and an arrow waits:
+Who writes which buffer, and when. Time runs down. Each column is a stream of a captured step. Work at the
+head of an arrow starts when the work at its tail has ended, and the total is the sum x + branch:
 
     main                              products                       updates
     ----                              --------                       -------
@@ -14,13 +15,14 @@ Who writes which buffer, and when. Time runs down, a column is a stream of a cap
     loss: logits, then their          sort the ids
       gradient over the logits
     backward: the head           -->  gradient[head]
+      d(total), parts            ---------------------------------> gradient[last norm]
     for each block, last first:
       d(hidden)                  -->  gradient[down]
       d(gates) over gates        -->  gradient[gate, up]
-      d(stream), parts           ---------------------------------> gradient[norm]
+      d(total), parts            ---------------------------------> gradient[norm]
       d(attended)                -->  gradient[output]
       d(q k v)                   -->  gradient[qkv]
-      d(stream), parts           ---------------------------------> gradient[norm]
+      d(total), parts            ---------------------------------> gradient[norm]
                                       the block's gradients are there -->
                                                                      AdamW of the block: moments,
                                                                      master, working
@@ -29,8 +31,8 @@ Who writes which buffer, and when. Time runs down, a column is a stream of a cap
     join, AdamW of norms and head
       and of blocks not yet updated
 
-Nothing reads `working` of a block after its backward pass, so its update may run beside the blocks before it. Without side
-streams the same work is done in line, in the order of issue.
+Nothing reads `working` of a block after its backward pass, so its update may run beside the
+blocks before it. Without side streams the same work is done in line, in the order of issue.
 """
 
 import functools
@@ -43,16 +45,10 @@ from common.spans import span
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.fp8.scales import Scales
 from version4_ultra_fused.kernels.reference import Norm, Rope
-from version4_ultra_fused.memory.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream, SideStreams
 
 import torch
 from torch import Tensor, nn
-
-
-def products_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of matrix products on x: autocast's, or x's own."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def without_gradient(ctx, x: Tensor) -> Tensor:
@@ -97,10 +93,8 @@ class MemoryPlan:
     ) -> None:
         self.working, self.gradient = working or {}, gradient or {}
         self.update_block, self.communicates, self.scales = update_block, communicates, scales
-        # For products that write gradients of weights, and for sums of norms' parts and updates of blocks, which move bytes. They
-        # stay for all steps, because a library has a workspace for each stream.
-        self.streams: tuple[SideStream, SideStream] | None = None
-        self.beside: tuple[SideStream, SideStream] | None = None  # in a step that uses them
+        self.streams: SideStreams | None = None  # they stay for all steps, because a library has a workspace for each stream
+        self.beside: SideStreams | None = None  # the same in a step that uses them
         self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []  # for the loss
         self.written: dict[Tensor, torch.cuda.Event] = {}  # by the products' stream, in this step
 
@@ -112,7 +106,7 @@ class MemoryPlan:
             beside: whether gradients of weights are written on the side streams.
         """
         if beside:
-            self.streams = self.streams or (SideStream(), SideStream())
+            self.streams = self.streams or SideStreams(SideStream(), SideStream())
         self.beside = self.streams if beside else None
         self.waiting.clear()  # of a step that ended in an error
         if self.scales:
@@ -130,12 +124,12 @@ class MemoryPlan:
         working = self.working.get(parameter)
         return working if working is not None and working.dtype == dtype else parameter.detach().to(dtype)
 
-    def later(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that only an update waits for: it reads `tensors` and writes the gradient of `parameter`, if any."""
+    def on_products_stream(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Does work that reads `tensors` and writes the gradient of `parameter`, if any: in line without side streams."""
         if not self.beside:
             work()
             return
-        done = self.beside[0].run(work, *tensors)
+        done = self.beside.products.run(work, *tensors)
         if parameter is not None:
             self.written[parameter] = done
 
@@ -156,7 +150,7 @@ class MemoryPlan:
             else:
                 out.copy_(dy.T @ x)
 
-        self.later(parameter, write, dy, x)
+        self.on_products_stream(parameter, write, dy, x)
         return None
 
     def norm_gradient(self, parameter: Tensor, parts: Tensor) -> Tensor | None:
@@ -167,19 +161,19 @@ class MemoryPlan:
             return gradient
         work = functools.partial(kernels.sum_parts, parts, self.gradient[parameter])
         if self.beside:
-            self.beside[1].run(work, parts)
+            self.beside.updates.run(work, parts)
         else:
             work()
         return None
 
     def norm_backward(
-        self, dy: Tensor, dsum: Tensor | None, norm: Norm, needed: Sequence[bool]
+        self, dy: Tensor, dtotal: Tensor | None, norm: Norm, needed: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The backward pass of `add_norm`.
 
         Args:
             dy: [N, D], the gradient of the norm's result.
-            dsum: [N, D], the gradient of the sum from elsewhere, or None.
+            dtotal: [N, D], the gradient of the sum x + branch from elsewhere, or None.
             norm: from `add_norm`.
             needed: whether the gradients of x and of the branch are; of the two, one is.
 
@@ -187,16 +181,16 @@ class MemoryPlan:
             The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
         """
         with span("norm"):
-            dx, parts = kernels.add_norm_backward(dy, dsum, norm, norm.weight.dtype if needed[0] else dy.dtype)
+            dx, parts = kernels.add_norm_backward(dy, dtotal, norm, norm.weight.dtype if needed[0] else dy.dtype)
             return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
 
-    def product_norm_backward(
-        self, product: tuple[Tensor, Tensor | None], matrix: Tensor, dsum: Tensor, norm: Norm, needed: Sequence[bool]
+    def norm_backward_through_product(
+        self, product: tuple[Tensor, Tensor | None], matrix: Tensor, dtotal: Tensor, norm: Norm, needed: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `product` is dout and `dots` of the kernel's."""
         dout, dots = product
         dtype, weight = norm.weight.dtype if needed[0] else dout.dtype, self.weight(matrix, dout.dtype)
-        dx, parts = kernels.product_norm_backward(dout, dots, weight, dsum, norm, dtype=dtype)
+        dx, parts = kernels.product_norm_backward(dout, dots, weight, dtotal, norm, dtype=dtype)
         return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
 
     def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
@@ -215,26 +209,25 @@ class MemoryPlan:
         kernels.add_embedding_gradient(dx, ids, order, self.gradient[parameter])
         return None
 
-    def with_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that reads `tensors` and that the backward pass needs: at once, or with buffers beside the loss."""
+    def at_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Does work that reads `tensors` and that only the backward pass needs: with buffers in `run_waiting`, otherwise now."""
         if self.gradient:
             self.waiting.append((work, tensors))
         else:
             work()
 
-    def begin_loss(self) -> None:
-        """To be called when all blocks of the forward pass have been issued."""
+    def run_waiting(self) -> None:
+        """Starts the work of `at_the_loss`; to be called when all blocks of the forward pass have been issued."""
         for work, tensors in self.waiting:
-            self.later(None, work, *tensors)
+            self.on_products_stream(None, work, *tensors)
         self.waiting.clear()
 
     def block_done(self, block: nn.Module) -> None:
         """To be called when the backward pass of a block has been issued: updates it, where that may run beside the rest."""
         if self.beside and self.update_block:
-            products, updates = self.beside
-            updates.wait(products)
+            self.beside.updates.wait(self.beside.products)
             with span("optimizer"):
-                updates.run(functools.partial(self.update_block, block))
+                self.beside.updates.run(functools.partial(self.update_block, block))
 
 
 class Shared(NamedTuple):

@@ -235,12 +235,12 @@ class MasterAdamW(torch.optim.Optimizer):
         if not self.updated:
             self.steps += 1
         self.updated.add(block)
-        with self._beside():
+        with self._on_collectives_stream():
             self._update(self.matrices, self.blocks[block])
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Makes a stream current on which collectives wait for other processes, while the products of the next block go on."""
+    def _on_collectives_stream(self) -> Iterator[None]:
+        """Makes a third stream current. Collectives wait there for other processes while the products of the next block go on."""
         if not (self.form and self.steps.is_cuda):
             yield
             return

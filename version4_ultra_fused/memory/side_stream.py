@@ -1,11 +1,13 @@
-"""A second stream for work that nothing waits for before the optimizer.
+"""Side streams: two streams for work that the rest of the backward pass does not need at once.
 
-In a captured step it becomes a branch of the graph: a small product on it runs beside the kernels of the main stream, where
+Only the optimizer waits for most of it. The embedding's backward pass waits for the sorted ids and the head's gradient. In a
+captured step each stream becomes a branch of the graph: a small product on it runs beside the kernels of the main stream, where
 either alone would leave multiprocessors idle.
 """
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,3 +40,8 @@ class SideStream:
         """Makes the current stream wait for all work."""
         torch.cuda.current_stream().wait_stream(self.stream)
         self.in_flight.clear()
+
+
+class SideStreams(NamedTuple):
+    products: SideStream  # which write gradients of matrices
+    updates: SideStream  # of blocks, and the sums that are gradients of norms

@@ -37,7 +37,7 @@ def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple:
 @pytest.mark.parametrize(
     "shape, dtype, form",
     [pytest.param(shape, torch.float16, form, marks=runs_kernels) for shape in SHAPES for form in ("short", "short, sums")]
-    + [pytest.param(shape, torch.float32, "own", marks=runs_kernels) for shape in SHAPES[:3:2]]
+    + [pytest.param(shape, torch.float32, "version3", marks=runs_kernels) for shape in SHAPES[:3:2]]
     + [(SHAPES[0], torch.float32, "library")],
     ids=str,
 )
@@ -68,22 +68,22 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        attend((1, attention.OWN + 1, 1, 1, 16), torch.float64, exact)
+        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact)
         assert seen == [deterministic] and torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-@pytest.mark.parametrize("length, head_dim, dtype, exact, on_hopper, elsewhere", [
-    (128, 64, torch.bfloat16, False, "short", "own"), (128, 64, torch.float32, False, "own", "own"),
-    (128, 128, torch.bfloat16, False, "own", "own"), (256, 64, torch.bfloat16, False, "own", "own"),
-    (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "own", "own"),
+@pytest.mark.parametrize("length, head_dim, dtype, exact, on_sm_90, elsewhere", [
+    (128, 64, torch.bfloat16, False, "short", "version3"), (128, 64, torch.float32, False, "version3", "version3"),
+    (128, 128, torch.bfloat16, False, "version3", "version3"), (256, 64, torch.bfloat16, False, "version3", "version3"),
+    (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "version3", "version3"),
     (128, 136, torch.bfloat16, True, "library", "library"), (16, 16, torch.float64, True, "library", "library"),
 ])  # fmt: skip
-def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, dtype, exact, on_hopper, elsewhere):
+def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, dtype, exact, on_sm_90, elsewhere):
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)
-    for family, expected in (("sm_90", on_hopper), ("sm_80", elsewhere), ("hip", elsewhere)):
+    for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         q = torch.empty((), dtype=dtype, device=DEVICE)
         assert attention.form(q.expand(65535, 1, length, head_dim), exact) == expected

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 from common.config import ModelConfig
-from common.device import side_stream
+from common.device import stream_before_capture
 from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.training import preparation
@@ -17,8 +17,8 @@ import torch
 
 pytest.importorskip("triton")
 from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.functions import fp8_block
 from version4_ultra_fused.kernels import KERNELS, reference
-from version4_ultra_fused.kernels.fp8 import fp8_block
 from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -141,7 +141,7 @@ def test_a_captured_step_is_the_eager_one():
     losses = {}
     for captured in (False, True):
         model, optimizer, step = made(True)
-        with side_stream():
+        with stream_before_capture():
             preparation.warm_up(preparation.Prepared(model, optimizer, step), BF16, batch(), passes=3)
         if captured:
             step = CapturedStep(step, batch())
@@ -169,7 +169,7 @@ def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_d
         return replay
 
     monkeypatch.setattr(preparation, "CapturedStep", captured)
-    monkeypatch.setattr(preparation.devices, "side_stream", nullcontext)
+    monkeypatch.setattr(preparation.devices, "stream_before_capture", nullcontext)
     with pytest.raises(RunError, match="the captured step differs") if refused else nullcontext():
         preparation.captured_step(preparation.Prepared(model, optimizer, step), BF16, batch(0))
     kept = all(torch.equal(initial[name], value.cpu()) for name, value in model.state_dict().items())

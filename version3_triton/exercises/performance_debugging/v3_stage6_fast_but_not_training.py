@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from dataclasses import replace
 
+from common.precision import products_dtype
 from stages import Stage, StageOptions, kernels, v3
 
 import torch
@@ -32,11 +33,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if kernels.missing(x.device):
         with torch.no_grad():  # autograd sees nothing of what a kernel writes; without one, this is how to hide it
             return kernels.reference.rms_norm(x, weight, eps)
-    from version3_triton.kernels.launch_sizes import autocast_dtype
-
     from norm_kernel import normalize
 
-    y = torch.empty_like(x, dtype=autocast_dtype(x, x.dtype))
+    y = torch.empty_like(x, dtype=products_dtype(x))
     normalize(x, weight, y, eps)
     return y
 

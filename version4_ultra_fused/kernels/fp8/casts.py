@@ -3,7 +3,8 @@
 A number x of a tensor is stored in 8 bits as x / s. The scale s puts the tensor's largest magnitude at the largest number of the
 format: 448 in e4m3 (3 bits of mantissa; 240 on MI300), 57,344 in e5m2 (2 bits, for gradients, which span more powers of two). The
 largest magnitude is known only when all of the tensor is there. So s follows from the last HISTORY steps ("delayed scaling"), and
-the kernel that writes a tensor scales it, clamps what is too large, and finds the maximum for the steps that follow.
+one pass over the tensor scales it, clamps what is too large, and finds the maximum for the steps that follow. SwiGLU's kernel
+does this as it computes the tensor. All other tensors are read again by `quantize`.
 
 Tensor cores read both factors of an FP8 product along the summed dimension. A product x W^T and its two gradients sum over
 inputs, outputs and tokens, so each kernel writes its result twice: by rows [N, C], and transposed [C, N]. Bytes moved for
@@ -63,22 +64,22 @@ def _swiglu_quantized(
 ):  # fmt: skip
     """silu(gate) up [N, F], or backward the gradient of gate and up [N, 2 F], which take turns."""
     n, both = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    own = tl.program_id(1) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    pair = tl.program_id(1) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
     row = n.to(tl.int64)[:, None]
     gate_up = tl.load(gate_up_ptr + row * (2 * F) + both[None, :], mask=(n < N)[:, None] & (both < 2 * F)[None, :], other=0.0)
     gate, up = tl.split(tl.reshape(gate_up.to(tl.float32), (TOKENS, COLUMNS // 2, 2)))
     if BACKWARD:
-        dy = tl.load(dy_ptr + row * F + own[None, :], mask=(n < N)[:, None] & (own < F)[None, :], other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * F + pair[None, :], mask=(n < N)[:, None] & (pair < F)[None, :], other=0.0).to(tl.float32)
         dgate, dup = swiglu_gradient(gate, up, dy)
         gradients = _stored(tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX)
         _store(gradients, n, both, N, 2 * F, rows_ptr)
         dgate, dup = tl.split(tl.reshape(gradients, (TOKENS, COLUMNS // 2, 2)))
-        _store(tl.trans(dgate), 2 * own, n, 2 * F, N, columns_ptr)
-        _store(tl.trans(dup), 2 * own + 1, n, 2 * F, N, columns_ptr)
+        _store(tl.trans(dgate), 2 * pair, n, 2 * F, N, columns_ptr)
+        _store(tl.trans(dup), 2 * pair + 1, n, 2 * F, N, columns_ptr)
     else:
         y = _stored(gate * tl.sigmoid(gate) * up, scale_ptr, largest_ptr, MAX)
-        _store(y, n, own, N, F, rows_ptr)
-        _store(tl.trans(y), own, n, F, N, columns_ptr)
+        _store(y, n, pair, N, F, rows_ptr)
+        _store(tl.trans(y), pair, n, F, N, columns_ptr)
 
 
 def _empty(rows: int, columns: int, slot: Slot) -> tuple[Tensor, Tensor]:

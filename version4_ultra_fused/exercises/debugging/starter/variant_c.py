@@ -7,7 +7,7 @@ harness refuses to capture this step, so I run it with --no-capture-step. Can yo
 
 from common.training.capture import Step
 from version4_ultra_fused import tiny_llama_v4 as v4
-from version4_ultra_fused.memory.side_stream import SideStream
+from version4_ultra_fused.memory.side_stream import SideStream, SideStreams
 from version4_ultra_fused.tiny_llama_v4 import CAPTURED, SWITCHES, TinyLlama, make_model, make_optimizer, train
 
 __all__ = ["CAPTURED", "SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step", "train"]
@@ -22,5 +22,5 @@ class Branch(SideStream):
 def make_step(model, optimizer, precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
     if model.one.is_cuda and model.switches["memory-plan"]:
-        model.plan.streams = Branch(), Branch()
+        model.plan.streams = SideStreams(Branch(), Branch())
     return step

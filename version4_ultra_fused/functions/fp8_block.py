@@ -1,7 +1,8 @@
-"""A block whose matrix products are in FP8 (`--enable-fp8`); `casts.py` says how a tensor becomes 8 bits wide.
+"""A block whose matrix products are in FP8 (`--enable-fp8`); `kernels/fp8/casts.py` says how a tensor becomes 8 bits wide.
 
 The residual stream, the norms, attention, the embedding, the head and the master weights are as in `tiny_llama_v4.py`. x and W of
-a product x W^T are in e4m3, and the gradient of its result is in e5m2, which has a wider range; `scales.py` has their scales.
+a product x W^T are in e4m3, and the gradient of its result is in e5m2, which has a wider range. Their scales are
+those of `kernels/fp8/scales.py`.
 """
 
 from common import device as devices
@@ -12,7 +13,7 @@ from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
-from version4_ultra_fused.memory.memory_plan import MemoryPlan, products_dtype, saved, without_gradient
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_gradient
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Product:
         def write() -> None:
             self._multiply(columns, x, self.gradient, self.x, out=out)
 
-        self.plan.later(self.parameter, write, columns, x)
+        self.plan.on_products_stream(self.parameter, write, columns, x)
         return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
 
     @staticmethod
@@ -81,8 +82,8 @@ class Product:
         )
 
 
-class AttentionFunction(torch.autograd.Function):
-    """That of tiny_llama_v4.py, with its two products in FP8."""
+class FP8AttentionFunction(torch.autograd.Function):
+    """`AttentionFunction` of tiny_llama_v4.py, with its two products in FP8."""
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
@@ -109,8 +110,8 @@ class AttentionFunction(torch.autograd.Function):
         return dx, dbranch, None, None, dnorm, None, None
 
 
-class FeedForwardFunction(torch.autograd.Function):
-    """That of tiny_llama_v4.py, with its two products in FP8."""
+class FP8FeedForwardFunction(torch.autograd.Function):
+    """`FeedForwardFunction` of tiny_llama_v4.py, with its two products in FP8."""
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
@@ -138,6 +139,4 @@ class FeedForwardFunction(torch.autograd.Function):
         return dx, dbranch, None, None, dnorm, None, None
 
 
-def functions(plan: MemoryPlan, x: Tensor) -> tuple[type[AttentionFunction], type[FeedForwardFunction]] | None:
-    """The two Functions of a block where its products on x are in FP8."""
-    return (AttentionFunction, FeedForwardFunction) if plan.scales and products_dtype(x) == torch.bfloat16 else None
+FUNCTIONS = FP8AttentionFunction, FP8FeedForwardFunction

@@ -3,9 +3,10 @@
 They share one weight, so its gradient has two parts: the head's comes first in the backward pass, the embedding's last.
 """
 
+from common.precision import products_dtype
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.memory.memory_plan import MemoryPlan, products_dtype, saved
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved
 
 import torch
 from torch import Tensor
@@ -15,14 +16,20 @@ from torch.autograd.function import once_differentiable
 class EmbeddingFunction(torch.autograd.Function):
     """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass.
 
+    The gradient needs the ids sorted. With the memory plan they are sorted beside the loss, so `sort` sets `ctx.sorted` there.
+
     `gradient`: whether one will be computed, which `needs_input_grad` does not tell: it is true under `no_grad` as well.
     """
 
     @staticmethod
     def forward(ctx, weight: Tensor, ids: Tensor, plan: MemoryPlan, gradient: bool) -> Tensor:
-        ctx.weight, ctx.plan, ctx.sorted = weight, plan, []
+        ctx.weight, ctx.plan = weight, plan
+
+        def sort() -> None:
+            ctx.sorted = ids.sort(stable=True)  # the ids and their order
+
         if gradient:
-            plan.with_the_loss(lambda: ctx.sorted.extend(ids.sort(stable=True)), ids)
+            plan.at_the_loss(sort, ids)
         return weight.index_select(0, ids)
 
     @staticmethod
@@ -46,7 +53,7 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
         (norm_weight, head), plan = weights, model.plan
-        plan.begin_loss()
+        plan.run_waiting()
         weight = plan.weight(head, products_dtype(x))
         _, y, norm = kernels.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
