@@ -2,7 +2,7 @@
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- The step is one graph. On GPUs of family sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE and norms' gradients.
+- The step is one graph. On sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE and gradients of norms.
 - The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
 
 Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.

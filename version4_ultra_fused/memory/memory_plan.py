@@ -10,8 +10,8 @@ head of an arrow starts when the work at its tail has ended, and the total is th
     main                              products                       updates
     ----                              --------                       -------
     forward: each block keeps
-      x, y, q k v, attended,
-      gates, hidden
+      total, y, q k v,
+      attended, gates, hidden
     loss: logits, then their          sort the ids
       gradient over the logits
     backward: the head           -->  gradient[head]
