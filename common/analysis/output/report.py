@@ -126,7 +126,7 @@ class Report:
         self._add("figure", "", f"![{description}]({stem}.png)", Picture(draw, stem, description))
 
     def timeline(self, events: dict[str, Any], name: str) -> None:
-        """A timeline (`common.analysis.page.timeline`) to zoom and search, in the page alone."""
+        """A timeline (`common.analysis.page.timeline`) to zoom, in the page alone."""
         self._add("timeline", "", "", (name, events))
 
     def commands(self, lines: Sequence[str]) -> None:
