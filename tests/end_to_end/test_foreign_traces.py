@@ -1,4 +1,4 @@
-"""A real trace that is renamed, moved, stretched, doubled or split: what must stay stays, and what must add up adds up."""
+"""Traces of other programs: counted once more by hand, damaged, renamed, moved, stretched and doubled."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 from common.analysis.profiles import load_kernels
 from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports import launches
+from common.errors import UsageError
 from tests.conftest import ROOT
-from tests.kernel_files import SAMPLES
 
 import pandas
 import pytest
@@ -17,6 +17,16 @@ TRACE = ROOT / "results/h200/traces/v4_small.json.gz"
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 EVENTS = json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"]
 SECOND = 1e6  # us
+SAMPLES = ROOT.parent / "shared/samples"  # no part of the repository
+COUNTED = {  # launches and us
+    "gpu_only.json": (2, 150), "oldcats.json": (2, 150), "privateuse.json": (2, 150), "neg_dur.json": (2, 150),
+    "kineto109_ts0.json": (2, 200), "graph_nocorr.json": (101, 505), "ncu_de.csv": (1, 1234.56), "ncu_de2.csv": (1, 1234.567),
+}  # fmt: skip
+REFUSED = {
+    "backslash.json": "line 1 column 70", "ctrl.json": "line 1 column 79", "zst.json.zst": "zstd", "utf16.json": "UTF-16",
+    "nsys_kern_sum.csv": "a table of nsys", "cpu_step_ended.json": "no operator falls into a profiled step",
+}  # fmt: skip
+needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
 
 
 def loaded(path: Path, events: list[dict]) -> Kernels:
@@ -68,7 +78,7 @@ def counted_by_hand(events: list[dict]) -> pandas.DataFrame:
     return frame[frame.cat.isin(DEVICE) & frame.correlation.isin(launched)]
 
 
-TRACES = [*sorted(ROOT.glob("results/*/*traces/*.json.gz")), *sorted(SAMPLES.glob("torch-profiler-*/*.json.gz"))]
+TRACES = [*sorted(ROOT.glob("results/*/*traces/*.json.gz")), *sorted(SAMPLES.glob("rocprof/torch-profiler-*/*.json.gz"))]
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -76,6 +86,16 @@ def test_launches_and_time_are_those_of_an_independent_count(path):
     found, by_hand = load_kernels.load(path), counted_by_hand(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
     assert len(found.table) == found.table.calls.sum() == len(by_hand) > 0
     assert found.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
+
+
+@needs_samples
+def test_small_damaged_files_are_read_right_or_named():
+    for name, (count, us) in COUNTED.items():
+        table = load_kernels.load(SAMPLES / "failing" / name).table
+        assert (len(table), table.duration_ns.sum() / 1e3) == (count, pytest.approx(us)), name
+    for name, message in REFUSED.items():
+        with pytest.raises(UsageError, match=message):
+            load_kernels.load(SAMPLES / "failing" / name)
 
 
 def test_other_names_of_kernels_change_no_number(real, tmp_path):
