@@ -50,18 +50,9 @@ def _adamw(
 
 @interpretable
 def adamw(
-    weight: Tensor,
-    moments: tuple[Tensor, Tensor],
-    gradient: Tensor,
-    working: Tensor | None,
-    steps: Tensor,
-    *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    scale: float = 1.0,
-) -> None:
+    weight: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor, working: Tensor | None, steps: Tensor,
+    *, lr: float | Tensor, betas: tuple[float, float], eps: float, weight_decay: float, scale: float = 1.0,
+) -> None:  # fmt: skip
     """One update in place, of flat buffers [P].
 
     Args:

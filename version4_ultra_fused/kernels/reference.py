@@ -144,18 +144,9 @@ def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tens
 
 
 def adamw(
-    weight: Tensor,
-    moments: tuple[Tensor, Tensor],
-    gradient: Tensor,
-    working: Tensor | None,
-    steps: Tensor,
-    *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    scale: float = 1.0,
-) -> None:
+    weight: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor, working: Tensor | None, steps: Tensor,
+    *, lr: float | Tensor, betas: tuple[float, float], eps: float, weight_decay: float, scale: float = 1.0,
+) -> None:  # fmt: skip
     (exp_avg, exp_avg_sq), (beta1, beta2) = moments, betas
     gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)

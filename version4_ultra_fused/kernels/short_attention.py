@@ -131,14 +131,9 @@ def _short_attention_backward(
 
 @interpretable
 def attend_backward(
-    dout: Tensor,
-    qkv: Tensor,
-    attended: tuple[Tensor, Tensor],
-    rope: Rope,
-    heads: tuple[int, int, int],
-    *,
-    most: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    dout: Tensor, qkv: Tensor, attended: tuple[Tensor, Tensor], rope: Rope, heads: tuple[int, int, int],
+    *, most: int | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
     It also returns `dots` [K, B S] of `product_norm_backward`, if that will need them; otherwise None.

@@ -275,15 +275,8 @@ class MasterAdamW(torch.optim.Optimizer):
         elif self.form == "zero1":
             reduce_scatter(flat.gradient[share], flat.gradient[part])
         working, settings = None if flat.working is None else flat.working[share], self.settings()
-        kernels.adamw(
-            flat.master[share],
-            flat.moments(part),
-            flat.gradient[share],
-            working,
-            self.steps,
-            **settings,
-            scale=1 / self.world_size,
-        )
+        weight, moments, gradient = flat.master[share], flat.moments(part), flat.gradient[share]
+        kernels.adamw(weight, moments, gradient, working, self.steps, **settings, scale=1 / self.world_size)
         if self.form == "zero1":
             read = flat.master if flat is self.others else flat.read  # the others' working weights are made of whole masters
             all_gather(read[part], read[share])
