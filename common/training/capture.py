@@ -27,7 +27,6 @@ Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], Tensor]
 WARMUP = 3  # steps before the capture, on a stream of their own: libraries make their workspaces, compilers their kernels
 PARALLEL_WARMUP = 11  # with DistributedDataParallel, which until then may change its buckets (PyTorch's notes on CUDA graphs)
-OLDEST_HIP = [7, 2]  # on older ones a thread of RCCL, which asks for events, invalidates the capture of another thread
 TOLERANCE = 5e-2  # relative error of a first moment: in bf16, kernels that add in any order differ by less
 
 
@@ -36,28 +35,20 @@ def wanted(given: bool | None, default: bool, device: torch.device) -> bool:
     return default and devices.is_gpu(device) if given is None else given
 
 
-def check_supported(device: torch.device, compile_mode: bool | str | None = None, form: str | None = None) -> None:
-    """Raises UsageError, with the reason, where a step cannot be captured; `form` is that of a group of processes."""
+def check_supported(device: torch.device, compile_mode: bool | str | None = None) -> None:
+    """Raises UsageError, with the reason, where a step cannot be captured."""
     if not devices.is_gpu(device):
         raise UsageError("--capture-step needs a GPU: a CPU has no graphs, and its host launches nothing")
     if compile_mode in ("reduce-overhead", "max-autotune"):
         raise UsageError(
             f"--capture-step: --torch-compile-mode {compile_mode} captures graphs of its own; leave one of the two out"
         )
-    hip = torch.version.hip
-    if form and hip and [*map(int, hip.split(".")[:2])] < OLDEST_HIP:
-        raise UsageError(
-            f"--capture-step: HIP {hip} may end a capture in several processes (until ROCm 7.2.1, pytorch issue 177309); give "
-            "--no-capture-step"
-        )
 
 
 def capturable(optimizer: Optimizer, precision: Precision) -> Optimizer:
-    """The same optimizer, not stepped yet, as one that a graph can hold. UsageError: PyTorch has no such form of it."""
+    """The same AdamW, not stepped yet, as one that a graph can hold."""
     if optimizer.defaults.get("capturable"):
         return optimizer
-    if "capturable" not in optimizer.defaults:
-        raise UsageError(f"--capture-step: {type(optimizer).__name__} cannot be captured; take AdamW")
     wanted: dict[str, Any] = {"capturable": True} | ({"fused": True} if precision.scaler.is_enabled() else {})
     groups = [{key: value for key, value in group.items() if key not in wanted} for group in optimizer.param_groups]
     return type(optimizer)(groups, **wanted)
@@ -90,7 +81,7 @@ class CapturedStep:
         except RuntimeError as error:
             if devices.is_out_of_memory(error):
                 raise
-            raise RunError(f"this step cannot be captured: {first_line(error)}") from error
+            raise RunError(f"this step cannot be captured, so give --no-capture-step: {first_line(error)}") from error
         self.peak_bytes = torch.cuda.max_memory_allocated()  # at once, as an eager step would have needed it
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -96,20 +96,15 @@ def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The loss of a version's model."""
-    return cast(Callable[..., Tensor], model.loss)(*batch)
-
-
 class Loss(nn.Module):
     """Makes `model.loss` a forward pass, which is what DistributedDataParallel and DeepSpeed watch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        return loss_of(self.model, (input_ids, targets))
+        return self.model.loss(input_ids, targets)
 
 
 class Replica:

@@ -43,7 +43,7 @@ def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str
 
     unseen = _kernel_flops(model, batch)
     with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
-        loss = distributed.loss_of(model, batch)
+        loss = distributed.Loss(model)(*batch)
         forward = counter.get_total_flops()
         loss.backward()
     model.zero_grad()

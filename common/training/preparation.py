@@ -8,8 +8,7 @@ step is then captured as a graph, which must repeat the eager step's loss and gr
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from common import device as devices
 from common.errors import RunError
@@ -38,25 +37,19 @@ class Prepared(NamedTuple):
         return self.step.peak_bytes if isinstance(self.step, CapturedStep) else 0
 
 
-class Version(Protocol):
-    """What makes a training step: the module of a version, or an object with the same functions."""
-
-    def make_model(self, options: Options) -> nn.Module: ...
-    def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer: ...
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> Step: ...
-
-
 def prepare_for_study(
-    version: Version | ModuleType, options: Options, precision: Precision, batch: Batch, *, passes: int = 1,
+    version: Any, options: Options, precision: Precision, batch: Batch, *, passes: int = 1,
     form: str | None = None, model: nn.Module | None = None,
 ) -> Prepared:  # fmt: skip
     """A version's training step for a study, made and checked as in a run, of a `model` that it has made or makes now.
+
+    `version` is a module as in `version_files`, or an object with the same functions.
 
     UsageError: the step can't be captured. RunError: as `warm_up` and `captured_step`.
     """
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
-        capture.check_supported(precision.device, options.switches.get("torch-compile"), form)
+        capture.check_supported(precision.device, options.switches.get("torch-compile"))
     placed = place(model or version.make_model(options), precision.device, form, captured)
     optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
     made = Prepared(placed, optimizer, version.make_step(placed, optimizer, precision))

@@ -121,7 +121,7 @@ class Run:
             if options.enable_deepspeed_flops:
                 writable_folder(options.flops_dir, "--flops-dir")
         if options.capture_step:
-            capture.check_supported(device, options.switches.get("torch-compile"), options.parallel)
+            capture.check_supported(device, options.switches.get("torch-compile"))
         with ExitStack() as stack:
             stack.enter_context(explained(options))
             if options.parallel:

@@ -33,7 +33,7 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
     precision = Precision(device, amp_dtype(options))
     with torch.no_grad(), precision.autocast():
         rows = statistics(model, inputs)
-        loss = distributed.loss_of(model, (inputs, targets)).item()
+        loss = distributed.Loss(model)(inputs, targets).item()
     uniform = math.log(options.model.vocab_size)
     heading = f"before training: loss {loss:.3f}, a uniform guess costs ln V = {uniform:.3f}"
     return f"{heading}\n\n{tables.text(['output of', 'min', 'max', 'std', 'NaN', 'std of its weight'], rows)}"
