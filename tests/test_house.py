@@ -162,6 +162,13 @@ def test_a_version_uses_common_and_its_own_folder(folder):
     assert wrong == []
 
 
+@pytest.mark.parametrize("folder", [path.parent for path in VERSIONS[2:]], ids=lambda folder: folder.name)
+def test_kernels_know_nothing_of_their_version_but_kernels(folder):
+    """Neither the model nor its memory plan."""
+    found = {imported for path in modules(folder / "kernels").values() for imported in imports(path)}
+    assert [name for name in found if name.startswith(folder.name) and ".kernels" not in name and name.count(".") > 1] == []
+
+
 # -------------------------------------------------------------------------------------------------------------- tests
 
 TESTS = modules(ROOT / "tests")
