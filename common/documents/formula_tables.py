@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from common import config
 from common.analysis.formulas import flops, footprint, peaks
-from common.analysis.formulas.fusions import layer_changes
 from common.analysis.output.tables import markdown
 from common.config import PRESETS, ModelConfig
 
-MIB, MB = 2**20, 1e6
+MIB = 2**20
 DEVICES = (  # names that `peaks` knows
     "A100-SXM4-80GB", "H100 SXM", "H200 SXM", "NVIDIA B200", "RTX 4090", "MI210", "MI250X", "MI300A", "MI300X", "MI355X",
 )  # fmt: skip
@@ -89,30 +88,4 @@ def balance() -> str:
         ridges = [rate and rate / known["bandwidth"] for rate in rates]
         rows.append([name.removeprefix("NVIDIA "), known["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
     columns = ["Device", "TB/s", "TFLOP/s in fp32", "TF32 or XF32", "bf16", "FLOP/byte in fp32", "TF32 or XF32", "bf16"]
-    return markdown(columns, rows)
-
-
-def intensity() -> str:
-    """A row per group of operations of a forward pass: kernels, FLOPs, bytes and FLOP/byte at tiny and at medium."""
-    first, second = (footprint.totals(footprint.operations(*preset(name)), "group") for name in ("tiny", "medium"))
-    rows = []
-    for group in first:
-        row = [group, first[group]["kernels"]]
-        for values in (first[group], second[group]):
-            row += [values["flops"] / MB, values["bytes"] / MB, values["flops"] / values["bytes"]]
-        rows.append(row)
-    columns = [column for name in ("tiny", "medium") for column in (f"`{name}`: MFLOP", "MB", "FLOP/byte")]
-    return markdown(["Group", "Kernels (`tiny`)", *columns], rows)
-
-
-def fusion_bytes() -> str:
-    """A row per fusion and pass: operators and bytes of a layer before and after, at tiny and medium; the quotient is a bound."""
-    small, medium = (layer_changes(*preset(name)) for name in ("tiny", "medium"))
-    rows: list[list[object]] = []
-    for first, second in zip(small, medium, strict=True):
-        row: list[object] = [first.fusion, first.phase, f"{first.operators[0]} to {first.operators[1]}"]
-        for before, after in (first.bytes, second.bytes):
-            row += [before / MB, after / MB, before / after]
-        rows.append(row)
-    columns = ["Fusion", "Pass", "Operators", "`tiny`: MB", "after", "bound", "`medium`: MB", "after", "bound"]
     return markdown(columns, rows)

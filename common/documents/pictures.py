@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common import files
 from common.analysis.formulas import footprint, peaks
 from common.analysis.output import plots, run_facts
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace, kernel_names
-from common.analysis.reports import bandwidth, kernel_benchmark
+from common.analysis.reports import bandwidth
 from common.config import ModelConfig
 from common.documents import versions
 from common.errors import UsageError
@@ -236,28 +235,3 @@ def roofline(path: Path) -> Picture:
     said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
     description = f"Roofline of one {device} with operators of {step}: {', '.join(said[:4])}"
     return Picture(f"roofline-{path.parent.name}", [peak, rate, points], description, figure)
-
-
-def kernel_rates(path: Path) -> Picture:
-    """The share of a copy's rate that each contender of a kernel benchmark reaches, at the largest shape.
-
-    Every contender is given the bytes of the fused kernel, so what it moves beyond them lowers its share.
-    """
-    measured = files.read_json(path)
-    rows = pandas.DataFrame(measured["rows"])
-    largest = rows[(rows.sequence_length == rows.sequence_length.max()) & (rows.hidden_size == rows.hidden_size.max())]
-    shares = [round(kernel_benchmark.share(measured["rows"][place], measured), 1) for place in largest.index]
-    frame = largest.assign(share=shares).pivot(index="operation", columns="contender", values="share")
-    frame = frame[sorted(frame.columns, key=lambda name: (name == "kernel", name))]
-    shape = "{} x {} tokens, D = {:,}".format(*largest[["batch_size", "sequence_length", "hidden_size"]].iloc[0])
-    figure, device = plots.new(WIDTH, 3), run_facts.device(measured)
-    axes = frame.plot.bar(ax=figure.subplots(), rot=0, width=0.8, legend=False, color=COLOURS[: len(frame.columns)])
-    for bars in axes.containers:
-        axes.bar_label(bars, fmt="%.0f", padding=2)
-    axes.axhline(100, color="0.3", linestyle="--", linewidth=1, zorder=0)
-    axes.set(xlabel="", ylabel="% of the rate of a copy", ylim=(0, 120))
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-    figure.suptitle(f"Forward and backward, {shape}, {measured['precision']['compute']}, one {device}")
-    said = [f"{operation} {share:.0f}%" for operation, share in frame["kernel"].items()]
-    description = f"Rate of each kernel and its contenders in % of a copy's; {shape}, one {device}. Ours: {', '.join(said)}"
-    return Picture(f"kernel-rates-{path.parent.name}", frame.to_dict(), description, figure)

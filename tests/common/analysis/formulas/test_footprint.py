@@ -1,14 +1,13 @@
-"""Memory by formula against the code: kernels, bytes moved and bytes kept, each exactly."""
+"""Memory by formula against the code: bytes kept, each exactly."""
 
 from argparse import Namespace
-from collections import Counter
 
 from common import config as configs
 from common import spans
 from common.analysis.formulas import footprint
 from common.config import ModelConfig
 from common.precision import Precision
-from tests.operators import OperatorMode, model_and_batch, saved_bytes, stored_bytes
+from tests.operators import model_and_batch, saved_bytes
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -22,35 +21,6 @@ def current_span():
     spans.observer = lambda name, entering: stack.append(name) if entering else stack.pop()
     yield stack
     spans.observer = None
-
-
-class Kernels(OperatorMode):
-    """Notes the span of every operation that is not a view, and the bytes it has to move.
-
-    Two operations read only rows of an input: the embedding, and the loss's gather of one log-probability a token.
-    """
-
-    def __init__(self, span: list[str]) -> None:
-        super().__init__()
-        self.span, self.kernels, self.bytes = span, Counter(), Counter()
-
-    def note(self, name, read, written):
-        moved = sum(map(stored_bytes, (*read, *written)))
-        if name == "embedding":
-            moved += stored_bytes(written[0]) - stored_bytes(read[0])
-        elif name == "nll_loss_forward":
-            moved += read[1].numel() * read[0].element_size() - stored_bytes(read[0])
-        self.kernels[self.span[-1]] += 1
-        self.bytes[self.span[-1]] += moved
-
-
-def test_kernels_and_bytes_moved_by_span(config: ModelConfig, shape, current_span: list[str]) -> None:
-    model, *batch = model_and_batch(config, shape)
-    with Kernels(current_span) as seen:
-        model.loss(*batch)
-    expected = footprint.totals(footprint.operations(config, *shape), "span")
-    assert {span: row["kernels"] for span, row in expected.items()} == seen.kernels
-    assert {span: row["bytes"] for span, row in expected.items()} == seen.bytes
 
 
 def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
