@@ -136,10 +136,10 @@ def report(errors: list[TensorError], options: Options, tolerance: float) -> tup
     precision = SHORT[amp_dtype(options) or torch.float32]
     worst, past = errors[0], sum(not tensor.error <= tolerance for tensor in errors)
     result = Report("Numerical accuracy")
-    result.table(["tensor", "max |baseline|", "error", f"baseline in {precision} against float64"], errors)
+    result.table(["tensor", "max |baseline|", "relative error", f"baseline in {precision} against float64"], errors)
     found = f"{past} of {len(errors)} tensors exceed" if past else f"all {len(errors)} tensors are within"
     result.text(
-        f"{'FAIL' if past else 'PASS'}: the worst tensor is {worst.name}, error {worst.error:.2g} "
+        f"{'FAIL' if past else 'PASS'}: the worst tensor is {worst.name}, relative error {worst.error:.2g} "
         f"(rounding alone: {worst.rounding:.2g}); {found} the tolerance {tolerance:g}"
     )
     return result, not past
