@@ -24,7 +24,7 @@ KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("st
 STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS, *sorted(LADDER.glob("starter/*.py"))]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
-CASES = [pytest.param(LAB, 30, id="lab")] + [
+CASES = [pytest.param(LAB, 25, id="lab")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 80), ("V4", V4, 30))
 ]

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import re
 import time
+import timeit
 from pathlib import Path
 
 import profiling
@@ -17,17 +18,15 @@ BOUND = "compute|memory|launch"
 MIB = 2**20
 
 
-def qkv(device: str = "cpu", shape: tuple[int, ...] = (1, 2, 16, 8), dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    dtype = dtype or (torch.float16 if device == "cuda" else torch.float32)
+def qkv(device: str = "cpu", shape: tuple[int, ...] = (1, 2, 16, 8)) -> list[torch.Tensor]:
+    dtype = torch.float16 if device == "cuda" else torch.float32
     return [torch.randn(shape).to(device, dtype) for _ in range(3)]
 
 
 def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention in float64, written out."""
     q, k, v = (t.double() for t in (q, k, v))
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-    weights = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
-    return torch.einsum("bhij,bhjd->bhid", weights / weights.sum(dim=-1, keepdim=True), v)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1) @ v
 
 
 def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
@@ -40,42 +39,31 @@ def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize(("warmup", "iterations"), [(0, 1), (3, 7)])
-def test_benchmark_calls_exactly_as_often_as_asked(warmup, iterations, sync):
+def test_benchmark_calls_exactly_as_often_as_asked(sync):
     calls = []
-    profiling.benchmark_function(lambda x, y: calls.append((x, y)), (1, 2), warmup, iterations, sync=sync)
-    assert calls == [(1, 2)] * (warmup + iterations)
+    profiling.benchmark_function(lambda x, y: calls.append((x, y)), (1, 2), 3, 7, sync=sync)
+    assert calls == [(1, 2)] * 10
 
 
-def test_benchmark_returns_seconds_per_call():
-    assert 0.005 < profiling.benchmark_function(time.sleep, (0.01,), warmup=0, iterations=5) < 1  # a shared clock can show less
+def test_benchmark_returns_seconds_per_call_without_the_warmup():
+    durations = iter([0.1] * 3 + [0.01] * 5)  # the median of five holds where one call is late
+    assert 0.005 < profiling.benchmark_function(lambda: time.sleep(next(durations)), (), warmup=3, iterations=5) < 0.05
 
 
-def test_benchmark_does_not_count_the_warmup():
-    durations = iter([0.1] * 3 + [0.001] * 5)  # the median of five holds where one call is late
-    assert profiling.benchmark_function(lambda: time.sleep(next(durations)), (), warmup=3, iterations=5) < 0.05
-
-
-def test_benchmark_refuses():
-    for args, iterations, named in (((), 0, "iterations"), (3, 1, "tuple")):
-        with pytest.raises(ValueError, match=named):
-            profiling.benchmark_function(lambda *_: None, args, 0, iterations)
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="tuple"):
+        profiling.benchmark_function(int, 3)
+    with pytest.raises(ValueError, match="gpu"):
+        profiling.measure_memory_usage(int, device="gpu")
+    with pytest.raises(ValueError, match="conv"):
+        profiling.compute_arithmetic_intensity("conv", [(4, 4)])
 
 
 @pytest.mark.gpu
 def test_benchmark_waits_for_the_gpu():
     x = torch.randn(8192, 8192, device="cuda")
-    for _ in range(3):
-        x @ x
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(5):
-        x @ x
-    torch.cuda.synchronize()
-    wall = (time.perf_counter() - start) / 5
     waited, asked = (profiling.benchmark_function(torch.matmul, (x, x), 2, 5, sync=sync) for sync in (True, False))
-    torch.cuda.synchronize()
-    assert 0.3 * wall < waited < 3 * wall and asked < 0.5 * waited  # wide, for a GPU that others use too
+    assert waited > 2 * 8192**3 / 1e15 and asked < 0.5 * waited  # no GPU does 10^15 FLOP/s in float32
 
 
 # ------------------------------------------------------------------------------------------------- problem 2: memory
@@ -84,8 +72,7 @@ def test_benchmark_waits_for_the_gpu():
 def test_memory_on_a_cpu():
     idle = profiling.measure_memory_usage(int, device="cpu")["resident_peak_mb"]
     memory = profiling.measure_memory_usage(torch.ones, ((64, MIB // 4),), device="cpu")  # 64 MB
-    for name in ("peak_memory_mb", "current_memory_mb", "cached_memory_mb"):
-        assert memory[name] == 0
+    assert memory["peak_memory_mb"] == 0
     added = 32 if Path("/proc/self/clear_refs").exists() else 0  # macOS has no reset: its peak may be that of an earlier test
     assert memory["resident_peak_mb"] >= idle + added
 
@@ -128,8 +115,6 @@ def test_components_in_order_with_time_memory_and_work(device):
     assert [(result.flops, result.bytes_moved) for result in results] == list(work.values())
     scores = batch * heads * length**2 * element / MIB
     assert all(result.memory_mb >= scores for result in results[1:3])  # their output alone
-    with pytest.raises(ValueError, match="divisible"):
-        profiling.profile_attention_components(16, 30, 4, device=device)
 
 
 # --------------------------------------------------------------------------------------------- problem 4: bottleneck
@@ -138,8 +123,6 @@ def test_components_in_order_with_time_memory_and_work(device):
 def test_the_bottleneck_is_what_takes_longest():
     name, percent = profiling.identify_bottleneck([ProfileResult("a", 1.0), ProfileResult("b", 2.5), ProfileResult("c", 1.5)])
     assert name == "b" and percent == pytest.approx(50)
-    with pytest.raises(ValueError):
-        profiling.identify_bottleneck([])
 
 
 @pytest.mark.parametrize(
@@ -163,8 +146,6 @@ def test_the_report_says_what_its_figures_say(device):
         shares[name], bounds[name] = float(row.group(1)), row.group(2)
     assert sum(shares.values()) == pytest.approx(100, abs=1)
     assert report.splitlines()[0] == f"Components of attention: S 32, D 64, H 4, {device}"
-    [(total, whole)] = re.findall(r"^total\s+(\S+)\s+(\S+)$", report, re.MULTILINE)
-    assert float(whole) == 100 and f"% of {total} ms" in report
     [(named, percent, bound)] = re.findall(rf"^Bottleneck: (\w+), ([\d.]+) % of .*, ({BOUND})-bound$", report, re.MULTILINE)
     assert bound == bounds[named] and shares[named] == max(shares.values())
     assert float(percent) == pytest.approx(shares[named], abs=0.5)
@@ -180,11 +161,9 @@ def test_the_report_says_what_its_figures_say(device):
     ("op", "shapes", "expected"),
     [
         ("matmul", [(1024, 1024), (1024, 1024)], 1024 / 3), ("matmul", {"A": (1024, 1024), "B": (1024, 1024)}, 1024 / 3),
-        ("matmul", [(1, 1024), (1024, 1024)], 2 * 1024**2 / (2 * (1024 + 1024**2 + 1024))),
         ("matmul", [(4, 2, 8), (4, 8, 3)], 2 * 4 * 2 * 8 * 3 / (2 * 4 * (16 + 24 + 6))),
-        ("softmax", [(8, 128, 128)], 1.25), ("softmax", (8, 128, 128), 1.25),
+        ("softmax", (8, 128, 128), 1.25), ("gelu", [(64, 64)], 1.25),
         ("layernorm", [(4, 256)], 4 * (7 * 256 + 4) / (2 * (2 * 4 * 256 + 2 * 256))),
-        ("gelu", [(64, 64)], 1.25),
     ],
     ids=str,
 )  # fmt: skip
@@ -192,63 +171,33 @@ def test_arithmetic_intensity(op, shapes, expected):
     assert profiling.compute_arithmetic_intensity(op, shapes) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("op", "shapes"), [("conv", [(4, 4)]), ("matmul", [(4, 3), (4, 3)]), ("softmax", [(4, 4), (4, 4)])])
-def test_intensity_refuses(op, shapes):
-    with pytest.raises(ValueError, match=op):
-        profiling.compute_arithmetic_intensity(op, shapes)
-
-
 # ---------------------------------------------------------------------------------------------- problem 6: attention
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(1, 2, 16, 8), (2, 3, 7, 16)], ids=["regular", "odd"])
-def test_the_baseline_is_attention(shape, device):
-    inputs = qkv(device, shape)
-    assert_right(profiling.attention_baseline(*inputs), inputs)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_every_level_gives_the_same_result(level, device):
-    inputs = qkv(device)
+def test_every_level_is_attention(level, device):
+    inputs = qkv(device, (2, 3, 7, 16))
     with torch.no_grad():
         assert_right(profiling.optimize_attention(*inputs, level), inputs)
-    with pytest.raises(ValueError, match="4"):
-        profiling.optimize_attention(*inputs, 4)
 
 
-def test_level_1_is_compiled_and_level_2_is_one_operation_of_pytorch():
+def test_level_1_is_compiled_and_levels_2_and_3_are_one_operation_of_pytorch():
     ran = {}
-    for level in (1, 2):
+    for level in (1, 2, 3):
         profiling.optimize_attention(*qkv(), level)  # compiles
         with torch.profiler.profile() as profile:
             profiling.optimize_attention(*qkv(), level)
-        ran[level] = {event.name for event in profile.events()}
-    assert "aten::scaled_dot_product_attention" in ran[2] and not any("Dynamo" in name for name in ran[2])
-    assert any("Dynamo" in name for name in ran[1])
-
-
-def test_flash_attention_is_what_level_3_runs():
-    with torch.profiler.profile() as profile:
-        profiling.attention_optimized(*qkv(), 3)
-    assert any("flash_attention" in event.name for event in profile.events())
-
-
-@pytest.mark.gpu
-def test_level_3_says_where_there_is_no_flash_attention():
-    inputs = qkv("cuda", dtype=torch.float32)
-    with pytest.warns(UserWarning, match="flash"):
-        actual = profiling.optimize_attention(*inputs, 3)
-    torch.testing.assert_close(actual, profiling.attention_baseline(*inputs), rtol=0, atol=1e-4)
+        ran[level] = " ".join(event.name for event in profile.events())
+    assert "Dynamo" in ran[1] and "Dynamo" not in ran[2]
+    assert "aten::scaled_dot_product_attention" in ran[2] and "flash_attention" in ran[3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_optimizations_are_compared_in_milliseconds(device):
     times = profiling.compare_optimizations(1, 2, 16, 8, device)
-    assert {"baseline", "sdpa"} <= times.keys() <= {"baseline", "sdpa", "compiled", "flash"}
+    assert {"baseline", "sdpa", "flash"} <= times.keys() <= {"baseline", "sdpa", "compiled", "flash"}
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
-    assert device == "cuda" or "flash" in times
 
 
 # ---------------------------------------------------------------------------------------------------- problem 7: JAX
@@ -273,8 +222,6 @@ def test_jax_has_the_same_components():
     assert [result.name for result in results] == COMPONENTS
     assert all(result.time_ms > 0 for result in results)
     assert [(result.flops, result.bytes_moved) for result in results] == list(profiling.component_work(2, 64, 32, 4, 4).values())
-    written = [n / MIB for n in (3 * 2 * 64 * 32 * 4, 2 * 4 * 64**2 * 4, 2 * 4 * 64**2 * 4, 2 * 64 * 32 * 4, 2 * 64 * 32 * 4)]
-    assert all(output <= result.memory_mb < 3 * output for result, output in zip(results, written, strict=True))
 
 
 @needs_jax
@@ -283,18 +230,13 @@ def test_a_jax_result_is_waited_for():
 
     x = jax.numpy.ones((1500, 1500))
     product = jax.jit(lambda a: a @ a)
-    walls = []
-    for _ in range(4):
-        start = time.perf_counter()
-        product(x).block_until_ready()
-        walls.append(time.perf_counter() - start)
+    walls = timeit.repeat(lambda: product(x).block_until_ready(), number=1, repeat=4)
     assert profiling.benchmark_function(product, (x,), 1, 5) > 0.5 * min(walls)
 
 
 def test_frameworks_are_compared_where_they_run():
     times = profiling.compare_frameworks(1, 2, 16, 8, "cpu")
     assert "PyTorch eager" in times and times.keys() <= {"PyTorch eager", "PyTorch compiled", "JAX jit"}
-    assert ("JAX jit" in times) == (importlib.util.find_spec("jax") is not None)
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
 
 
@@ -302,7 +244,7 @@ def test_frameworks_are_compared_where_they_run():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("chunk", [1, 5, 16, 100], ids=lambda chunk: f"chunk {chunk}")
+@pytest.mark.parametrize("chunk", [5, 100], ids=lambda chunk: f"chunk {chunk}")
 def test_chunks_give_the_same_result(chunk, device):
     inputs = qkv(device, (2, 3, 16, 8))
     assert_right(profiling.attention_chunked(*inputs, chunk_size=chunk), inputs)
@@ -317,10 +259,6 @@ def test_chunks_survive_large_scores():
 @pytest.mark.parametrize("device", DEVICES)
 def test_memory_grows_with_the_square_of_s_or_with_s(device):
     curve = profiling.memory_curve([512, 1024, 2048], batch=1, heads=2, d_k=8, chunk_size=64, device=device)
-    for row in curve:
-        print(row)
-    assert [row["seq_len"] for row in curve] == [512, 1024, 2048]
     growth = {name: math.log2(curve[2][name] / curve[1][name]) for name in ("baseline", "chunked")}
     assert 1.9 < growth["baseline"] < 2.1 and 0.8 < growth["chunked"] < 1.2
-    matrix = 2 * 2048**2 * (2 if device == "cuda" else 4) / MIB  # [B, H, S, S]
-    assert curve[2]["baseline"] > 1.9 * matrix and curve[2]["chunked"] < 0.5 * matrix and curve[2]["sdpa"] < matrix
+    assert curve[2]["sdpa"] < curve[2]["baseline"] / 2
