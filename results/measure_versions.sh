@@ -2,21 +2,17 @@
 # Measures the versions, their kernels and their peers on this machine, for the documents. Some parts need a GPU.
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
-#     results/measure_versions.sh h100 compare,ablation,peers,kernels tiny:100 small:100 medium:40
+#     results/measure_versions.sh h100 ablation,peers,kernels tiny:100 small:100 medium:40
 #
 # PARTS, and the files that they write into results/NAME:
 #
-#     compare     compare_PRESET_PRECISION_{v1,v2,v2_compiled,v3}.json    training runs, each a process of its own
 #     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
-#     benchmark   benchmark_PRESET_PRECISION.json      models over a grid of shapes
 #     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
 #     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
 #     scaling     scaling_PRESET_PRECISION.json        Versions 1 and 4 on several GPUs
-#     formats     format_PRESET_{bf16,fp8}.json, format_curve_SEED_*.json    Version 4's products in both formats (GPU)
+#     formats     format_PRESET_{bf16,fp8}.json        Version 4's products in both formats (GPU)
 #     sequence    sequence_memory.json                 peak memory over the sequence length, fp32, tiny
 #     kernels     kernels_*.json                       Version 3's kernels and their peers, bf16 (GPU)
-#
-# Variables: PRECISIONS (fp32 bf16), MODELS (of benchmark, peers and scaling), REPEATS (3).
 #
 # A study that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
 set -euo pipefail
@@ -30,7 +26,7 @@ parts=${2//,/ }
 shift 2
 mkdir -p "$out"
 cd "$results/.."
-v1=version1_pytorch_baseline v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
+v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 code=0
@@ -47,26 +43,13 @@ keep() { # FILE TARGET COMMAND...: runs a study that writes FILE into its --outp
     fi
 }
 
-compare() {
-    local run=("${sizes[@]}" --num-steps "$steps" --metrics-out "$out/compare_$case")
-    python $v1/tiny_llama_v1.py "${run[@]}_v1.json"
-    python $v2/tiny_llama_v2.py "${run[@]}_v2.json"
-    python $v2/tiny_llama_v2.py --enable-torch-compile "${run[@]}_v2_compiled.json"
-    python $v3/tiny_llama_v3.py "${run[@]}_v3.json"
-}
-
 ablation() {
     keep fusion_ablation.json "v2_ablation_$case.json" python $v2/fusion_ablation_study.py --all-combinations "${sizes[@]}"
 }
 
-benchmark() {
-    keep benchmark.json "benchmark_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --repeats "${REPEATS:-3}" \
-        --models "${MODELS:-v1,v2,v2-compile,v3,hf,hf-compile}" --num-steps "$steps"
-}
-
 at_the_preset() { # TARGET MODELS
     keep benchmark.json "$1_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --batch-sizes preset --seq-lengths preset \
-        --num-steps "$steps" --metrics throughput,memory --repeats "${REPEATS:-3}" --models "$2"
+        --num-steps "$steps" --metrics throughput,memory --repeats 3 --models "$2"
 }
 
 captured() {
@@ -76,12 +59,11 @@ captured() {
 peers() {
     local models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
     [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
-    at_the_preset peers "${MODELS:-$models}"
+    at_the_preset peers "$models"
 }
 
 scaling() {
-    keep scaling.json "scaling_$case.json" python $v4/scaling_study.py "${sizes[@]}" --num-steps "$steps" \
-        --repeats "${REPEATS:-3}" --models "${MODELS:-v1,v4}"
+    keep scaling.json "scaling_$case.json" python $v4/scaling_study.py "${sizes[@]}" --num-steps "$steps" --repeats 3
 }
 
 formats() {
@@ -90,10 +72,6 @@ formats() {
         [ $format = bf16 ] || train+=(--enable-fp8)
         for run in "$@"; do
             "${train[@]}" --preset "${run%:*}" --num-steps "${run#*:}" --metrics-out "$out/format_${run%:*}_$format.json"
-        done
-        for seed in 0 1 2; do
-            "${train[@]}" --preset small --num-steps 300 --seed $seed --learning-rate 1e-3 \
-                --metrics-out "$out/format_curve_${seed}_$format.json"
         done
     done
 }
@@ -125,7 +103,7 @@ done
 for part in $parts; do
     case $part in formats | sequence | kernels) "$part" "$@"; continue ;; esac
     for run in "$@"; do
-        for precision in ${PRECISIONS:-fp32 bf16}; do
+        for precision in fp32 bf16; do
             preset=${run%:*} steps=${run#*:}
             case=${preset}_$precision sizes=(--preset "$preset")
             [ "$precision" = fp32 ] || sizes+=(--use-amp)

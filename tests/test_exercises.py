@@ -26,7 +26,7 @@ MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a s
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 CASES = [pytest.param(LAB, 25, id="lab")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
-    for name, folder, least in (("V3", V3, 80), ("V4", V4, 30))
+    for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))
 ]
 
 
