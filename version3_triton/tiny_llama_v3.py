@@ -148,9 +148,9 @@ class TinyLlama(nn.Module):
 
     def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
         """FLOPs of the kernels, which counters of operators do not see."""
-        from version3_triton.kernels import costs
+        from version3_triton.kernels import kernel_flops
 
-        return costs.kernel_flops(self, input_ids)
+        return kernel_flops.kernel_flops(self, input_ids)
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names, from any version."""

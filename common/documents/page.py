@@ -8,7 +8,6 @@ import argparse
 from pathlib import Path
 
 from common import cli
-from common.analysis.formulas import own_kernels
 from common.analysis.output.report import Report
 from common.analysis.page import run_page
 from common.files import writable_file, write_text
@@ -28,8 +27,7 @@ def main() -> None:
 
 def report(*paths: Path) -> Report:
     """The page of one file or of two."""
-    known = study_report, own_kernels.kernel_costs
-    return run_page.compare(paths, *known) if paths[1:] else run_page.build(paths[0], *known)
+    return run_page.compare(paths, study_report) if paths[1:] else run_page.build(paths[0], study_report)
 
 
 def study_report(schema: str) -> run_page.Renderer | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 from common import cli
-from common.analysis.formulas import own_kernels
 from common.analysis.reports import critical_path, flop_counts, profile_summary
 from common.errors import UsageError
 from common.files import writable_folder
@@ -53,8 +52,7 @@ def profile_kernels(version: ModuleType, description: str | None) -> int:
         run = version.train(version_files.run_options(version, arguments))
         paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
     for path in paths:
-        content = step_profile.read(path)
-        report = critical_path.report(path, content, own_kernels.kernel_costs(content), arguments.sort_by)
+        report = critical_path.report(path, step_profile.read(path), arguments.sort_by)
         print(report.publish(folder, critical_path.STEM) if folder else report.terminal())
     return code
 

@@ -19,20 +19,11 @@ def row(shown: str, name: str) -> list[str]:
     return line.split()
 
 
-def test_a_profile_is_shown_by_the_costs_of_its_run(execute, tmp_path):
+def test_a_profile_is_shown(execute, tmp_path):
     path = branched_traces.write(tmp_path / "profiles", captured=True, version="v4", precision__compute="bf16")
     shown = execute(SCRIPT, "--analyze-existing", path).out
     assert row(shown, "on the critical path")[-1] == "3" and row(shown, "gaps between them")[-1] == "4"
-    swiglu = 4 * 3 * 512 * 2 * 8 * 128  # layers, F three times, bytes, B, S
-    norm = 256 * 8 * 128 * (4 + 4 + 2 * 4 * (8 + 6))  # D, B, S, a norm alone and those with an addition; a copy in bf16
-    for name, moved, us in (("_swiglu", swiglu, 10), ("_rms_norm_forward", norm, 6)):
-        rate, share = (float(cell.replace(",", "")) for cell in row(shown, name)[-2:])
-        assert rate == pytest.approx(moved / us / 1e3, rel=0.01) and share == pytest.approx(100 * rate / 1e3, rel=0.01)
-
-
-def test_kernels_of_another_version_have_no_cost_by_these_formulas(execute, tmp_path):
-    path = branched_traces.write(tmp_path / "profiles", version="v3", precision__compute="bf16")
-    assert row(execute(SCRIPT, "--analyze-existing", path).out, "_swiglu")[-1] == "0"  # % of path is the last number
+    assert row(shown, "_adamw")[-2:] == ["10", "3"]  # us on the path, and the gap before
 
 
 def test_no_profile_one_without_its_trace_other_conditions_and_a_folder_that_is_none_are_refused(refused, tmp_path):

@@ -15,7 +15,7 @@ in two launches without atomics: one owns blocks of queries (dq, and d for the n
 goes over all heads that share a key head, so grouped heads need neither copies of K and V nor sums afterwards. The price is that
 s and do v^T are computed twice: 7 products in place of 5, against bits that never change.
 
-Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels (`costs.py`), against 4 and more
+Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels, against 4 and more
 passes over B H S^2 numbers. FLOPs: the products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that
 backward. Scores and sums are float32, products of float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with
 log2(e) in the scale.

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.analysis.formulas import own_kernels
 from common.analysis.output import run_facts
 from common.analysis.page import run_page
 from common.analysis.profiles import chrome_trace, graph_replays
@@ -62,7 +61,7 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
         if profile["memory_peak_bytes"] is not None:
             write_text(folder / "memory_timeline.html", MEMORY_PAGE)
             written.append(folder / "memory_timeline.html")
-        written += run_page.of_run(path, trace, own_kernels.kernel_costs).write(folder, "run", ("html",))
+        written += run_page.of_run(path, trace).write(folder, "run", ("html",))
     return written
 
 

@@ -29,17 +29,14 @@ from common.records.step_profile import Profile
 
 Renderer = Callable[[Path], Report]
 Renderers = Callable[[str], Renderer | None]
-CostsOf = Callable[[Profile], timeline.Costs]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
 PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimization", "the-operators-that-take-longest")
 
 
-def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
-    """The page of a profile, made from `trace`, with the spans of captured kernels (None if it is gone); `costs` gives the costs
-    of the version's own kernels (`timeline.of_trace`).
-    """
+def of_run(path: Path, trace: Trace | None) -> Report:
+    """The page of a profile, made from `trace`, with the spans of captured kernels (None if it is gone)."""
     step = read_step(path)
     profile, run = step.profile, step.profile["run"]
     processes = run_record.processes(run)
@@ -49,11 +46,10 @@ def of_run(path: Path, trace: Trace | None, costs: CostsOf) -> Report:
         result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), "try --capture-step"))
     result.section("Run")
     result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
-    own = costs(profile)
     if not profile["attention_only"]:
-        result.facts(bottlenecks.limits(profile, own))
+        result.facts(bottlenecks.limits(profile))
     if trace:
-        _add_timeline(result, timeline.of_trace(trace, run, own), f"profiled steps: {profile['profiled_steps']}")
+        _add_timeline(result, timeline.of_trace(trace, run), f"profiled steps: {profile['profiled_steps']}")
     parts = bottlenecks.report(step, path, targets(step))
     result.include(parts, "", *PARTS[:-1])
     if profile["kernels"]:
@@ -154,8 +150,8 @@ def _add_critical_path(result: Report, trace: Trace) -> None:
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
 
 
-def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
-    """The page of a file; `renderers` gives that of a study's record by its schema, and `costs` is as in `of_run`."""
+def build(path: Path, renderers: Renderers) -> Report:
+    """The page of a file; `renderers` gives that of a study's record by its schema."""
     source, schema = load_kernels.recognize(path), _schema(path)
     if schema == run_record.SCHEMA:
         return runs.show([path])
@@ -163,7 +159,7 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
         return render(path)
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
-        return of_run(path, graph_replays.load(trace) if trace.exists() else None, costs)
+        return of_run(path, graph_replays.load(trace) if trace.exists() else None)
     if schema.startswith("tiny-llama"):
         raise UsageError(f"{path} has the schema {schema}, of which there is no page")
     if source == "pytorch-trace":
@@ -171,11 +167,11 @@ def build(path: Path, renderers: Renderers, costs: CostsOf) -> Report:
     return of_kernels(path, load_kernels.load(path))
 
 
-def compare(paths: Sequence[Path], renderers: Renderers, costs: CostsOf) -> Report:
+def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
     """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
     if all(_schema(path) == run_record.SCHEMA for path in paths):
         return runs.show(paths)
-    both = [build(path, renderers, costs) for path in paths]
+    both = [build(path, renderers) for path in paths]
     result = Report(" and ".join(dict.fromkeys(report.title for report in both)))
     result.section("Runs")
     result.facts([(str(number), f"{both[number - 1].title}: {path}") for number, path in enumerate(paths, 1)])

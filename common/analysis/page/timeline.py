@@ -10,23 +10,23 @@ A timeline is plain JSON, times in ns since its first event:
     left_out   how many events there were beyond EVENTS: the shortest of the host
 """
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.analysis.formulas import operators
-from common.analysis.formulas.own_kernels import Cost
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.kernel_names import communication_or, kind, short_name
 from common.analysis.profiles.kernel_table import Kernels
-from common.analysis.reports.critical_path import operator_costs
 from common.errors import UsageError
 from common.records.run_record import Run
 from common.span_names import FORWARD_SPANS, SPANS
 
-Costs = Mapping[tuple[str, str], Cost]
+import pandas
+
 EVENTS = 50_000
 POINTS = 3000  # of the memory
 STREAMS = 8  # a GPU with more has one track: each branch of a graph can have several
@@ -50,10 +50,10 @@ def spanned(trace: Trace) -> bool:
     return bool((trace.kernels if len(trace.kernels) else trace.operators).span.isin(FORWARD_SPANS).any())
 
 
-def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = None) -> dict[str, Any]:
+def of_trace(trace: Trace, run: Run | None = None) -> dict[str, Any]:
     """The profiled steps, or all of a trace without steps; groups are spans or, where there are none, kinds of work.
 
-    The run's record has the ceilings; `own_costs` are those of all launches in a step, by name and phase of a kernel of our own.
+    The run's record has the ceilings. Bytes and FLOPs are those of PyTorch's operators; a version's own kernels have their times.
     """
     stepped, (kernels, calls) = len(trace.steps) > 0, (trace.kernels, trace.operators)
     kernels = kernels[kernels.step >= 0] if stepped else kernels
@@ -62,13 +62,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
     on_gpu = len(kernels) > 0  # on a CPU an operator is its own work
     itself: list[Any] = [[row] for row in calls.index]
     work = kernels if on_gpu else calls.assign(operators=itself, duration_us=calls.cpu_us)
-    frame = operator_costs(work, trace, element)
-    costs = dict(zip(frame.index, zip(frame.flops, frame.bytes, strict=True), strict=True))
-    for (name, phase), cost in (own_costs or {}).items():
-        rows = kernels.index[(kernels.name == name) & (kernels.phase == phase)]
-        if cost.bytes and len(rows):
-            share = len(trace.steps) / len(rows)  # of a step's launches, which are taken to be alike
-            costs |= dict.fromkeys(rows, (share * (cost.flops or 0), share * cost.bytes))
+    costs = operator_costs(work, trace, element)
 
     def group(name: str, span: str) -> str:
         return communication_or(name, span if with_spans else kind(name))
@@ -77,7 +71,7 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
         pairs: list[tuple] = [("span", span), ("phase", phase), *zip(("operator", "shapes"), call, strict=True)]
         pairs += [("in full", name)] * (name != short_name(name))
         if row in costs:
-            flops, moved = map(int, costs[row])
+            flops, moved = costs[row]
             pairs += [("FLOPs", flops), ("bytes", moved)]
             if ceilings:
                 seconds, limit = operators.bound(flops, moved, ceilings)
@@ -111,6 +105,23 @@ def of_trace(trace: Trace, run: Run | None = None, own_costs: Costs | None = Non
     memory = trace.memory[trace.memory.device == "gpu"] if len(trace.kernels) else trace.memory
     held = list(zip(memory.time_us, memory.total_bytes / 2**20, strict=True))
     return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)], held)
+
+
+def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> dict[int, tuple[int, int]]:
+    """FLOPs and bytes by row of `kernels`: the cost of the operator that launched it, on the longest of that operator's kernels.
+
+    Kernels of operators without a known cost have no row. FLOPs are 0 where products are not the work.
+    """
+    launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
+    numbers = launched.operators.map(lambda rows: rows[0]).drop_duplicates()
+    calls = trace.operators.loc[numbers, ["name", "input_shapes", "input_types"]].itertuples(index=False)
+    found = {}
+    for row, (name, shapes, types) in zip(numbers.index, calls, strict=True):
+        cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
+        if cost and cost[1]:
+            computes = kind(name) in ("matrix products", "attention")
+            found[row] = (int(cost[0]) if computes else 0), int(cost[1])
+    return found
 
 
 def of_kernels(kernels: Kernels) -> dict[str, Any] | None:

@@ -5,12 +5,10 @@ from the two as the report explains.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
-from common.analysis.formulas.own_kernels import Cost
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles.kernel_names import communication_or
@@ -101,10 +99,10 @@ def by_limit(step: Step) -> list[list[Any]]:
     return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
 
 
-def limits(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> list[tuple[str, str]]:
+def limits(profile: Profile) -> list[tuple[str, str]]:
     """MFU, bandwidth, intensity and launches of the undisturbed step; shares only where a peak or a ceiling is known.
 
-    `costs`: of all launches of the version's own kernels in a step, by name and phase; PyTorch's operators do not tell them.
+    Bytes and intensity are those of PyTorch's operators; a version's own kernels are not among them.
     """
     run, found = profile["run"], bandwidth.step_limits(profile)
     rows, ceilings, peak = bandwidth.from_profile(profile)[0], run["ceilings"], run_facts.peak_flops(run)
@@ -112,10 +110,8 @@ def limits(profile: Profile, costs: Mapping[tuple[str, str], Cost]) -> list[tupl
     mfu = f"MFU {found['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)" if peak else "no MFU (peak not listed)"
     gemm = f"; {found['% of measured GEMM']:.3g} % of the measured GEMM" if ceilings else ""
     facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", f"{rate}, {mfu}{gemm}")]
-    launched = {(kernel["name"], kernel["phase"]) for kernel in profile["kernels"]}
-    counted: list[bandwidth.KernelTraffic | Cost] = [*rows, *(costs[each] for each in launched & costs.keys())]
-    if moved := sum(each.bytes or 0 for each in counted):
-        facts += bandwidth.demand(sum(each.flops or 0 for each in counted), moved, seconds, ceilings)
+    if moved := sum(row.bytes for row in rows):
+        facts += bandwidth.demand(sum(row.flops or 0 for row in rows), moved, seconds, ceilings)
     if found["launches"]:
         each = f" at {tables.format_time(1e3 * ceilings['operation_seconds'])} each: " if ceilings else ""
         share = f"{found['launches, % of step']:.3g} % of the step" if ceilings else ""
@@ -139,7 +135,7 @@ def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Re
         result.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
     if not attention_only:
         result.section("The step against its limits")
-        result.facts(limits(profile, {}))
+        result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
     result.text(ABOUT_PARTS)
     parts, busy = breakdown(step), step.us - step.outside_us

@@ -10,20 +10,14 @@ All numbers are of one step, the one of median time among those that were profil
 the eager step (`graph_replays`).
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.analysis.formulas import operators
-from common.analysis.formulas.own_kernels import Cost
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
 from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
 from common.analysis.reports import profile_summary
-from common.records.fields import Ceilings
-from common.records.run_record import Run
 from common.records.step_profile import Profile
 
 import numpy
@@ -31,11 +25,9 @@ import pandas
 
 STEM = "critical_path"  # of the report's files
 ROWS = 30  # in the table of kernels
-RATES = ("GB/s", "% of copy", "TFLOP/s", "% of GEMM")
 HOW_TO_READ = (
     "The critical path goes back from the kernel that ends last, each time to the one that ended last before the start. "
-    "`us on path` leaves out what overlaps the kernel before. Bytes and FLOPs follow from the shapes, with every element moved "
-    "once. GB/s and TFLOP/s are these over the time of all launches. Above 100 % of a copy, data came from a cache."
+    "`us on path` leaves out what overlaps the kernel before."
 )
 
 
@@ -111,60 +103,23 @@ def summary(step: Step) -> dict[str, float]:
     }  # fmt: skip
 
 
-def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> pandas.DataFrame:
-    """FLOPs and bytes by row of `kernels`: the cost of the operator that launched it, on the longest of that operator's kernels.
-
-    Kernels of operators without a known cost have no row. FLOPs are 0 where products are not the work.
-    """
-    launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
-    numbers = launched.operators.map(lambda rows: rows[0]).drop_duplicates()
-    calls = trace.operators.loc[numbers, ["name", "input_shapes", "input_types"]].itertuples(index=False)
-    found = {}
-    for row, (name, shapes, types) in zip(numbers.index, calls, strict=True):
-        cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
-        if cost and cost[1]:
-            computes = kernel_names.kind(name) in ("matrix products", "attention")
-            found[row] = cost[0] if computes else 0, cost[1]
-    return pandas.DataFrame.from_dict(found, orient="index", columns=["flops", "bytes"])
-
-
-def rates(moved: float | None, flops: float | None, seconds: float, ceilings: Ceilings | None) -> list[float | None]:
-    """The cells under RATES for bytes and FLOPs in a time; None where they or the ceilings are not known."""
-    bandwidth, peak = (ceilings["bytes_per_second"], ceilings["flops_per_second"]) if ceilings else (None, None)
-    cells: list[float | None] = []
-    for amount, unit, ceiling in ((moved, 1e9, bandwidth), (flops, 1e12, peak)):
-        rate = amount / seconds if amount and seconds else None
-        cells += [rate and rate / unit, rate and ceiling and 100 * rate / ceiling]
-    return cells
-
-
-def kernel_table(step: Step, trace: Trace, run: Run, costs: Mapping[tuple[str, str], Cost]) -> tables.Table:
-    """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it.
-
-    The trace knows the operators that launched kernels of libraries; `costs` are those of all launches in a step, by name and
-    phase of a kernel.
-    """
-    by_operator = operator_costs(step.kernels, trace, operators.element_bytes(run))
+def kernel_table(step: Step) -> tables.Table:
+    """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it."""
     rows: list[list[Any]] = []
     for key, own in step.kernels.groupby(["name", "phase"], sort=False):
         name, phase = map(str, key)
-        us, on_path, moved, flops = float(own.duration_us.sum()), float(own.path_us.sum()), None, None
-        if cost := costs.get((name, phase)):
-            moved, flops = cost.bytes, cost.flops
-        elif own.index.isin(by_operator.index).all():
-            flops, moved = map(int, by_operator.loc[own.index].sum())
         spans = own.groupby("span").duration_us.sum().sort_values(ascending=False).index
         rows.append([
-            kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()), us, on_path,
-            float(own.gap_us.sum()), *rates(moved, flops, us / 1e6, run["ceilings"]),
+            kernel_names.short_name(name), phase, ", ".join(spans), len(own), int(own.on_path.sum()),
+            float(own.duration_us.sum()), float(own.path_us.sum()), float(own.gap_us.sum()),
         ])  # fmt: skip
-    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps us", *RATES]
+    header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps us"]
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
 
-def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], sort_by: str | None = None) -> Report:
+def report(path: Path, profile: Profile, sort_by: str | None = None) -> Report:
     """Conditions, summary and kernels of a step (critical_path.csv); the summary of the profile instead where no kernel of a GPU
-    ran. The trace lies beside the profile at `path`; `costs` is as in `kernel_table`, `sort_by` as in `profile_summary.report`.
+    ran. The trace lies beside the profile at `path`; `sort_by` is as in `profile_summary.report`.
     """
     result, trace = Report("Critical path of a training step"), graph_replays.load(path.parent / profile["trace"])
     measured = step(trace)
@@ -174,7 +129,7 @@ def report(path: Path, profile: Profile, costs: Mapping[tuple[str, str], Cost], 
         return result
     result.text(f"{profile_summary.conditions(profile)}. Command: `{profile['run']['command']}`")
     result.table(["quantity", "of the step"], summary(measured).items())
-    header, rows = kernel_table(measured, trace, profile["run"], costs)
+    header, rows = kernel_table(measured)
     title = f"Kernels of the step, {min(ROWS, len(rows))} of {len(rows)}, those longest on the critical path first"
     result.table(header, rows, title, csv=STEM, code=["kernel"], least=["launches", "phase"], top=ROWS)
     result.text(HOW_TO_READ)

@@ -5,8 +5,6 @@ import sys
 from dataclasses import replace
 
 from common import cli
-from common.analysis.formulas import own_kernels
-from common.config import ModelConfig
 from common.errors import UsageError
 from common.training import version_files
 from tests.conftest import run_options
@@ -72,13 +70,3 @@ def test_several_processes_share_the_random_batch_of_one():
         assert torch.equal(torch.cat(parts), expected)
     other = version_files.random_batch(replace(options, seed=1), torch.device("cpu"))
     assert not torch.equal(other[0], version_files.random_batch(options, torch.device("cpu"))[0])
-
-
-def test_processes_that_share_an_update_share_its_bytes():
-    found = []
-    for several in ({}, {"parallel": "ddp", "world_size": 4}, {"parallel": "zero1", "world_size": 4}):
-        run = {"version": "v4", "model": ModelConfig().model_dump(), "precision": {"compute": "fp32"}}
-        run["training"] = {"batch_size": 2, "sequence_length": 8} | several
-        profile = {"run": run, "kernels": [{"name": "_adamw", "phase": "optimizer", "calls": 1}]}
-        found.append(own_kernels.kernel_costs(profile)["_adamw", "optimizer"].bytes)
-    assert found[0] == found[1] == 4 * found[2] > 0

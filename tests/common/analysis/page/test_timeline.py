@@ -1,10 +1,11 @@
 """The timeline of a page: tracks, steps and numbers of known traces, and what a trace of another program may hold."""
 
 import json
-from types import SimpleNamespace
 
 from common.analysis.page import timeline
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, graph_replays
+from common.analysis.reports import critical_path
+from tests import branched_traces
 
 import pytest
 
@@ -38,12 +39,11 @@ def test_kernels_have_their_stream_span_delay_and_limit(gpu_profile):
     assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
 
 
-def test_kernels_of_our_own_have_their_part_of_a_step_s_costs(gpu_profile):
-    """The optimizer's kernel runs once in two steps; nothing is known of the others of its name's phase."""
-    costs = {("foreach", "optimizer"): SimpleNamespace(operation="adamw", bytes=1000, flops=None)}
-    profile, trace = json.loads(gpu_profile.read_text()), chrome_trace.load(gpu_profile.with_name("trace_2.json"))
-    found = events(timeline.of_trace(trace, profile["run"], costs), "GPU, stream 7")
-    assert [row[5].get("bytes") for row in found if row[2] == "foreach"] == [2000]
+def test_an_operator_of_two_kernels_counts_once(tmp_path):
+    """Its cost goes to the longer one."""
+    step = critical_path.step(trace := graph_replays.load(branched_traces.write(tmp_path).with_name("trace_1.json")))
+    step.kernels.at[1, "operators"] = step.kernels.operators[0]  # the 19 us kernel is launched by the first one's operator
+    assert timeline.operator_costs(step.kernels, trace, 2) == {1: (2 * 64 * 32 * 16, 2 * (64 * 32 + 32 * 16 + 64 * 16))}
 
 
 def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from common.analysis.reports import bandwidth, bottlenecks
 from common.errors import UsageError
-from common.records import step_profile
 from tests.conftest import ROOT, V1
 from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, event, rank_trace, write_profile
-from version3_triton.kernels.costs import Cost
 
 import pytest
 
@@ -176,15 +174,6 @@ def test_collectives_are_a_part_a_limit_and_no_target_and_kernels_that_overlap_a
     assert not any("record_param_comms" in target["operators"] for target in bottlenecks.targets(step))
     assert "left out: collectives, 0.08 ms a step" in bandwidth.from_profile(step.profile)[1]
     assert "133 % of the time in which the GPU is busy" in bottlenecks.overlap(133, 100)[0] and not bottlenecks.overlap(101, 100)
-
-
-def test_a_versions_own_kernels_count_for_bytes_and_flops_if_they_were_launched(cpu_profile):
-    content = step_profile.read(cpu_profile)
-    place = {"span": "mlp", "phase": "forward", "calls": 1, "device_us": 1.0}
-    own = {("ours", "forward"): Cost("swiglu", 10**9, None), ("not launched", "forward"): Cost("norm", 10**12, 10**12)}
-    launched = content | {"kernels": [place | {"name": "ours"}]}
-    assert dict(bottlenecks.limits(launched, own))["bytes a step"].startswith("at least 1,000 MB")
-    assert "bytes a step" not in dict(bottlenecks.limits(launched, {}))
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input

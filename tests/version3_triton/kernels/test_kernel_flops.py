@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of each kernel by formula: by hand, and in FLOP counts."""
+"""FLOPs of the kernels in FLOP counts."""
 
 from common.analysis.formulas import flops
 from common.training import flop_counters
@@ -11,29 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 from version3_triton import kernels, tiny_llama_v3
-from version3_triton.kernels import costs
 
 CONFIG = models.config()
 ALL_OFF = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
-
-
-def test_bytes_by_hand():
-    """At e = 2, where the residual stream keeps 4 bytes. Every tensor counts once, the logits twice."""
-    tokens, layers, d, f, head = 2 * 17, 2, 48, 80, 12
-    rows = tokens * layers
-    found = costs.training_step(CONFIG, 2, 17, 2)
-    assert {key: cost.bytes for key, cost in found.items() if cost.bytes is not None} == {
-        ("_rms_norm_forward", "forward"): tokens * d * (4 + 2 + 2 * layers * (4 + 2 + 4 + 2)),  # two sums and a result a norm
-        ("_rms_norm_backward", "backward"): tokens * d * (2 + 4 + 2 * layers * (2 + 4 + 4 + 2 + 4)),
-        ("_rope_forward", "forward"): 2 * rows * head * 2 * (4 + 2),
-        ("_rope_forward", "backward"): 2 * rows * head * 2 * (4 + 2),
-        ("_flash_attention_forward", "forward"): 2 * rows * head * (2 * 4 + 2 * 2),
-        ("_flash_attention_backward_queries", "backward"): 2 * rows * head * (4 * 4 + 2 * 2),
-        ("_flash_attention_backward_keys", "backward"): 2 * rows * head * (2 * 4 + 4 * 2),
-        ("_swiglu_forward", "forward"): 2 * rows * 3 * f,
-        ("_swiglu_backward", "backward"): 2 * rows * 5 * f,
-        ("_linear_cross_entropy_loss_and_gradient", "forward"): 2 * tokens * 2 * 61,
-    }
 
 
 def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch):
