@@ -130,7 +130,7 @@ def demand(flops: float, moved: float, seconds: float, ceilings: Ceilings | None
     """What a step of these FLOPs, bytes (more than 0) and seconds asks of the memory; the shares need measured ceilings."""
     rate, intensity = moved / seconds, flops / moved
     amount = f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"
-    work = f"{format_number(intensity)} FLOP/byte"
+    work = f"{format_number(intensity)} FLOP/byte of these operators"
     if not ceilings or not flops:
         return [("bytes a step", amount), ("intensity", work)]
     copy, ridge, needed = ceilings["bytes_per_second"], roofline.ridge(ceilings), ceilings["flops_per_second"] / intensity
