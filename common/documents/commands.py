@@ -21,7 +21,6 @@ from common.errors import UsageError
 PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*")
 START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
 RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
-USAGE = re.compile(r"^ +bash .*", re.MULTILINE)  # in the `--help` of a shell script
 
 
 def scripts() -> list[Path]:
@@ -46,11 +45,10 @@ def help_of(script: Path) -> str:
 
 
 def flags(script: Path) -> list[str]:
-    """The flags in the usage of its `--help`, if it has one; `--enable-X` stands for `--disable-X` too."""
-    if script.suffix != ".py" and "--help" not in script.read_text(encoding="utf-8"):
+    """The flags in the usage of a Python script's `--help`; `--enable-X` stands for `--disable-X` too."""
+    if script.suffix != ".py":
         return []
-    usage = help_of(script).partition("\n\n")[0] if script.suffix == ".py" else " ".join(USAGE.findall(help_of(script)))
-    found = dict.fromkeys(re.findall(r"--[a-z][\w-]+", usage))
+    found = dict.fromkeys(re.findall(r"--[a-z][\w-]+", help_of(script).partition("\n\n")[0]))
     return [flag for flag in found if flag.replace("--disable", "--enable") not in found or "--disable" not in flag]
 
 
@@ -64,7 +62,7 @@ def purpose(script: Path) -> str:
 def commands() -> str:
     """A list for each folder: a command, its purpose, and its flags but those of training, which stand once.
 
-    A command that a folder before has too is only named.
+    A command that a version before has too stands there alone.
     """
     targets = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     lines = ["In the root of the repository:", "", *(f"- `make {name}`: {text}" for name, text in targets)]
@@ -73,14 +71,13 @@ def commands() -> str:
     training = first.union(*map(flags, versions))
     listed: set[str] = set()
     for folder, group in groupby(scripts(), lambda script: script.parent):
-        found = list(group)
         if folder != ROOT:
             lines += ["", f"In `{folder.relative_to(ROOT).as_posix()}/`:", ""]
-        for script in (script for script in found if script.name not in listed):
+        for script in group:
+            if script.name in listed:
+                continue
+            listed.add(script.name)
             elsewhere = set() if script == versions[0] else first if script in versions else training
             own = " ".join(flag for flag in flags(script) if flag not in elsewhere)
             lines.append(f"- `{RUN[script.suffix]} {script.name}`: {purpose(script)}" + (f" `{own}`" if own else ""))
-        if again := [f"`{RUN[script.suffix]} {script.name}`" for script in found if script.name in listed]:
-            lines.append(f"- as in a version before: {', '.join(again)}")
-        listed |= {script.name for script in found}
     return "\n".join(lines) + "\n"

@@ -31,6 +31,7 @@ CASTS = 10  # kernels a layer that bf16 does not have: three of x, three of grad
 SMALL = ModelConfig(
     vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64
 )
+KERNEL_US = 2  # of the shortest kernel in a graph
 STEPS, BATCH, LENGTH = 60, 4, 32
 
 
@@ -45,29 +46,24 @@ def layer(model: ModelConfig, tokens: int) -> tuple[int, int]:
     return 6 * tokens * weights, 4 * (tokens * (5 * d + heads) + weights)
 
 
-def forecast(gpu: str, kernel_us: float) -> str:
+def forecast(gpu: str) -> str:
     """A table with the time of a layer by arithmetic, one row a preset."""
     peak = peaks.datasheet(gpu) or {}
     if "fp8" not in peak or "bf16" not in peak:
-        listed = ", ".join(pattern for pattern, each in peaks.PEAKS.items() if "fp8" in each)
-        raise UsageError(f"--gpu {gpu}: no peak of FP8 is listed; listed are {listed}")
+        raise UsageError(f"--gpu {gpu}: no peak of FP8 is listed")
     rows = []
     for preset in PRESETS:
         config = resolve(preset)
         flops, moved = layer(config.model, config.training.batch_size * config.training.sequence_length)
         bf16, fp8, casts = 1e6 * flops / peak["bf16"], 1e6 * flops / peak["fp8"], 1e6 * moved / peak["bandwidth"]
-        gain, launched = bf16 - fp8 - casts, bf16 - fp8 - max(casts, CASTS * kernel_us)
+        gain, launched = bf16 - fp8 - casts, bf16 - fp8 - max(casts, CASTS * KERNEL_US)
         rows.append([preset, flops / 1e9, bf16, fp8, moved / 1e6, casts, gain, launched])
-    limits = "gain, us", f"gain if a cast takes {kernel_us:g} us"
+    limits = "gain, us", f"gain if a cast takes {KERNEL_US} us"
     return tables.text(["a layer of", "GFLOP", "bf16, us", "FP8, us", "casts, MB", "casts, us", *limits], rows)
 
 
 def losses(scale_error: int, fp8: bool = True) -> list[float]:
-    """The losses of STEPS steps.
-
-    Args:
-        scale_error: every scale is multiplied by 2 to this power.
-    """
+    """The losses of STEPS steps, with every scale multiplied by 2 to the power `scale_error`."""
     device = devices.select("auto")
     devices.configure(device, seed=0)
     model = v4.TinyLlama(SMALL, v4.SWITCHES | {"fp8": fp8}).to(device)
@@ -83,17 +79,13 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", default="NVIDIA H200", metavar="NAME", help="of the data sheet (default: NVIDIA H200)")
-    parser.add_argument("--kernel-us", type=cli.amount, default=2.0, metavar="US", help="shortest kernel of a graph (default: 2)")
     parser.add_argument("--scale-error", type=int, nargs="+", metavar="K", help="train with scales that are 2^K times right")
     options = cli.parse(parser)
     if options.scale_error is None:
-        print(forecast(options.gpu, options.kernel_us))
+        print(forecast(options.gpu))
         return
-    runs = [["bf16", losses(0, fp8=False)]] + [[f"FP8, scales x 2^{error}", losses(error)] for error in options.scale_error]
-    shown = (0, 19, 39, 59)
-    print(
-        tables.text(["products", *(f"loss {i + 1}" for i in shown)], [[name, *(found[i] for i in shown)] for name, found in runs])
-    )
+    runs = {"bf16": losses(0, fp8=False)} | {f"FP8, scales x 2^{error}": losses(error) for error in options.scale_error}
+    print(tables.text(["products", "loss 1", f"loss {STEPS}"], [[name, found[0], found[-1]] for name, found in runs.items()]))
 
 
 if __name__ == "__main__":

@@ -77,12 +77,6 @@ class ProfileResult:
 # ------------------------------------------------------------------------------------------------------ checks and inputs
 
 
-def check_arguments(args: object) -> None:
-    """Raises ValueError unless the arguments of a call are a tuple or a list."""
-    if not isinstance(args, tuple | list):
-        raise UsageError(f"args must be a tuple, such as (x,), not a {type(args).__name__}")
-
-
 def check_positive(**sizes: int) -> None:
     """Raises ValueError for the first size below 1."""
     for name, value in sizes.items():

@@ -17,10 +17,9 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 import ast
-import shutil
+from typing import Any
 
 from common import cli
-from common.errors import UsageError
 from common.files import writable_folder, write_text
 
 HERE = Path(__file__).resolve().parent
@@ -45,18 +44,10 @@ class Neutral(ast.NodeTransformer):
             node.body = node.body[1:] or [ast.Pass()]
         return super().generic_visit(node)
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.Constant(False) if ast.unparse(node) == "options.fixed" else self.generic_visit(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+    def visit_If(self, node: ast.If | ast.IfExp) -> Any:
         self.generic_visit(node)
-        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
-            return ast.Constant(not node.operand.value)
-        return node
-
-    def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+        chosen = {"options.fixed": node.orelse, "not options.fixed": node.body}
+        return chosen.get(ast.unparse(node.test), node)
 
     visit_IfExp = visit_If
 
@@ -93,35 +84,26 @@ def handout(tree: ast.Module) -> str:
 
 
 def handouts() -> dict[str, str]:
-    """Name and text of every generated file."""
-    written = {}
+    """Name and text of every file."""
+    written = {name: (HERE / name).read_text() for name in SHARED}
     for letter, number in STAGES.items():
         [path] = HERE.glob(f"v3_stage{number}_*.py")
-        tree = parsed(path)
+        tree = ast.parse(path.read_text())
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         kernels = {path.stem: f"kernel_{letter}" for path in HERE.glob("*_kernel.py") if path.stem in imported}
         for name, renamed in kernels.items():
-            written[f"{renamed}.py"] = ast.unparse(Neutral({}).visit(parsed(HERE / f"{name}.py"))) + "\n"
+            written[f"{renamed}.py"] = ast.unparse(Neutral({}).visit(ast.parse((HERE / f"{name}.py").read_text()))) + "\n"
         docstring = DOCSTRING.format(letter=letter, upper=letter.upper())
         written[f"stage_{letter}.py"] = f"{docstring}\n{handout(Neutral(kernels).visit(tree))}\n"
     return written
-
-
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(cli.parse(parser).output_dir, "--output-dir")
-    if folder.resolve() == HERE:
-        raise UsageError(f"--output-dir: {folder} holds the stages; name a folder for the handouts alone")
-    written = handouts()
-    for name, text in written.items():
+    for name, text in handouts().items():
         write_text(folder / name, text)
-    for name in SHARED:
-        shutil.copy(HERE / name, folder)
     print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
 
 

@@ -44,7 +44,7 @@ def benchmark_function(
         sync: False measures the time of the host only: on a GPU, the time to launch the work.
 
     Raises:
-        ValueError: `args` is not a tuple or list, iterations is not positive, or warmup is negative.
+        ValueError: iterations is not positive, or warmup is negative.
     """
     raise NotImplementedError("benchmark_function: problem 1 in README.md")
 
@@ -64,7 +64,7 @@ def measure_memory_usage(fn: Callable[..., object], args: Sequence[Any] = (), de
         process's resident set, which includes the interpreter, the libraries, and memory that the C library keeps.
 
     Raises:
-        ValueError: `args` is not a tuple or list, or the device does not exist.
+        ValueError: the device does not exist.
     """
     raise NotImplementedError("measure_memory_usage: problem 2 in README.md")
 
