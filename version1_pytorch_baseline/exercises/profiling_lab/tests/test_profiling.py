@@ -165,7 +165,7 @@ def test_the_report_says_what_its_figures_say(device):
     ],
     ids=str,
 )  # fmt: skip
-def test_arithmetic_intensity(op, shapes, expected):
+def test_intensity(op, shapes, expected):
     assert profiling.compute_arithmetic_intensity(op, shapes) == pytest.approx(expected)
 
 
