@@ -194,7 +194,7 @@ def test_level_1_is_compiled_and_levels_2_and_3_are_one_operation_of_pytorch():
 @pytest.mark.parametrize("device", DEVICES)
 def test_optimizations_are_compared_in_milliseconds(device):
     times = profiling.compare_optimizations(1, 2, 16, 8, device)
-    assert {"baseline", "sdpa", "flash"} <= times.keys() <= {"baseline", "sdpa", "compiled", "flash"}
+    assert {"baseline", "sdpa"} <= times.keys() <= {"baseline", "sdpa", "compiled", "flash"}
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
 
 
