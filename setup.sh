@@ -65,8 +65,12 @@ elif [ -e /dev/kfd ] || command -v rocminfo >/dev/null; then
     fail "an AMD GPU, but $PYTHON has no torch: load a module that has it, or pass TORCH_BUILD=rocmX.Y or cpu"
 elif [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then
     plan="installs torch $pinned for the CPU"
-    # A local version ranks above the plain one: pip takes this index's 2.13.0+cpu before PyPI's 2.13.0.
-    set -- --extra-index-url "$index/cpu" torch
+    if "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' "$index/cpu/torch/" 2>/dev/null; then
+        set -- --extra-index-url "$index/cpu" torch # a local version, 2.13.0+cpu, ranks above PyPI's 2.13.0
+    else
+        plan="installs torch $pinned (PyTorch's CPU index does not answer, so what pip finds)"
+        set -- torch
+    fi
 else
     plan="installs torch $pinned"
     set -- torch
