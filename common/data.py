@@ -190,6 +190,8 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
         _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
     try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be
         tokens = np.load(folder / "tokens.npy", mmap_mode="c")
+        if tokens.ndim != 1 or tokens.max() >= vocab_size:
+            raise ValueError("they are of another vocabulary")
     except (OSError, ValueError) as error:
         raise UsageError(f"the cached tokens in {folder} are damaged: remove that folder") from error
     return Dataset(name, tokens, digest, tokenizer=folder / "tokenizer.json")

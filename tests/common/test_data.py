@@ -150,6 +150,12 @@ def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_fil
 def test_damaged_tokens_are_refused(cache: Path, text_file: Path) -> None:
     data.load(str(text_file), 300, seed=0)
     (entry,) = entries(cache)
+    whole = np.load(entry / "tokens.npy")
+    for damaged in (whole + 300, whole[None]):  # of a larger vocabulary, of another shape
+        np.save(entry / "tokens.npy", damaged)
+        with pytest.raises(UsageError, match="are damaged"):
+            data.load(str(text_file), 300, seed=0)
+    np.save(entry / "tokens.npy", whole)
     (entry / "tokens.npy").write_bytes((entry / "tokens.npy").read_bytes()[:-100])
     with pytest.raises(UsageError, match=f"the cached tokens in {entry} are damaged: remove that folder"):
         data.load(str(text_file), 300, seed=0)
