@@ -16,8 +16,10 @@ import math
 import os
 import platform
 import re
+import shutil
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,7 @@ BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
 ALONE = Ranks()
+DAY = 86400  # seconds
 # A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
 CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
@@ -201,6 +204,9 @@ def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
     """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
     from common import bpe
 
+    for left in folder.parent.glob(".*-v*"):  # by a build that was killed
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         bpe.build(texts, vocab_size, Path(name))
         try:

@@ -147,6 +147,17 @@ def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_fil
     assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
 
 
+def test_what_a_killed_build_left_is_removed_a_day_later(cache: Path, text_file: Path) -> None:
+    data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    old, new = entry.with_name(f".{entry.name}-old"), entry.with_name(f".{entry.name}-new")
+    for left in (old, new):
+        left.mkdir()
+    os.utime(old, (0, 0))
+    data.load(str(text_file), 301, seed=0)
+    assert not old.exists() and new.exists()
+
+
 def test_damaged_tokens_are_refused(cache: Path, text_file: Path) -> None:
     data.load(str(text_file), 300, seed=0)
     (entry,) = entries(cache)
