@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.analysis.formulas import operators
 from common.analysis.output.tables import counted
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import graph_replays
 from common.analysis.profiles.chrome_trace import STEP, Trace
 from common.analysis.profiles.kernel_table import Kernels, build, category, several_gpus
 from common.errors import UsageError
@@ -25,8 +25,8 @@ COMPILED_NOTE = (
 
 
 def read_trace(path: Path, trace: Trace | None = None) -> Kernels:
-    """The kernels of a trace, which may have been loaded before."""
-    trace = trace or chrome_trace.load(path)
+    """The kernels of a trace, which may have been loaded before; captured ones with the spans of the eager trace beside it."""
+    trace = trace or graph_replays.load(path)
     on_gpu, steps, notes = len(trace.kernels) > 0, len(trace.steps) or None, trace.notes
     frame = trace.kernels if on_gpu else trace.operators.assign(category="operator", duration_us=trace.operators.self_cpu_us)
     if steps is None and any(event.name.startswith(STEP) for event in trace.host):

@@ -7,6 +7,7 @@ from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace
 from common.documents.page import report as build
 from common.errors import UsageError
+from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
@@ -97,6 +98,16 @@ def test_two_runs_show_what_went_and_what_came(tmp_path, gpu_profile):
     write_profile(tmp_path / "profile_4.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
     alike = build(gpu_profile, tmp_path / "profile_4.json")
     assert titles(alike) == ["Runs", "Timeline", "Launches"], "only what differs is shown side by side"
+
+
+def test_a_captured_trace_has_the_spans_of_the_eager_one_beside_it(tmp_path):
+    """Both have the same kernels, so the tables by span of two eager traces, and of an eager and a captured one, are the same."""
+    eager, captured = (branched_traces.write(tmp_path / str(graph), graph).with_name("trace_1.json") for graph in (False, True))
+    by_span = {row[0]: row[1:] for row in build(eager, captured).sections[-1].items[2].content.rows}
+    assert by_span["mlp"] == [1, 1, 0, 10, 10] and set(by_span) == {"attention", "mlp", "norm", "optimizer", "other", "all"}
+    assert all(before == after for before, after, *_ in by_span.values())
+    captured.with_name("eager_trace_1.json").unlink()
+    assert "by span" not in build(eager, captured).markdown()
 
 
 def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):
