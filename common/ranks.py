@@ -1,12 +1,11 @@
 """Which process of a job this is, as torchrun's environment says. A process that torchrun did not start is rank 0 of 1."""
 
 import os
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from common.errors import UsageError
 
-Form = Literal["ddp", "zero1", "fsdp"]  # of --parallel
-FORMS: tuple[Form, ...] = get_args(Form)
+FORMS = ("ddp", "zero1", "fsdp")  # of --parallel
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NUMBERS = [name for name in VARIABLES if name != "MASTER_ADDR"]
 gloo_started = False  # in this process; its threads outlive the process group

@@ -9,7 +9,6 @@
 #     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
 #     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
 #     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
-#     scaling     scaling_PRESET_PRECISION.json        Versions 1 and 4 on several GPUs
 #     formats     format_PRESET_{bf16,fp8}.json        Version 4's products in both formats (GPU)
 #     sequence    sequence_memory.json                 peak memory over the sequence length, fp32, tiny
 #     kernels     kernels_*.json                       Version 3's kernels and their peers, bf16 (GPU)
@@ -60,10 +59,6 @@ peers() {
     local models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
     [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
     at_the_preset peers "$models"
-}
-
-scaling() {
-    keep scaling.json "scaling_$case.json" python $v4/scaling_study.py "${sizes[@]}" --num-steps "$steps" --repeats 3
 }
 
 formats() {

@@ -132,29 +132,6 @@ def peers(path: Path, device: str = "A GPU", **ms: float) -> None:
     write_json(path, benchmark(cells, device=record()["device"] | {"name": device}))
 
 
-def scaling(**changes) -> dict:
-    """A whole scaling.json of one version on 1 and 2 GPUs: ddp takes 25 % more time, fsdp ran out of memory."""
-    own = {key: record()[key] for key in ("command", "date", "device", "environment", "model", "precision")}
-    split = {"communication_ms": 8.0, "overlapped_ms": 5.0, "exposed_ms": 3.0, "waiting_ms": 2.0, "moving_ms": 6.0}
-    ranks = [split | {"exposed_waiting_ms": 1.0}, split | {"exposed_ms": 5.0, "exposed_waiting_ms": 2.0}]
-
-    def cell(form: str | None, processes: int, batch_size: int, *ms: float, **more) -> dict:
-        times = [{"median": each, "p20": 0.9 * each, "p80": 1.1 * each, "count": 9} for each in ms]
-        runs = [{"step_ms": each, "peak_mib": 100.0 * batch_size, "kind": "GPU allocator"} for each in times]
-        place = {"model": "v1", "parallel": form, "processes": processes, "batch_size": batch_size}
-        return place | {"status": "ok", "reason": None, "runs": runs} | more
-
-    return own | {
-        "schema": "tiny-llama-scaling/1", "status": "completed", "variables": {"NCCL_NVLS_ENABLE": "0"}, "seed": 0,
-        "batch_size": 4, "sequence_length": 128, "steps": 9, "repeats": 2, "left_out": ["v1, zero1: v1 does not support it"],
-        "cells": [
-            cell(None, 1, 4, 8.0, 8.0),
-            cell("ddp", 2, 4, 9.0, 11.0, ranks=ranks),
-            cell("fsdp", 2, 4, status="out of memory", reason="CUDA"),
-        ],
-    } | changes  # fmt: skip
-
-
 def save_profile(folder: Path, run: dict, stamp: object = 1, kernels: list[dict] | None = None, **changes) -> Path:
     """A profile of the run, with one operator, in `folder`, which is made and returned."""
     folder.mkdir(parents=True, exist_ok=True)

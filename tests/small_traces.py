@@ -120,24 +120,6 @@ def rank_trace(rank: int) -> dict:
     return {"schemaVersion": 1, "traceEvents": events}
 
 
-def write_ranks(folder: Path, *contents: dict) -> None:
-    """A trace for each rank."""
-    for rank, content in enumerate(contents):
-        (folder / f"trace_{f'rank{rank}_' if rank else ''}2026.json").write_text(json.dumps(content))
-
-
-def gloo_trace(rank: int) -> dict:
-    """One step on a CPU: gloo reduces 100 bf16 numbers in a thread of its own, 20 us of them beside an operator on rank 0."""
-    start = 30 if rank == 0 else 60
-    events = [
-        event("user_annotation", "ProfilerStep#0", 0, 200),
-        event("cpu_op", "aten::mm", 10, 50, shapes=[[4, 8], [8, 8]]),
-        event("user_annotation", "gloo:all_reduce", start, 100, 9, **{"Input Dims": [[100]], "Input type": ["c10::BFloat16"]}),
-        event("user_annotation", "gloo:all_reduce", 300, 320, 9),  # after the profiled step
-    ]
-    return {"schemaVersion": 1, "traceEvents": events}
-
-
 @functools.cache
 def tables_as_json(trace: Path, attention_only: bool) -> str:
     """A trace takes a second to read."""

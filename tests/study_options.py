@@ -31,11 +31,3 @@ def benchmark(config: Path, **changes) -> Namespace:
         timeout=900,
     )  # fmt: skip
     return arguments(config, **chosen | changes)
-
-
-def scaling(folder: Path, **changes) -> Namespace:
-    chosen = dict(
-        models=["v1"], forms=["ddp", "fsdp"], processes=[1, 2], batch_size=4, seq_len=8, num_steps=2,
-        repeats=2, timeout=900, output_dir=folder,
-    )  # fmt: skip
-    return arguments(None, **chosen | changes)

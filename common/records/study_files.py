@@ -1,16 +1,15 @@
 """The files of the studies: the fields of each schema, checked when a file is read.
 
-benchmark.json, fusion_ablation.json, batch_search.json, scaling.json, gemm_analysis.json, a benchmark of kernels,
+benchmark.json, fusion_ablation.json, batch_search.json, gemm_analysis.json, a benchmark of kernels,
 flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from common import files
 from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
-from common.ranks import Form
 from common.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
 from common.records.run_record import TimedRun
 
@@ -116,47 +115,9 @@ class BatchSearch(Header):
     reason: str  # why it is this one
 
 
-class Split(TypedDict):
-    """Milliseconds of a step on one rank: communication is overlapped + exposed, and also waiting + moving."""
-
-    communication_ms: Amount
-    overlapped_ms: Amount
-    exposed_ms: Amount
-    waiting_ms: Amount
-    moving_ms: Amount
-    exposed_waiting_ms: Amount  # the part of both
-
-
-class ScalingCell(Attempted):
-    model: str
-    parallel: Form | None  # None on one process
-    processes: PositiveInt
-    batch_size: PositiveInt  # of a process
-    runs: list[Timed]  # the memory is that of the process which took most
-    ranks: NotRequired[list[Split]]
-    trace_problem: NotRequired[str]  # why there is nothing from the traces
-
-
-class Scaling(StudyHeader):
-    schema: Literal["tiny-llama-scaling/1"]
-    status: Literal["completed", "interrupted"]
-    variables: dict[str, str]  # of the environment: those that NCCL and RCCL read
-    model: Model
-    precision: Compute
-    batch_size: PositiveInt  # of a process
-    sequence_length: PositiveInt
-    steps: PositiveInt
-    repeats: PositiveInt
-    left_out: list[str]
-    cells: list[ScalingCell]
-
-
-Study = TypeVar("Study", Benchmark, Scaling)
-
-
-def read(path: Path, model: type[Study]) -> Study:
-    """A study of many processes. UsageError: it is missing, damaged, or a cell that is ok holds no run, or no device is known."""
-    study = files.read(path, model)
+def read_benchmark(path: Path) -> Benchmark:
+    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is known."""
+    study = files.read(path, Benchmark)
     for number, cell in enumerate(study["cells"]):
         if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")

@@ -23,7 +23,7 @@ Row = dict[str, Any]  # by the names in COLUMNS
 
 def analyze(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
-    measured = study_files.read(path, Benchmark)
+    measured = study_files.read_benchmark(path)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
     job_runner.require_measured(entries, place)

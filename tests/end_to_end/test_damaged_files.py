@@ -14,7 +14,7 @@ from common.errors import UsageError
 from common.files import read, write_json
 from common.records import run_record, step_profile
 from common.records.study_files import Predictions
-from common.studies import batch_size, benchmark_report, gemm_operations, scaling
+from common.studies import batch_size, benchmark_report, gemm_operations
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
@@ -64,7 +64,6 @@ VALID = [
     Valid("gemm_analysis.json", of(records.gemms(config.ModelConfig(), [(2, 8)])), gemm_operations.analyze),
     Valid("fusion_ablation.json", copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"), ablation_effects.analyze),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze),
-    Valid("scaling.json", of(records.scaling()), scaling.analyze),
     Valid("metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze),
     Valid("predictions.json", of(GUESSES), lambda path: read(path, Predictions)),
     Valid("config.yaml", lambda path: path.write_text("model: {hidden_size: 64}"), lambda path: config.resolve(file=path)),

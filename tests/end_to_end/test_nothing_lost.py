@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from common import cli, files, timing
 from common import device as devices
-from common.studies import ablation, gemm_operations, job_runner, scaling
+from common.studies import ablation, gemm_operations, job_runner
 from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from version3_triton import kernel_cases, kernels
@@ -38,11 +38,6 @@ def process(work: Callable, device: str, timeout: int | None = None) -> dict[str
     common = {"precision": {"compute": "fp32"}, "memory_kind": "process RSS", "settings": {}}
     run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS", "common": common}
     return {"status": "ok", "reason": None, "found": run} | HEADER
-
-
-def job(cell: dict, model: Any, options: Any, arguments: Any, profiled: bool) -> dict[str, Any]:
-    run = {"step_ms": TIMES, "peak_mib": 1.0, "kind": "process RSS"}
-    return {"status": "ok", "reason": None, "run": run, "traced": {}} | HEADER
 
 
 def timed(function: Callable, device: Any, warmup: int = 3, iterations: int = 20) -> list[float]:
@@ -72,11 +67,6 @@ SCRIPTS = {path.stem: version(path) for path in sorted(ROOT.glob("version*_*/tin
         V2 / "benchmark_suite.py", ("--models", "v1,v2", "--batch-sizes", "2", "--seq-lengths", "8", "--metrics", "memory"),
         "benchmark_suite/benchmark.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
         (job_runner, "in_a_process"), 3, process,
-    ),
-    "scaling": Script(
-        ROOT / "version4_ultra_fused/scaling_study.py", ("--models", "v1"),
-        "scaling_study/scaling.json", lambda found: sum(len(cell["runs"]) for cell in found["cells"]),
-        (scaling, "run_job"), 3, job,
     ),
     "batch size": Script(
         V2 / "optimize_batch_size.py", ("--max-batch-size", "16"), "batch_size_search/batch_search.json",

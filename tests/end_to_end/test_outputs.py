@@ -32,7 +32,6 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.csv", TRACE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.db", DATABASE),
     (V2 / "benchmark_suite.py", "--models v1 --config in/benchmark.json --output-dir in", "in/benchmark.json", CONFIG),
-    (V4 / "scaling_study.py", "--models v1 --config in/scaling.json --output-dir in", "in/scaling.json", CONFIG),
 ]  # fmt: skip
 
 

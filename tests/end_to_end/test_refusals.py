@@ -30,9 +30,6 @@ REFUSED = {
         f"{BASELINE} --optimized missing.py": "missing.py",
         f"{BASELINE} {FUSED} --disable-everything": "--disable-everything",
     },
-    f"{V4}/scaling_study.py": {
-        "--models hf": "--models: there is no 'hf'",
-    },
 }
 
 

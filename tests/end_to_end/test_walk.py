@@ -32,7 +32,6 @@ SMALL = {
     "optimize_batch_size.py": "--max-batch-size 4",
     "lab.py": "--parts components --batch-size 1 --seq-len 16 --seq-lens 16,32",
     "benchmark_kernels.py": "--operations rms_norm --sizes 32x16",
-    "scaling_study.py": "--models v4 --parallel ddp --num-steps 2",
     "run_all_stages.sh": '--stages "0 5"',
 }
 SIZES = "num_layers=1, hidden_size=32, num_attention_heads=8, num_key_value_heads=4, intermediate_size=64"
@@ -95,7 +94,7 @@ def runs_here(line: str) -> bool:
         return False
     if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
         return False
-    return GPU or not re.search(r"scaling_study\.py --preset (medium|large)", line)
+    return GPU or not re.search(r" scaling_(\$n|\*)", line)
 
 
 def exit_codes(line: str) -> tuple[int, ...]:

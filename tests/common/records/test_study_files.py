@@ -9,18 +9,17 @@ from tests.conftest import ROOT
 
 import pytest
 
-OTHERS = (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark, study_files.SequenceMemory)
-MANY = (study_files.Benchmark, study_files.Scaling)  # studies of many processes
-MODELS = {files.schema_of(model): model for model in (*OTHERS, *MANY)}
-MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in MODELS]
+READERS = {
+    files.schema_of(model): lambda path, model=model: files.read(path, model)
+    for model in (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark, study_files.SequenceMemory)
+} | {files.schema_of(study_files.Benchmark): study_files.read_benchmark}
+MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in READERS]
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: str(path.relative_to(ROOT / "results")))
 def test_every_measured_study_is_valid(path):
     content = read_json(path)
-    model = MODELS[content["schema"]]
-    read = study_files.read if model in MANY else files.read
-    assert read(path, model) == content, "nothing is changed or left out"
+    assert READERS[content["schema"]](path) == content, "nothing is changed or left out"
 
 
 @pytest.mark.parametrize("change, message", [
@@ -33,5 +32,5 @@ def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
     path = tmp_path / "benchmark.json"
     write_json(path, records.benchmark_of_shapes() | change)
     with pytest.raises(UsageError, match=message) as error:
-        study_files.read(path, study_files.Benchmark)
+        study_files.read_benchmark(path)
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
