@@ -1,5 +1,6 @@
 """What joins several files: the versions and peers measured beside each other, and losses of runs from the same seed."""
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from common import files
 from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
+from common.analysis.profiles import chrome_trace
 from common.config import PRESETS
 from common.documents.rows import conditions
 from common.errors import UsageError
@@ -102,11 +104,46 @@ def _cell(case: Case, model: str, first: str) -> str | None:
     times = case.times(model)
     if not times:
         return None
-    shown = [f"{format_number(median(times))} ({format_number(min(times))} to {format_number(max(times))})"]
+    middle, least, most = (format_number(value) for value in (median(times), min(times), max(times)))
+    shown = [middle if least == most else f"{middle} ({least} to {most})"]
     if case.times(first) and model != first:
         shown.append(f"{format_number(ratio(case.times(first), times)[0])}x")
     shown.append(f"{median(run['reserved_mib'] for run in case.runs[model]) / 1024:.2f}")
     return ", ".join(shown)
+
+
+def limits(folder: Path, last: Path) -> str:
+    """A step with a launch for each kernel, and captured, in the last two sizes measured both ways: all versions up to that of
+    the folder `last`. One without a captured form beside it is captured itself.
+    """
+    found, names = headline(folder)
+    both = [case for case in found if case.times(f"{names[0]}-captured")][-2:]
+    newest = int(re.findall(r"\d+", last.name)[0])
+    rows = []
+    for case in both:
+        for model in names:
+            named = VERSION.fullmatch(model)
+            if named and int(named[1]) <= newest and not model.endswith("-captured"):
+                rows.append([case.preset, model, *_limits(case, model, folder / "traces")])
+    header = ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
+    return f"{conditions([study for case in both for study in case.studies])}\n\n{tables.markdown(header, rows)}"
+
+
+def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
+    """Kernels of a step, where there is a trace, and its times in the columns of `limits`."""
+    trace, captured = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz", case.times(f"{model}-captured")
+    kernels = _kernels(trace) if trace.exists() else None
+    if not captured:
+        return [kernels, None, None, median(case.times(model)), None]
+    step, alone = median(case.times(model)), median(captured)
+    return [kernels, 1e3 * step / kernels if kernels else None, step, alone, max(0.0, 100 * (1 - alone / step))]
+
+
+@functools.cache
+def _kernels(path: Path) -> int:
+    """Kernels, copies and fills of a profiled step."""
+    kernels = chrome_trace.load(path).kernels
+    return int(median(kernels[kernels.step >= 0].groupby("step").size()))
 
 
 def curves(*paths: Path) -> str:

@@ -63,12 +63,15 @@ def test_generated_parts_are_fresh_and_pictures_load_fast(document):
         assert path.stat().st_size < 150_000, path
 
 
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def anchors(document: Path) -> set[str]:
     """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation, hyphens for spaces."""
     text = document.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    found = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    return found | set(re.findall(r'<a id="([\w-]+)"></a>', text))
+    return {slug(heading) for heading in headings} | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 @each_document
@@ -129,3 +132,23 @@ def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_prin
     done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
     printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
     assert {" ".join(line.split()) for line in shown.splitlines()} - {""} <= printed
+
+
+def problem(page: Path, anchor: str) -> str:
+    """The text of a problem from its heading on."""
+    text = page.read_text(encoding="utf-8")
+    [start] = [found.end() for found in re.finditer(r"^## (.*)$", text, re.MULTILINE) if slug(found[1]) == anchor]
+    return text[start:]
+
+
+def test_the_route_of_four_hours_adds_up_and_has_the_minutes_of_its_problems():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| stop |")[2].partition("\n\n")[0]
+    total = 0
+    for row in table.splitlines()[2:]:
+        _, reading, problems, minutes = (cell.strip() for cell in row.strip("|").split("|"))
+        own = [(page, anchor, int(number)) for page, anchor, number in re.findall(r"\]\(([^)#]+)#([^)]+)\) (\d+)", problems)]
+        for page, anchor, number in own:
+            assert problem(ROOT / page, anchor).lstrip().startswith(f"*{number} min on a laptop"), anchor
+        assert int(reading) + sum(number for *_, number in own) == int(minutes), row
+        total += int(minutes)
+    assert total == 4 * 60

@@ -1,5 +1,6 @@
 """Versions and peers beside each other, and losses from the same seed: numbers worked out by hand."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,15 +10,16 @@ from common.errors import UsageError
 from common.files import write_json
 from tests import records
 from tests.conftest import cells
+from tests.small_traces import gpu_trace
 
 import pytest
 
 
-def suite(path: Path, **models: float | str) -> None:
-    """A benchmark of one shape: by model its ms per step, which its three processes spread around, or why there are none."""
+def suite(path: Path, spread: tuple[float, ...] = (1.0, 0.0, -0.5), **models: float | str) -> None:
+    """A benchmark of one shape: by model its ms per step, around which its processes spread, or why there are none."""
     entries = []
     for model, outcome in models.items():
-        times = [outcome + extra for extra in (1.0, 0.0, -0.5)] if isinstance(outcome, float) else []
+        times = [outcome + extra for extra in spread] if isinstance(outcome, float) else []
         memory = {"peak_mib": 9.0, "reserved_mib": 512.0, "kind": "GPU allocator"}
         runs = [{"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 2}} | memory for ms in times]
         place = {"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128}
@@ -53,6 +55,21 @@ def test_all_models(folder):
         "v1", "v1-captured", "v2", "v2-captured", "v4", "v4-fp8", "captured-bf16", "liger", "liger-compile-captured",
     ]  # fmt: skip
     assert found[2] == ["v2", "3 (2.5 to 4), 0.50", "", ""] and found[7] == ["liger", "", "", ""]
+
+
+def test_a_range_that_cannot_be_seen_is_not_shown(tmp_path):
+    suite(tmp_path / "peers_tiny_bf16.json", (0.001, 0.0), v1=20.0, v4=0.1)
+    assert [row[1] for row in cells(versions.versions(tmp_path))[1:]] == ["20, 0.50", "0.101 (0.1 to 0.101), 199x, 0.50"]
+
+
+def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
+    """Version 1 at tiny: 8.75 ms with a launch for each of its 3 kernels (5 in one step, 1 in the other), 4 ms captured."""
+    (folder / "traces").mkdir()
+    (folder / "traces/v1_tiny.json.gz").write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
+    header, *rows = cells(versions.limits(folder, Path("version4_last")))
+    assert header == ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
+    assert rows == [["tiny", "v1", "3", "2,917", "8.75", "4", "54.3"], ["tiny", "v4", "", "", "", "2", ""]]
+    assert cells(versions.limits(folder, Path("version3_before")))[1:] == rows[:1]
 
 
 def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
