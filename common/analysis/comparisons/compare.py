@@ -171,10 +171,10 @@ def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
     return unusable + run_record.differences(*(run_record.conditions(one.run) for one in (ours, theirs)))
 
 
-def add_spans(report: Report, runs: Runs, varied: Sequence[str] = ()) -> None:
-    """Adds the time and the launches of each span of a profiled step; `varied` as in `launch_changes.compare`."""
+def add_spans(report: Report, runs: Runs) -> None:
+    """Adds the time and the launches of each span of a profiled step."""
     before, after = (path for path, _ in runs.values())
-    reduction = launch_changes.compare(before, after, varied)
+    reduction = launch_changes.compare(before, after)
     spans = reduction.by("span").sort_values("us_before", ascending=False)
     rows = [
         [span, us_before / 1e3, us_after / 1e3, us_before / us_after if us_after else None, calls_before, calls_after]

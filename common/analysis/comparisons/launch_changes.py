@@ -61,10 +61,8 @@ def _change(before: float, after: float) -> str:
     return "fewer" if after < before else "more" if after > before else "same"
 
 
-def compare(before: Path, after: Path, varied: Sequence[str] | None = ()) -> Reduction:
-    """Compares two files, or the newest in two folders. `varied` names conditions that may differ, besides the version (None: all
-    may, and a note names them).
-    """
+def compare(before: Path, after: Path, may_differ: bool = False) -> Reduction:
+    """Compares two files, or the newest in two folders. Profiles of other conditions are refused, or noted if they may differ."""
     found = [load_kernels.load(path) for path in (before, after)]
     paths = [each.path for each in found]
     if paths[0].samefile(paths[1]):
@@ -78,7 +76,7 @@ def compare(before: Path, after: Path, varied: Sequence[str] | None = ()) -> Red
     profiles = [step_profile.read(each.path) if each.source == "profile" else None for each in found]
     conditions, notes = [], [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys((*found[0].notes, *found[1].notes))]
     if profiles[0] and profiles[1]:
-        notes += _different(paths, [profiles[0], profiles[1]], varied)
+        notes += _different(paths, [profiles[0], profiles[1]], may_differ)
         conditions.append(run_facts.describe(profiles[0]["run"]))
     else:
         notes += [UNKNOWN] if found[0].steps else [UNKNOWN, TOTALS]
@@ -95,15 +93,12 @@ def compare(before: Path, after: Path, varied: Sequence[str] | None = ()) -> Red
     return Reduction(paths, conditions, counted, what, pandas.concat(sides).fillna(0.0), notes)
 
 
-def _different(paths: Sequence[Path], profiles: Sequence[Profile], varied: Sequence[str] | None) -> list[str]:
-    """Refuses profiles that cannot be compared; notes of what may differ where everything may."""
-    settings = [
-        run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} | dict.fromkeys(varied or ())
-        for each in profiles
-    ]
-    if varied is None:
+def _different(paths: Sequence[Path], profiles: Sequence[Profile], may_differ: bool) -> list[str]:
+    """Refuses profiles that cannot be compared; notes of what differs where it may."""
+    settings = [run_record.conditions(each["run"]) | {"attention only": each["attention_only"]} for each in profiles]
+    if may_differ:
         return [f"The two differ in {each}." for each in run_record.differences(settings[0], settings[1])]
-    run_record.require_equal((paths[0], paths[1]), (settings[0], settings[1]), " and ".join(["the version", *varied]))
+    run_record.require_equal((paths[0], paths[1]), (settings[0], settings[1]), "the version")
     return []
 
 

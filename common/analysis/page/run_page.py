@@ -189,7 +189,7 @@ def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
     have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
     if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
         result.section("Launches")
-        launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], varied=None), "changes", CHANGES)
+        launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES)
     if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
         raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
     return result
