@@ -24,7 +24,7 @@ KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("st
 STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS, *sorted(LADDER.glob("starter/*.py"))]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
-CASES = [pytest.param(LAB, 25, id="lab")] + [
+CASES = [pytest.param(LAB, 20, id="lab")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))
 ]
@@ -92,7 +92,7 @@ def test_starter_and_solution_have_the_same_signatures_and_summaries(starter):
     mine, solved = described(starter), described(starter.parents[1] / "solution" / starter.name)
     assert mine and mine.items() <= solved.items()
     if starter.is_relative_to(LAB):
-        assert len(mine) > 15 and all(summary for _, summary in mine.values())
+        assert len(mine) > 10 and all(summary for _, summary in mine.values())
     else:
         assert mine.keys() == solved.keys()
 

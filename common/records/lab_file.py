@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, get_args
 
-from common.files import Number, PositiveAmount, schema_of
+from common.files import Amount, PositiveAmount, schema_of
 from common.records.fields import Ceilings, Header
 
 from pydantic import PositiveInt
@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 class Component(TypedDict):
     name: str
     time_ms: PositiveAmount
-    memory_mb: Number
+    memory_mb: Amount
     flops: PositiveAmount
     bytes_moved: PositiveAmount
     bound: str
@@ -39,27 +39,24 @@ class Lab(Header):
     components: Components | None
     optimizations: list[Times] | None
     frameworks: list[Times] | None
-    memory: list[dict[str, Number | None]] | None  # the MiB that each way adds at a `seq_len`
 
 
 SCHEMA = schema_of(Lab)
-PartName = Literal["components", "optimizations", "frameworks", "memory"]
+PartName = Literal["components", "optimizations", "frameworks"]
 PARTS = get_args(PartName)
 NAMES = {"pytorch": "PyTorch", "jax": "JAX"}
 WAYS = {
-    "optimizations": ("ms", "baseline", "compiled", "sdpa", "flash"),
-    "frameworks": ("ms", "PyTorch eager", "PyTorch compiled", "JAX jit"),
-    "memory": ("MiB", "baseline", "chunked", "sdpa"),
-}  # the unit and the columns over sequence lengths
+    "optimizations": ("baseline", "compiled", "sdpa", "flash"),
+    "frameworks": ("PyTorch eager", "PyTorch compiled", "JAX jit"),
+}  # the columns over sequence lengths
 
 
 def rows(part: str, measured: Any) -> tuple[list[str], list[list[Any]]]:
     """The header and the rows of a part's table."""
     if part == "components":
         return _components(measured)
-    unit, *ways = WAYS[part]
-    body = [[row["seq_len"], *(row.get("ms", row).get(way) for way in ways)] for row in measured]
-    return ["S", *(f"{way} {unit}" for way in ways)], body
+    ways = WAYS[part]
+    return ["S", *(f"{way} ms" for way in ways)], [[row["seq_len"], *map(row["ms"].get, ways)] for row in measured]
 
 
 def _components(measured: Components) -> tuple[list[str], list[list[Any]]]:

@@ -1,8 +1,11 @@
 """The commands of the profiling lab; tests/test_exercises.py runs its own tests."""
 
+import shutil
+import sys
+
 from common.files import read, read_json
 from common.records import lab_file
-from tests.conftest import ROOT, V1
+from tests.conftest import ROOT, V1, finished
 
 import pytest
 
@@ -19,7 +22,7 @@ def test_measure_writes_every_part_and_its_conditions(run_script, tmp_path):
     assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
     assert all(result[part] for part in lab_file.PARTS)
     assert {row["bound"] for row in result["components"]["pytorch"]} <= {"compute", "memory", "launch"}
-    assert [row["seq_len"] for row in result["memory"]] == [16, 32]
+    assert [row["seq_len"] for row in result["frameworks"]] == [16, 32]
 
 
 @pytest.mark.parametrize("device", ["cpu", "h100"])
@@ -33,7 +36,7 @@ def test_recorded_files_fill_the_tables(device):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("measure", *SOLVED, "--output", "lab.json", "--d-model", 30), "d_model 30 is not divisible by num_heads 8"),
+    (("measure", *SOLVED, "--output", "lab.json", "--d-model", 30), "--d-model 30 is not divisible by --num-heads 8"),
     (("measure", *SOLVED, "--output", "missing/file/lab.json", "--parts", "everything"), "invalid choice: 'everything'"),
     (("measure", *SOLVED), "measure needs --output FILE.json"),
     (("time",), "benchmark_function: problem 1 in README.md"),
@@ -44,8 +47,22 @@ def test_the_lab_refuses(run_script, tmp_path, arguments, message):
     assert not (tmp_path / "lab.json").exists()
 
 
-@pytest.mark.parametrize(
-    "problem, printed", [("time", "us of x + 1: ["), ("memory", "x + 1 32.0"), ("intensity", "softmax (8, 128, 128) 1.25")]
-)
+@pytest.mark.parametrize("problem, printed", [("time", "us of x + 1: ["), ("memory", "x + 1 32.0")])
 def test_the_values_of_a_problem(run_script, problem, printed):
     assert printed in run_script(LAB, problem, *SOLVED, "--device", "cpu").stdout
+
+
+@pytest.mark.parametrize("right, wrong, caught", [
+    ("range(warmup)", "range(0)", "leaves_the_warmup_out"),
+    ("sync and torch.cuda.is_available()", "False", "waits_for_the_work"),
+    ("statistics.median(start", "statistics.mean(start", "is_not_moved_by_one_slow_call"),
+], ids=["no warm-up", "no synchronization", "mean"])  # fmt: skip
+def test_the_labs_tests_catch_a_clock_that_is_wrong(right, wrong, caught, tmp_path):
+    shutil.copytree(LAB.parent, tmp_path / "lab")
+    (tmp_path / "common").symlink_to(ROOT / "common")
+    clock = (LAB.parent / "solution/profiling.py").read_text()
+    assert clock.count(right) == 1
+    (tmp_path / "lab/src/profiling.py").write_text(clock.replace(right, wrong))
+    command = [sys.executable, "-m", "pytest", "tests/", "-q", "-k", "benchmark", "-p", "no:cacheprovider"]
+    done = finished(command, tmp_path / "lab", {"PYTHONPATH": str(ROOT)}, check=1)
+    assert f"::test_benchmark_{caught}" in done.stdout

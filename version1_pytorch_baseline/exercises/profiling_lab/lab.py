@@ -1,6 +1,6 @@
-"""The tools that `profiling.py` may use, and the commands of this lab, which call it.
+"""The inputs of `profiling.py`, and the commands of this lab, which call it.
 
-    python lab.py time                                       # the values of a problem; also memory, intensity
+    python lab.py time                                       # the values of a problem; also memory
     python lab.py measure --output profiling_lab.json        # tables of all parts, and the file with them
     python lab.py measure --output mine.json --parts optimizations
 
@@ -19,13 +19,12 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import itertools
 import json
 import math
 import os
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -46,14 +45,13 @@ from torch import Tensor
 LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
-CORE = COMPONENTS[1:4]  # the components that write or read a [B, H, S, S] matrix
 OPTIMIZATIONS = {"baseline": 0, "compiled": 1, "sdpa": 2, "flash": 3}  # name: optimization level
 WARMUP, ITERATIONS = 3, 20  # calls in every measurement of profiling.py
 UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor bytes explain it
 MIB = 2**20
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 Shape = Sequence[int]
-Shapes = Sequence[Shape] | Mapping[str, Shape] | Shape
 
 
 @dataclass(frozen=True)
@@ -74,52 +72,23 @@ class ProfileResult:
     bytes_moved: int = 0
 
 
-# ------------------------------------------------------------------------------------------------------ checks and inputs
+# ----------------------------------------------------------------------------------------------------------------- inputs
 
 
-def check_positive(**sizes: int) -> None:
-    """Raises ValueError for the first size below 1."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise UsageError(f"{name} must be at least 1, not {value}")
-
-
-def head_dim(batch_size: int, seq_len: int, d_model: int, num_heads: int) -> int:
-    """D / H. ValueError: a size is not positive, or d_model is not divisible by num_heads."""
-    check_positive(batch_size=batch_size, seq_len=seq_len, d_model=d_model, num_heads=num_heads)
-    if d_model % num_heads:
-        raise UsageError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
-    return d_model // num_heads
-
-
-def shape_list(shapes: Shapes) -> list[tuple[int, ...]]:
-    """The shapes of a list, the values of a mapping from names to shapes, or one shape, as a list.
-
-    ValueError: there is no shape, or a size is not positive.
-    """
-    found: Any = list(shapes.values() if isinstance(shapes, Mapping) else shapes)
-    if found and isinstance(found[0], int):
-        found = [found]
-    if not found or any(size < 1 for shape in found for size in shape):
-        raise UsageError(f"shapes must be positive sizes, such as (8, 16), [(8, 16), (16, 4)] or {{'A': (8, 16)}}, not {shapes}")
-    return [tuple(shape) for shape in found]
-
-
-def projection_inputs(device: torch.device, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
+def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
     """x [B, S, D], and the weights [3 D, D] and [D, D], divided by sqrt(D) so that float16 does not overflow."""
     x, *weights = _random(device, (batch_size, seq_len, d_model), (3 * d_model, d_model), (d_model, d_model))
     return [x, *(weight / math.sqrt(d_model) for weight in weights)]
 
 
-def attention_inputs(device: torch.device, batch: int, heads: int, seq_len: int, d_k: int) -> list[Tensor]:
-    """q, k and v [B, H, S, dk]. ValueError: a size is not positive."""
-    check_positive(batch=batch, heads=heads, seq_len=seq_len, d_k=d_k)
+def attention_inputs(device: str, batch: int, heads: int, seq_len: int, d_k: int) -> list[Tensor]:
+    """q, k and v [B, H, S, dk]."""
     return _random(device, *[(batch, heads, seq_len, d_k)] * 3)
 
 
-def _random(device: torch.device, *shapes: Shape) -> list[Tensor]:
+def _random(device: str, *shapes: Shape) -> list[Tensor]:
     """Standard normal tensors, the same on every device; in float16 on a GPU, in float32 on a CPU."""
-    dtype = torch.float16 if devices.is_gpu(device) else torch.float32
+    dtype = torch.float16 if device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*shape, generator=generator).to(device, dtype) for shape in shapes]
 
@@ -134,32 +103,11 @@ def to_jax(tensor: Tensor) -> Any:
 # ------------------------------------------------------------------------------------------- memory, and what can run here
 
 
-def added_memory(fn: Callable[..., object], args: Sequence[Any], device: str) -> float:
-    """MB that a function adds at its peak to what existed before it.
-
-    Of a jitted JAX function: what XLA plans, its results and buffers without scratch memory of the library kernels. Of a PyTorch
-    function on a CPU: tensors, from the profiler's memory events, because the resident set also holds what the C library keeps.
-    """
-    where = devices.select(device)
-    if hasattr(fn, "lower"):
-        planned = fn.lower(*args).compile().memory_analysis()
-        return float(planned.output_size_in_bytes + planned.temp_size_in_bytes) / MIB
-    fn(*args)
-    if not devices.is_gpu(where):
-        return max(itertools.accumulate(_allocations(lambda: fn(*args))), default=0) / MIB
-    devices.synchronize(where)
-    devices.reset_peak_memory(where)
-    before = devices.peak_memory(where)["peak_mib"]  # right after a reset: the current memory
-    fn(*args)
-    devices.synchronize(where)
-    return devices.peak_memory(where)["peak_mib"] - before
-
-
-def _allocations(call: Callable[[], object]) -> list[int]:
+def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
     """Bytes of each allocation of the CPU's memory during a call, in their order; those of a release are negative."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.12 and later print two lines for each profile
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = call()  # held: its memory counts
+        result = fn(*args)  # held: its memory counts
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(folder, "trace.json").read_text(errors="replace"))["traceEvents"]
@@ -183,18 +131,18 @@ def has_flash_kernel(Q: Tensor, K: Tensor, V: Tensor) -> bool:
 
 
 @functools.cache
-def compile_runs_on(device: torch.device) -> bool:
+def compile_runs_on(device: str) -> bool:
     """Whether torch.compile works on the device."""
-    return devices.compile_problem(device) is None
+    return devices.compile_problem(torch.device(device)) is None
 
 
-def jax_runs_on(device: torch.device) -> bool:
+def jax_runs_on(device: str) -> bool:
     """Whether JAX is installed and has this kind of device; it always has a CPU."""
     if importlib.util.find_spec("jax") is None:
         return False
     import jax
 
-    return not devices.is_gpu(device) or jax.default_backend() == "gpu"
+    return device == "cpu" or jax.default_backend() == "gpu"
 
 
 # --------------------------------------------------------------------------------------------------------------- commands
@@ -218,27 +166,22 @@ def time(profiling: ModuleType, options: Namespace, device: torch.device) -> Non
 
 
 def memory(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
-    """Problem 2; on a CPU, whose process is never empty, what the call adds."""
+    """Problem 2."""
     x = torch.ones(8, MIB, device=device)
-    gpu = devices.is_gpu(device)
     for name, function in {"x + 1": lambda x: x + 1, "(x + 1).sum()": lambda x: (x + 1).sum()}.items():
-        print(name, profiling.measure_memory_usage(function, (x,)) if gpu else added_memory(function, (x,), "cpu"))
-
-
-def intensity(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
-    """Problem 5."""
-    for name, shapes in ("matmul", [(1024, 1024)] * 2), ("matmul", [(1, 1024), (1024, 1024)]), ("softmax", (8, 128, 128)):
-        print(name, shapes, profiling.compute_arithmetic_intensity(name, shapes))
+        print(name, profiling.added_memory(function, (x,), device.type))
 
 
 def measure_part(part: str, profiling: ModuleType, options: Namespace, device: torch.device) -> Any:
     """What the file holds of a part."""
     kind, heads = device.type, options.num_heads
-    d_k = head_dim(options.batch_size, options.seq_len, options.d_model, heads)
+    if options.d_model % heads:
+        raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {heads}")
+    d_k = options.d_model // heads
     if part == "components":
         sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
         found = {"pytorch": profiling.profile_attention_components(*sizes)}
-        if jax_runs_on(device):
+        if jax_runs_on(kind):
             found["jax"] = profiling.profile_attention_components_jax(*sizes)
         peak = peaks(device)["flops_per_second"], peaks(device)["bytes_per_second"]
 
@@ -246,8 +189,6 @@ def measure_part(part: str, profiling: ModuleType, options: Namespace, device: t
             return asdict(result) | {"bound": profiling.classify_bound(result, *peak)}
 
         return {"jax": None} | {framework: list(map(described, results)) for framework, results in found.items()}
-    if part == "memory":
-        return profiling.memory_curve(options.seq_lens, heads=heads, d_k=d_k, device=kind)
     compare = profiling.compare_optimizations if part == "optimizations" else profiling.compare_frameworks
     return [{"seq_len": length, "ms": compare(1, heads, length, d_k, kind)} for length in options.seq_lens]
 
@@ -260,7 +201,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     devices.configure(device, seed=0)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
     result = record.header(SCHEMA, device) | dict.fromkeys(PARTS) | {
-        "jax": importlib.metadata.version("jax") if jax_runs_on(device) else None, "precision": peaks(device)["precision"],
+        "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None, "precision": peaks(device)["precision"],
         "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks(device),
     }  # fmt: skip
     for part in options.parts:
@@ -270,7 +211,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     print(f"written: {options.output}")
 
 
-COMMANDS = {"time": time, "memory": memory, "intensity": intensity, "measure": measure}
+COMMANDS = {"time": time, "memory": memory, "measure": measure}
 
 
 def main() -> None:
