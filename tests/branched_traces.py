@@ -10,7 +10,7 @@ Its critical path is product, weight, adamw: 10 + 19 + 10 us, with gaps of 1 and
 import json
 from pathlib import Path
 
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, graph_replays
 from common.files import write_json
 from tests.records import record
 from tests.small_traces import event
@@ -61,7 +61,7 @@ def write(folder: Path, captured: bool = False, scales: tuple[float, ...] = (1.0
         run = {"settings": {"capture_step": True}} | run
     profile = {
         "schema": "tiny-llama-profile/1", "run": record(ceilings=CEILINGS, **run), "attention_only": False, "trace": path.name,
-        **chrome_trace.profile_tables(chrome_trace.load(path)),
+        **chrome_trace.profile_tables(graph_replays.load(path)),
     }  # fmt: skip
     write_json(folder / "profile_1.json", profile)
     return folder / "profile_1.json"

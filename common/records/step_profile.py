@@ -108,6 +108,6 @@ def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
 
 
-def idle_percent(profile: Profile) -> float | None:
+def idle_percent(profile: Sums) -> float | None:
     """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
     return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None

@@ -1,4 +1,4 @@
-"""The page of a run: a timeline, and the reports of `common.analysis.reports` for which its file has the numbers.
+"""The page of a run: what limits its step, where the time goes, a timeline, and the reports for which its file has the numbers.
 
     profile, with its trace beside it    everything, against the ceilings that the run measured
     trace of torch.profiler              timeline, time by span, kernels, memory, critical path
@@ -25,14 +25,16 @@ from common.analysis.profiles.kernel_table import Kernels
 from common.analysis.reports import bandwidth, bottlenecks, critical_path, launches, memory_timeline, profile_summary, roofline
 from common.errors import UsageError
 from common.records import run_record, step_profile
-from common.records.step_profile import Profile
+from common.records.step_profile import Profile, Sums
 
 Renderer = Callable[[Path], Report]
 Renderers = Callable[[str], Renderer | None]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
-PARTS = ("time-of-the-step-by-part", "time-of-attention-by-part", "targets-of-optimization", "the-operators-that-take-longest")
+LIMITS = "The step against its limits"
+FEWER = "Capture the step as a graph, or fuse its kernels"
+GRAPHS = "It launches graphs already, so see the gaps in the timeline"
 
 
 def of_run(path: Path, trace: Trace | None) -> Report:
@@ -42,16 +44,13 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     processes = run_record.processes(run)
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
-    if profile["kernels"]:
-        result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), "try --capture-step"))
-    result.section("Run")
-    result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
-    if not profile["attention_only"]:
-        result.facts(bottlenecks.limits(profile))
+    advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
+    result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), advice))
+    parts = bottlenecks.report(step, path, targets(step))
+    result.include(parts, "", "time-of-the-step-by-part", "time-of-attention-by-part")
     if trace:
         _add_timeline(result, timeline.of_trace(trace, run), f"profiled steps: {profile['profiled_steps']}")
-    parts = bottlenecks.report(step, path, targets(step))
-    result.include(parts, "", *PARTS[:-1])
+    result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")
         header, rows = profile_summary.kernel_rows(profile)
@@ -60,23 +59,26 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     if run["ceilings"]:
         points = roofline.from_profile(profile)
         result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
-    result.include(parts, "", PARTS[-1])
+    result.include(parts, "", "the-operators-that-take-longest")
     if trace and profile["memory_peak_bytes"] is not None:
         result.include(memory_timeline.report(trace, profile), "Memory")
     if trace:
         _add_critical_path(result, trace)
+    result.section("Run")
+    result.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
     return result
 
 
 def of_trace(path: Path, trace: Trace) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
-    result, kernels = Report(path.name), pytorch.read_trace(path, trace)
-    if not kernels.are_operators:
-        result.text(launches.verdict(kernels, _idle(trace, kernels)))
-    _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {len(trace.steps)}" if len(trace.steps) else "all events")
+    result, kernels, steps = Report(path.name), pytorch.read_trace(path, trace), len(trace.steps)
+    sums = chrome_trace.profile_tables(trace)
+    idle = step_profile.idle_percent(sums) if steps else launches.idle_percent(kernels)
+    result.text(launches.verdict(kernels, idle, GRAPHS if trace.kernels.graph.notna().any() else FEWER))
+    if steps:
+        _add_step(result, trace, sums, idle)
+    _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {steps}" if steps else "all events")
     result.include(launches.report(kernels, TOP), "Kernels")
-    if len(trace.steps):
-        _add_step(result, trace)
     if len(trace.memory):
         result.section("Memory")
         memory_timeline.add_peak(result, trace)
@@ -87,7 +89,7 @@ def of_trace(path: Path, trace: Trace) -> Report:
 def of_kernels(path: Path, kernels: Kernels) -> Report:
     """The page of a file of rocprofv3, rocprof-compute or ncu."""
     result = Report(path.name)
-    result.text(launches.verdict(kernels, _idle(None, kernels)))
+    result.text(launches.verdict(kernels, launches.idle_percent(kernels), FEWER))
     if events := timeline.of_kernels(kernels):
         _add_timeline(result, events, "all launches")
     result.include(launches.report(kernels, TOP), "Kernels")
@@ -101,7 +103,6 @@ def of_events(path: Path) -> Report:
     result, (events, sums, damaged) = Report(path.name), timeline.of_events(path)
     unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
     rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
-    result.section("Trace")
     left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end." * (damaged > 0)
     result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
@@ -112,14 +113,6 @@ def of_events(path: Path) -> Report:
     return result
 
 
-def _idle(trace: Trace | None, kernels: Kernels) -> float | None:
-    """The % of the steps, or else of the time from the first kernel to the last, in which no kernel runs."""
-    if trace and len(trace.steps):
-        return 100 * (1 - trace.device_busy_us() / sum(trace.step_us()))
-    found = launches.gaps(kernels)
-    return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
-
-
 def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:
     result.section("Timeline")
     result.timeline(events, name)
@@ -127,21 +120,19 @@ def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:
     result.text(HOW_TO_READ + left_out)
 
 
-def _add_step(result: Report, trace: Trace) -> None:
+def _add_step(result: Report, trace: Trace, sums: Sums, idle: float | None) -> None:
     """Adds the time of a mean step by span, or by kind of work where a GPU's kernels have no spans."""
-    kernels, steps, ms = trace.kernels[trace.kernels.step >= 0], len(trace.steps), sum(trace.step_us()) / 1e3 / len(trace.steps)
-    overlap = bottlenecks.overlap(kernels.duration_us.sum(), trace.device_busy_us())
-    if kernels.empty or timeline.spanned(trace):
+    kernels, whole = trace.kernels[trace.kernels.step >= 0], sum(sums["step_us"])
+    if idle is None or timeline.spanned(trace):
         result.section("Time of the step by span")
-        result.text(*overlap)
-        result.table(*profile_summary.span_rows(cast(Profile, {"attention_only": False, **chrome_trace.profile_tables(trace)})))
-        return
-    us = kernels.duration_us.groupby(kernels.name.map(kernel_names.kind)).sum().sort_values(ascending=False)
-    rows = [[name, total / 1e3 / steps, 100 * total / 1e3 / steps / ms] for name, total in us.items()]
-    idle = ms - trace.device_busy_us() / 1e3 / steps
-    result.section("Time of the step by kind of work")
-    result.text(*overlap)
-    result.table(["kind", "ms", "% of step"], [*rows, [bottlenecks.IDLE, idle, 100 * idle / ms]])
+        result.table(*profile_summary.span_rows(cast(Profile, {"attention_only": False, **sums})))
+    else:
+        us = kernels.duration_us.groupby(kernels.name.map(kernel_names.kind)).sum().sort_values(ascending=False)
+        shares = [*(100 * us / whole).items(), (bottlenecks.IDLE, idle)]
+        ms = whole / 1e3 / len(trace.steps)
+        result.section("Time of the step by kind of work")
+        result.table(["kind", "ms", "% of step"], [[name, share / 100 * ms, share] for name, share in shares])
+    result.text(*bottlenecks.overlap(kernels.duration_us.sum(), sums["device_busy_us"]))
 
 
 def _add_critical_path(result: Report, trace: Trace) -> None:
@@ -172,26 +163,28 @@ def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
     if all(_schema(path) == run_record.SCHEMA for path in paths):
         return runs.show(paths)
     both = [build(path, renderers) for path in paths]
+    sections = [section for report in both for section in report.sections]
+    timelines = [item.content for section in sections for item in section.items if item.kind == "timeline"]
+    have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
+    have_kernels = have_kernels and not any(section.title == EVENTS_BY_NAME for section in sections)
+    if len(timelines) < 2 and not have_kernels:
+        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
     result = Report(" and ".join(dict.fromkeys(report.title for report in both)))
     result.section("Runs")
-    result.facts([(str(number), f"{both[number - 1].title}: {path}") for number, path in enumerate(paths, 1)])
-    items = [item.content for report in both for section in report.sections for item in section.items if item.kind == "timeline"]
-    facts = [dict(item.content) for report in both for item in report.sections[:2][-1].items if item.kind == "facts"]
-    if len(facts) == 2 and facts[0] != facts[1]:
-        result.table(
-            ["of a step", "1", "2"], [[label, facts[0].get(label), facts[1].get(label)] for label in facts[0] | facts[1]]
-        )
-    if items:
+    result.facts([(str(i), f"{path}. {both[i - 1].sections[0].items[0].content}") for i, path in enumerate(paths, 1)])
+    if timelines:
         result.section("Timeline")
-        for number, (name, events) in enumerate(items, 1):
+        for number, (name, events) in enumerate(timelines, 1):
             result.timeline(events, f"{number}: {name}")
         result.text(HOW_TO_READ)
-    have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
-    if have_kernels and not any(section.title == EVENTS_BY_NAME for report in both for section in report.sections):
+    facts = [dict(section.items[0].content) for section in sections if section.title == LIMITS]
+    if len(facts) == 2 and facts[0] != facts[1]:
+        result.section(LIMITS)
+        rows = [[label, facts[0].get(label), facts[1].get(label)] for label in facts[0] | facts[1]]
+        result.table(["of a step", "1", "2"], rows)
+    if have_kernels:
         result.section("Launches")
         launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES)
-    if len(items) < 2 and result.sections[-1].title in ("Runs", "Timeline"):
-        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
     return result
 
 

@@ -137,16 +137,15 @@ def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Re
         result.section("The step against its limits")
         result.facts(limits(profile))
     result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
-    result.text(ABOUT_PARTS)
     parts, busy = breakdown(step), step.us - step.outside_us
-    times = sum(row[4] for row in parts if row[0] != outside(step))
-    if step.on_gpu:
-        result.text(*overlap(times, busy))
     unit, factor = tables.time_unit(step.us / 1e3)
     header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
     rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in parts]
     result.table(*tables.filled(header, rows))
     result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
+    result.text(ABOUT_PARTS)
+    if step.on_gpu:
+        result.text(*overlap(sum(row[4] for row in parts if row[0] != outside(step)), busy))
     if step.on_gpu and not attention_only:
         share = 100 * busy / step.us
         result.text(f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}")

@@ -63,21 +63,29 @@ def gaps(kernels: Kernels) -> Gaps | None:
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
-def verdict(kernels: Kernels, idle: float | None, advice: str = "a captured graph (CUDA, HIP) launches once") -> str:
-    """One sentence: what limits a step, and the most that mending it gains (Amdahl's law).
+def idle_percent(kernels: Kernels) -> float | None:
+    """The share of the time from the first kernel to the last in which none runs; None where `gaps` is, or that time is none."""
+    found = gaps(kernels)
+    return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
+
+
+def verdict(kernels: Kernels, idle: float | None, advice: str) -> str:
+    """What limits a step, and the most that mending it gains (Amdahl's law).
 
     Args:
         idle: the % of the step in which no kernel runs; None where the file does not tell.
-        advice: how the program of this file could wait less.
+        advice: how the program of this file could wait less, as a sentence without its full stop.
     """
     if idle is not None and idle >= IDLE:
-        gain = f"; at most {100 / (100 - idle):.1f} times as fast" if idle < 100 else ""
-        return f"Limited by launches: the GPU is idle for {idle:.0f} % of the step; {advice}{gain}."
+        most = f": at most {100 / (100 - idle):.1f} times as fast" if idle < 100 else ""
+        slowed = "It idles less without the profiler, which slows the host."
+        return f"Limited by launches: the GPU is idle for {idle:.0f} % of the step. {advice}{most}. {slowed}"
     table = kernels.table
+    device, what = ("CPU", "operators") if kernels.are_operators else ("GPU", "kernels")
     ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
     share = 100 * ns.max() / (ns.sum() or 1)
     busy = "" if idle is None else f"; the GPU is idle for {idle:.0f} % of the step"
-    return f"Limited by the GPU's work: {ns.idxmax()} take {share:.0f} % of the kernels' time{busy}."
+    return f"Limited by the {device}'s work: {ns.idxmax()} take {share:.0f} % of the {what}' time{busy}."
 
 
 def report(kernels: Kernels, top: int) -> Report:

@@ -24,8 +24,8 @@ def titles(report) -> list[str]:
 def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile):
     page = build(gpu_profile)
     assert titles(page) == [
-        "Run", "Timeline", "Time of the step by part", "Targets of optimization", "Kernels", "Roofline",
-        "The operators that take longest", "Critical path",
+        "Time of the step by part", "Timeline", "The step against its limits", "Targets of optimization", "Kernels", "Roofline",
+        "The operators that take longest", "Critical path", "Run",
     ]  # fmt: skip
     html = page.html()
     assert not re.search(r"""\s(?:src|href)=["'](?!data:|#)""", html.split("<script>")[0]) and "default-src 'none'" in html
@@ -34,7 +34,7 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
 
 
 @pytest.mark.parametrize(("path", "expected"), [
-    (H200 / "traces/v4_small.json.gz", ["Timeline", "Kernels", "Time of the step by kind of work", "Critical path"]),
+    (H200 / "traces/v4_small.json.gz", ["Time of the step by kind of work", "Timeline", "Kernels", "Critical path"]),
     (FIXTURES / "new_kernel_trace.csv", ["Timeline", "Kernels"]),
     (FIXTURES / "ncu_raw.csv", ["Kernels", "Memory traffic"]),
     (H200 / "kernels_loss.json", ["Rates", "Times"]),
@@ -44,7 +44,9 @@ def test_other_files(path, expected):
 
 
 @pytest.mark.parametrize(("path", "verdict"), [
-    (H200 / "traces/v1_small.json.gz", "Limited by launches: the GPU is idle for 92 % of the step"),
+    (H200 / "traces/v1_small.json.gz", "Limited by launches: the GPU is idle for 92 % of the step. Capture the step as a graph,"),
+    (H200 / "v1_small_profile.json.gz", "Limited by launches: the GPU is idle for 88 % of the step. Try `--capture-step`: at"),
+    (ROOT / "results/cpu/v1_small_profile.json.gz", "Limited by the CPU's work: matrix products"),
     (H200 / "traces/v4_small.json.gz", "Limited by the GPU's work: matrix products"),
     (FIXTURES / "new_kernel_trace.csv", "Limited by the GPU's work"),
 ], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
@@ -52,10 +54,16 @@ def test_a_page_begins_with_what_limits_the_step(path, verdict):
     assert build(path).sections[0].items[0].content.startswith(verdict)
 
 
+def test_a_captured_step_that_waits_is_not_told_to_capture(tmp_path):
+    profile = branched_traces.write(tmp_path, captured=True)
+    for path in (profile, tmp_path / "trace_1.json"):
+        assert "the GPU is idle for 96 % of the step. It launches graphs already" in build(path).sections[0].items[0].content
+
+
 def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
     [step] = [part for part in build(H200 / "traces/v4_small.json.gz").sections if part.title.startswith("Time of the step")]
-    assert "parts add up to" in step.items[0].content
-    rows, trace = {row[0]: row[1:] for row in step.items[1].content.rows}, chrome_trace.load(H200 / "traces/v4_small.json.gz")
+    assert "parts add up to" in step.items[1].content
+    rows, trace = {row[0]: row[1:] for row in step.items[0].content.rows}, chrome_trace.load(H200 / "traces/v4_small.json.gz")
     us, steps = sum(trace.step_us()), len(trace.steps)
     idle, kernels = us - trace.device_busy_us(), trace.kernels.duration_us[trace.kernels.step >= 0].sum()
     assert rows["GPU idle"] == pytest.approx([idle / 1e3 / steps, 100 * idle / us])
