@@ -15,7 +15,6 @@ from typing import Any, NoReturn, TypeVar, get_args
 from common import config as configs
 from common import ranks, signals
 from common.errors import RunError, UsageError
-from common.files import inputs_kept
 from common.options import MODEL, PROCESSES, PROFILING, TRAINING, Options, RunOptions
 
 Kind = TypeVar("Kind", bound=Options)
@@ -228,10 +227,7 @@ def command(main: Callable[[], int | None]) -> NoReturn:
     (head, less) has left.
     """
     try:
-        for argument in sys.argv[1:]:
-            if any("\udc80" <= letter <= "\udcff" for letter in argument):  # bytes that are no UTF-8
-                raise UsageError(f"{argument!r} is not UTF-8: no record could hold this name")
-        with signals.raised(), inputs_kept():
+        with signals.raised():
             code = main() or 0
             sys.stdout.flush()
     except (UsageError, RunError) as error:

@@ -6,7 +6,7 @@
     done
     python analyze_batch_scaling.py --profile-dirs scaling_bs*
 
-Writes batch_scaling.csv, .md and .png into --output-dir.
+Writes batch_scaling.csv and .md into --output-dir.
 """
 
 import argparse

@@ -8,8 +8,8 @@
     done
     python analyze_sequence_memory.py --profile-dirs flash_attention_seq* plain_attention_seq*
 
-The runs may differ in nothing but sequence length, version and attention. Writes sequence_memory.json, .csv, .md and .png
-into --output-dir.
+The runs may differ in nothing but sequence length, version and attention. Writes sequence_memory.json, .csv and .md into
+--output-dir.
 """
 
 import argparse

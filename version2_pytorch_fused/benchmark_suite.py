@@ -11,7 +11,7 @@ captured-tuned (that with max-autotune) and captured-fp8 (by torchao). FP8, Lige
 model can be captured too (v1-captured). `--models available` takes all that can run here but these, FP8 and captured-tuned, and
 names those that cannot.
 
-Writes benchmark.json (measured), and from it benchmark.csv, .html, .md and .png, into --output-dir.
+Writes benchmark.json (measured), and from it benchmark.csv, .html and .md, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same.
 """
 
@@ -27,7 +27,7 @@ from common.records import study_files
 from common.studies import benchmark, benchmark_report, known_models
 from common.training import version_files
 
-KINDS = ("csv", "html", "json", "md", "png")
+KINDS = ("csv", "html", "json", "md")
 AVAILABLE, PRESET = "available", "preset"
 
 

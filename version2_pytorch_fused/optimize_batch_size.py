@@ -5,7 +5,7 @@
 
 Flags that are not listed here go to the version. Each batch size is tried in a process of its own, so that running out of memory
 ends a trial and not the search. Writes batch_search.json (measured) after each trial, and from it, at the end or after Ctrl-C,
-batch_search.csv, .md and .png, into --output-dir.
+batch_search.csv and .md, into --output-dir.
 """
 
 import sys

@@ -25,7 +25,7 @@ from typing import Any
 
 from common import device as devices
 from common import files, signals
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import RunError, UsageError
 from common.options import Options
@@ -147,7 +147,7 @@ def train(model: Model, options: Options) -> dict[str, Any]:
 
 
 def analyze(path: Path) -> Report:
-    """The curve of a batch_search.json as table, CSV and figure, and the answer. UsageError: it is missing or damaged."""
+    """The curve of a batch_search.json as table and CSV, and the answer. UsageError: it is missing or damaged."""
     measured = files.read(path, BatchSearch)
     if all(trial["status"] == "out of memory" for trial in measured["trials"]):
         raise UsageError(f"{path}: trials: memory ran out in all of them")
@@ -158,7 +158,6 @@ def analyze(path: Path) -> Report:
         f"{measured['memory_kind']}; % of the {memory}.",
         f"Made by {run_facts.origin(measured)}.",
     )
-    report.figure(lambda: figure(measured), "batch_search", "Throughput and memory over the batch size")
     names = ["batch_size", "ms", "p20", "p80", "tokens_per_second", "peak_mib", "memory_percent", "status"]
     header = ["B", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "% of memory", "status"]
     report.table(header, curve(measured))
@@ -180,15 +179,3 @@ def curve(measured: BatchSearch) -> list[list[Any]]:
         percent = peak and 100 * peak / measured["device"]["memory_mib"]
         rows.append([trial["batch_size"], *times, trial["tokens_per_second"], peak, percent, trial["status"]])
     return rows
-
-
-def figure(measured: BatchSearch) -> "plots.Figure":
-    """Throughput, and the share of the memory, over the batch size."""
-    result = plots.new(10, 4.8)
-    result.suptitle(f"Batch size for {measured['target']}: {measured['batch_size'] or 'not found'}")
-    sizes, _, _, _, rates, _, percents, _ = zip(*(row for row in curve(measured) if row[1]), strict=True)
-    for axes, unit, values in zip(result.subplots(1, 2), ("tokens/s", "% of the memory"), (rates, percents), strict=True):
-        axes.semilogx(sizes, values, "o-", base=2, color=plots.BLUE)
-        axes.set(xlabel="batch size", ylabel=unit, ylim=(0, None))
-        axes.grid(True, color="0.9")
-    return result

@@ -1,14 +1,13 @@
-"""The report on a benchmark: its conditions, tables, a figure, and what could not be measured.
+"""The report on a benchmark: its conditions, tables, and what could not be measured.
 
 A time or a peak of a cell is the median over its repeats. Ratios are against the first model. Above 1 a model is faster, or needs
 less memory.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.records import study_files
@@ -22,7 +21,7 @@ Row = dict[str, Any]  # by the names in COLUMNS
 
 
 def analyze(path: Path) -> Report:
-    """The report on a benchmark.json, as .csv, .html, .json, .md and .png. Errors of `read`; RunError: nothing was measured."""
+    """The report on a benchmark.json, as .csv, .html, .json and .md. Errors of `read`; RunError: nothing was measured."""
     measured = study_files.read_benchmark(path)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
@@ -43,7 +42,6 @@ def analyze(path: Path) -> Report:
         reason = next(iter(without.values()))
         report.text(f"No Triton kernels in {', '.join(without)}: {reason}. PyTorch's operations were measured in their place.")
     if timed:
-        report.figure(lambda: figure(measured, conditions), "benchmark", "Throughput and peak memory")
         report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()])
     if "throughput" in measured["metrics"]:
         report.section(f"Tokens/s (and speed-up against {against})", "throughput")
@@ -116,25 +114,3 @@ def accuracy_table(measured: Benchmark) -> Table:
     columns = ["model", "logits_error", "gradient_error", "gradient"]
     rows = [[entry.get(name) for name in columns] for entry in measured["accuracy"] if entry["status"] == "ok"]
     return ["model", "error of the logits", "largest of a gradient", "which is of"], rows
-
-
-def figure(measured: Benchmark, title: str) -> "plots.Figure":
-    """Throughput above peak memory, over the batch size; a column for each sequence length."""
-    found, lengths, sizes = results(measured), measured["sequence_lengths"], measured["batch_sizes"]
-    fields = {"throughput": ("tokens/s", "tokens_per_second"), "memory": ("peak MiB", "peak_mib")}
-    wanted = [labels for metric, labels in fields.items() if metric in measured["metrics"]]
-    result = plots.new(1.5 + 4 * len(lengths), 1.2 + 3.6 * len(wanted))
-    result.suptitle(f"Benchmark: {title}".replace("; ", "\n"), fontsize=10)
-    grid = result.subplots(len(wanted), len(lengths), squeeze=False, sharex=True, sharey="row")
-    for row, (unit, field) in zip(grid, wanted, strict=True):
-        for axes, length in zip(row, lengths, strict=True):
-            for i, model in enumerate(measured["models"]):
-                values = [found[model, size, length][field] or math.nan for size in sizes]
-                axes.plot(sizes, values, label=model, **plots.style(i))
-            axes.set_xticks(sizes, map(str, sizes))
-            axes.set(title=f"sequence length {length}", xlabel="batch size", ylabel=unit)
-            axes.label_outer()
-            axes.grid(True, color="0.9")
-        row[0].set_ylim(bottom=0)  # of the whole row
-    result.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(measured["models"]), 4))
-    return result

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 
 from common import cli, signals
 from common.errors import RunError, UsageError
-from tests.conftest import ROOT, run_options
+from tests.conftest import run_options
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -121,10 +121,6 @@ def test_exit_codes(error, code):
     with pytest.raises(SystemExit) as ended:
         cli.command(main)
     assert ended.value.code == code
-
-
-def test_a_name_that_is_not_utf8_is_refused_before_anything_runs(refused):
-    assert "is not UTF-8" in refused(ROOT / "version1_pytorch_baseline/tiny_llama_v1.py", "--metrics-out", "a\udcff.json")
 
 
 def test_a_list_may_keep_the_quotes_of_a_shell():

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from common import files
 from common.analysis.formulas import footprint
-from common.analysis.output import plots, run_facts
+from common.analysis.output import run_facts
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table, format_number
 from common.config import ModelConfig
@@ -31,7 +31,6 @@ from common.records.run_record import TimedRun
 from common.records.study_files import SequenceMemory
 
 import numpy
-from matplotlib.figure import Figure
 
 MIB = 2**20
 LEAST = 3  # lengths that a parabola needs
@@ -63,14 +62,13 @@ def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
 
 
 def batch_scaling(folders: Sequence[Path]) -> Report:
-    """Compares the newest profile of each folder; the report has a table (and CSV), a figure and what the fits say."""
+    """Compares the newest profile of each folder; the report has a table (and CSV) and what the fits say."""
     runs = read_sizes(folders)
     report = Report("Batch scaling")
     report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians.")
     cells = [run_facts.columns(run) | run["step_ms"] | {"B": run["training"]["batch_size"]} for run in runs]
     report.table(SIZE_COLUMNS, [[row[name] for name in SIZE_COLUMNS] for row in cells], csv="batch_scaling")
     time, memory = lines(runs)
-    report.figure(lambda: size_figure(runs), "batch_scaling", "Step time and memory over the batch size")
     report.text(f"Step time: t(B) = {equation(time, 'ms')}.", f"Memory: m(B) = {equation(memory, 'MiB')}.")
     if (slope := time.factors[1]) > 0:
         tokens = runs[0]["training"]["sequence_length"] * run_record.processes(runs[0])
@@ -109,22 +107,6 @@ def equation(line: Curve, unit: str) -> str:
     return f"{format_number(fixed)} {unit} {'-' if slope < 0 else '+'} {format_number(abs(slope))} {unit} x B"
 
 
-def size_figure(runs: Sequence[TimedRun]) -> Figure:
-    """Step time and memory over the batch size, each with its line."""
-    result = plots.new(10, 4.8)
-    result.suptitle(f"Batch scaling: {runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}")
-    sizes = [run["training"]["batch_size"] for run in runs]
-    panels = zip(result.subplots(1, 2), ("ms/step", "peak MiB"), ("ms", "MiB"), lines(runs), strict=True)
-    for axes, name, unit, line in panels:
-        axes.plot(sizes, [run_facts.columns(run)[name] for run in runs], "o", color=plots.BLUE)
-        ends = [0, sizes[-1]]
-        axes.plot(ends, numpy.polyval(line.factors[::-1], ends), color=plots.VERMILION, label=equation(line, unit))
-        axes.set(xlabel="batch size", ylabel=name, xlim=(0, None), ylim=(min(0, axes.get_ylim()[0]), None))
-        axes.grid(True, color="0.9")
-        axes.legend(fontsize=9)
-    return result
-
-
 class Run(NamedTuple):
     """One profile. group: version and kind of attention; peak, step: bytes at the peak, and of them the step's own."""
 
@@ -137,7 +119,7 @@ class Run(NamedTuple):
 
 
 def sequence_memory(folders: Sequence[Path]) -> Report:
-    """Compares the newest profile of each folder; the report has the peaks (and CSV), the fits, a figure and a JSON file.
+    """Compares the newest profile of each folder; the report has the peaks (and CSV), the fits and a JSON file.
 
     The JSON (schema "tiny-llama-sequence-memory/1") has the command and the fields of each `Run`, its record without losses and
     step times; the tables can be made from it again.
@@ -147,7 +129,6 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
     report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}.")
-    report.figure(lambda: length_figure(runs), "sequence_memory", "Peak memory over the sequence length")
     report.table(*peak_table(runs), csv="sequence_memory")
     report.text(ABOUT_LENGTHS)
     report.table(*fit_table(runs))
@@ -229,18 +210,3 @@ def fit_table(runs: Sequence[Run]) -> Table:
         distance = None if residual is None else round(residual) / MIB
         rows.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, distance])
     return ["run", "a MiB", "b KiB", "c bytes", "residual MiB"], rows
-
-
-def length_figure(runs: Sequence[Run]) -> Figure:
-    """The peaks, with their parabolas."""
-    result = plots.new(6.5, 4)
-    axes = result.add_subplot()
-    for i, (group, members) in enumerate(grouped(runs).items()):
-        colour, lengths = plots.style(i)["color"], [run.sequence_length for run in members]
-        reach = numpy.linspace(lengths[0], lengths[-1], 101)
-        axes.plot(reach, numpy.polyval(parabola(members).factors[::-1], reach) / MIB, color=colour, linewidth=1)
-        axes.plot(lengths, [run.peak / MIB for run in members], "o", color=colour, label=group)
-    axes.set(xlabel="sequence length S", ylabel="peak memory, MiB (line: a + b S + c S^2)", ylim=(0, None))
-    axes.grid(True, color="0.9")
-    axes.legend()
-    return result

@@ -5,7 +5,7 @@ An analysis is a function that reads its input, adds what it found to a Report i
     report = Report("Batch scaling")
     report.text("Step times are medians.")
     report.table(["B", "ms/step"], [[8, 12.3], [16, 20.1]], csv="batch_scaling")
-    report.figure(lambda: draw(rows), "batch_scaling", "Step time over the batch size")
+    report.figure(lambda: draw(rows), "roofline", "Roofline of a mean step")
     print(report.publish(folder, "batch_scaling"))
 
 The template of the HTML page is report.html beside this module, and timeline.js draws a timeline with the library in vendor/.

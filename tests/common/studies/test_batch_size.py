@@ -104,7 +104,7 @@ def test_the_script_as_documented(execute, tmp_path):
     flags = "--target-memory-usage 0.8 --seq-len 8 --optimization-target throughput --config small.yaml --max-batch-size 2"
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md"]
     measured = read_json(folder / "batch_search.json", schema_of(BatchSearch))
     assert measured["settings"] == {
         "qkv_fusion": True, "flash_attention": False, "swiglu_fusion": True, "torch_compile": False,
