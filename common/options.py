@@ -45,6 +45,10 @@ class Options:
     capture_step: bool | None = flag(
         TRAINING, "run the whole step as one CUDA or HIP graph (GPU only; Version 4 does so by default)"
     )
+    checkpoint_activations: str = flag(
+        TRAINING, "compute a block's activations again in the backward pass: all, or all but matrix products and fused attention",
+        "none", choices=("none", "block", "selective"),
+    )  # fmt: skip
     switches: Switches = field(default_factory=dict)  # how the version's stand
 
 
@@ -90,6 +94,9 @@ class RunOptions(Options):
     profile_operators: bool = flag(PROFILING, "print the table of operators")
     sort_by: str | None = flag(
         PROFILING, f"order of that table: {', '.join(SORT_KEYS)} (default: self time)", choices=SORT_KEYS, metavar="KEY"
+    )
+    memory_snapshot: Path | None = flag(
+        PROFILING, "every allocation of one step: FILE.pickle for pytorch.org/memory_viz, FILE.json (GPU only)", metavar="FILE"
     )
     profile_attention_only: bool = flag(PROFILING, "keep only what runs inside the attention span, forward and backward")
     profile_with_stack: bool = flag(PROFILING, "put Python's calls into the trace (slower steps, a larger trace)")

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU, STEPS, B, S = torch.device("cpu"), 50, 2, 16
+ALONE = ranks.Ranks()
 TEXT = data.Dataset("", np.random.default_rng(0).integers(0, 61, 5000).astype(np.uint32), "")
 
 
@@ -53,16 +54,17 @@ def untied(version: ModuleType) -> Namespace:
     return Namespace(make_model=make_model, make_optimizer=version.make_optimizer, make_step=version.make_step)
 
 
-def trained(version, form: str | None, amp: torch.dtype | None, rank: int = 0, world_size: int = 1) -> dict:
+def trained(version, form: str | None, amp: torch.dtype | None, here: ranks.Ranks = ALONE, kind: str = "none") -> dict:
     """Gradients of the first batch, losses of all, and the collectives of the last step."""
     torch.manual_seed(0)
     count = STEPS if version in (tiny_llama_v1, UNTIED) and amp is None else 10
-    size = B * ranks.here().world_size // world_size
-    batches = data.Batches(TEXT, (size, S, count), 0, CPU, ranks.Ranks(rank, world_size=world_size))
+    size = B * ranks.here().world_size // here.world_size
+    batches = data.Batches(TEXT, (size, S, count), 0, CPU, here)
     switches = getattr(version, "SWITCHES", {})
     options = Namespace(
-        model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False
-    )
+        model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False,
+        checkpoint_activations=kind,
+    )  # fmt: skip
     precision = Precision(CPU, amp)
     prepared = preparation.prepare_for_study(version, options, precision, batches[0], passes=2, form=form)
     with preparation.without_update(prepared.optimizer, precision):
@@ -81,10 +83,10 @@ def alone(name: str, amp: torch.dtype | None) -> dict:
     return trained(VERSIONS[name], None, amp)
 
 
-def compared(name: str, form: str, amp: torch.dtype | None = None) -> dict:
+def compared(name: str, form: str, amp: torch.dtype | None = None, kind: str = "none") -> dict:
     """The largest errors of gradients and losses, which gradients this rank has compared, and the collectives of a step."""
     here, expected = ranks.here(), alone(name, amp)
-    together = trained(VERSIONS[name], form, amp, here.rank, here.world_size)
+    together = trained(VERSIONS[name], form, amp, here, kind)
     losses = agreement.mean(torch.tensor(together["losses"], dtype=torch.float64))
     pairs = [(gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()]
     return {
@@ -104,7 +106,8 @@ def main() -> None:
     distributed.start(CPU, 600)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
-        ("v2", "fsdp"), ("v3", "zero1"), ("v4", "ddp"), ("v4", "zero1"),
+        ("v2", "ddp", None, "block"), ("v2", "fsdp", None, "selective"), ("v3", "zero1", None, "block"), ("v4", "ddp"),
+        ("v4", "zero1"),
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
     ]  # fmt: skip
     results = {" ".join(map(str, case)): compared(*case) for case in cases}

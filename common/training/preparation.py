@@ -50,16 +50,20 @@ def prepare_for_study(
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
         capture.check_supported(precision.device, options.switches.get("torch-compile"))
-    placed = place(model or version.make_model(options), precision.device, form, captured)
+    placed = place(model or version.make_model(options), precision.device, form, captured, options.checkpoint_activations)
     optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
     made = Prepared(placed, optimizer, version.make_step(placed, optimizer, precision))
     warm_up(made, precision, batch, passes=passes, form=form)
     return captured_step(made, precision, batch) if captured else made
 
 
-def place(model: Model, device: torch.device, form: str | None, captured: bool) -> Model:
-    """The model on the device, in the form that a training step of several processes calls."""
+def place(model: Model, device: torch.device, form: str | None, captured: bool, checkpointed: str = "none") -> Model:
+    """The model on the device, in the form that a training step calls: `checkpointed`, and in that of several processes."""
     model.to(device)
+    if checkpointed != "none":
+        from common import recompute
+
+        recompute.apply(model, checkpointed)
     if not form:
         return model
     from common.training import distributed

@@ -115,12 +115,16 @@ class Run:
         options, device = self.options, self.device
         if ranks.here().main_process:
             writable_file(self.metrics, "--metrics-out")
+            if options.memory_snapshot:
+                writable_file(options.memory_snapshot.with_suffix(".json"), "--memory-snapshot")
             if options.save_model:
                 writable_folder(options.save_model, "--save-model")
             if options.enable_deepspeed_flops:
                 writable_folder(options.flops_dir, "--flops-dir")
         if options.capture_step:
             capture.check_supported(device, options.switches.get("torch-compile"))
+        if options.memory_snapshot and not devices.is_gpu(device):
+            raise UsageError("--memory-snapshot needs a GPU: the allocator of a CPU keeps no history")
         with ExitStack() as stack:
             stack.enter_context(explained(options))
             if options.parallel:
@@ -163,7 +167,8 @@ class Run:
             from common.training import ceilings
 
             self.ceilings = ceilings.measure(self.device, self.precision)
-        return preparation.place(model, self.device, self.options.parallel, bool(self.options.capture_step))
+        captured, checkpointed = bool(self.options.capture_step), self.options.checkpoint_activations
+        return preparation.place(model, self.device, self.options.parallel, captured, checkpointed)
 
     def adapt(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer, not stepped yet, in the form that a captured step or several processes need."""
@@ -184,6 +189,13 @@ class Run:
             schedule.move_rate(self.optimizer, self.device)
         prepared, passes = preparation.Prepared(self.model, self.optimizer, made), options.warmup_steps
         preparation.warm_up(prepared, self.precision, batch, passes=passes, form=options.parallel, check=options.check_gradients)
+        if options.memory_snapshot:
+            from common import memory_snapshot
+            from common.training import record
+
+            first = record.header(memory_snapshot.SCHEMA, self.device, self.precision.name, model=options.model)
+            with preparation.without_update(self.optimizer, self.precision):
+                memory_snapshot.take(options.memory_snapshot, lambda: made(batch), first, ranks.here().main_process)
         if options.capture_step:
             if self.profiler:
                 with preparation.without_update(self.optimizer, self.precision):

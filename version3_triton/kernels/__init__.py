@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from common import device as devices
 from common import ranks
@@ -28,7 +29,7 @@ SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-loss": ("linear_cross_entropy",),
 }
 KERNELS: dict[str, Callable] = {}
-_instead: Mapping[str, Callable] = {}  # what runs in place of operations, by name, inside `replaced`
+_instead: ContextVar[Mapping[str, Callable]] = ContextVar("instead")  # of operations, by name, inside `replaced`
 
 if LOADED:
     from version3_triton.kernels import flash_attention, rope
@@ -71,12 +72,11 @@ def available(options: Options) -> dict[str, bool | str]:
 @contextmanager
 def replaced(instead: Mapping[str, Callable]) -> Iterator[None]:
     """Inside it these functions run in place of the operations of their names."""
-    global _instead
-    before, _instead = _instead, instead
+    before = _instead.set(instead)
     try:
         yield
     finally:
-        _instead = before
+        _instead.reset(before)
 
 
 def switchable(method: Callable) -> Callable:
@@ -100,8 +100,9 @@ def operation(plain: Callable, kernels: Mapping[str, Callable]) -> Callable:
 
     @functools.wraps(plain)
     def run(x: torch.Tensor, *args, **named):
-        if name in _instead:
-            return _instead[name](x, *args, **named)
+        instead = _instead.get({})
+        if name in instead:
+            return instead[name](x, *args, **named)
         if missing(x.device) or x.dtype == torch.float64:
             return plain(x, *args, **named)
         refuse_other(x.device)

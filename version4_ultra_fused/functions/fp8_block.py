@@ -21,7 +21,9 @@ from torch.autograd.function import once_differentiable
 
 
 def checked(options: Options) -> Options:
-    """The options; raises UsageError, with the reason, where products in FP8 are asked for and cannot run."""
+    """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8 where it cannot run."""
+    if options.checkpoint_activations != "none":
+        raise UsageError("--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already")
     if options.switches["fp8"] and (reason := _reason(options)):
         raise UsageError(f"--enable-fp8: {reason}")
     return options

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
-OPTIONS = Namespace(model=models.config(), learning_rate=1e-2, capture_step=None, switches={})
+OPTIONS = Namespace(model=models.config(), learning_rate=1e-2, capture_step=None, checkpoint_activations="none", switches={})
 
 
 def warm_up(model: nn.Module, precision: Precision, passes: int = 1):

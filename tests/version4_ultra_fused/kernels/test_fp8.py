@@ -188,6 +188,6 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     monkeypatch.setattr(fp8_block.devices, "select", torch.device)
     switches = {"fp8": True, "memory-plan": options.pop("memory-plan", True)}
     given = {"device": "cuda", "model": CONFIG, "batch_size": 4, "seq_len": 32, "use_amp": True, "amp_dtype": None} | options
-    options = SimpleNamespace(switches=switches, **given)
+    options = SimpleNamespace(switches=switches, checkpoint_activations="none", **given)
     with pytest.raises(UsageError, match=reason):
         fp8_block.checked(options)
