@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from common import files
 from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
-from common.analysis.profiles import chrome_trace
+from common.analysis.profiles import chrome_trace, kernel_names
 from common.config import PRESETS
 from common.documents.rows import conditions
 from common.errors import UsageError
@@ -132,18 +132,28 @@ def limits(folder: Path, last: Path) -> str:
 def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
     """Kernels of a step, where there is a trace, and its times in the columns of `limits`."""
     trace, captured = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz", case.times(f"{model}-captured")
-    kernels = _kernels(trace) if trace.exists() else None
+    kernels = len(_step_kernels(trace)) if trace.exists() else None
     if not captured:
         return [kernels, None, None, median(case.times(model)), None]
     step, alone = median(case.times(model)), median(captured)
     return [kernels, 1e3 * step / kernels if kernels else None, step, alone, max(0.0, 100 * (1 - alone / step))]
 
 
+def kinds(*traces: Path) -> str:
+    """The time of a step's kernels by kind, a row for each trace of a GPU."""
+    found = {path.name.split(".")[0].replace("_", ", "): _step_kernels(path) for path in traces}
+    times = {name: step.duration_us.groupby(step.name.map(kernel_names.kind)).sum() / 1e3 for name, step in found.items()}
+    ms = pandas.DataFrame(times).fillna(0.0)
+    ms = ms.loc[ms.sum(axis=1).sort_values(ascending=False).index]
+    rows = [[name, len(found[name]), ms[name].sum(), *(100 * ms[name] / ms[name].sum())] for name in found]
+    return tables.markdown(["trace", "kernels", "ms of all", *(f"{kind} %" for kind in ms.index)], rows)
+
+
 @functools.cache
-def _kernels(path: Path) -> int:
-    """Kernels, copies and fills of a profiled step."""
-    kernels = chrome_trace.load(path).kernels
-    return int(median(kernels[kernels.step >= 0].groupby("step").size()))
+def _step_kernels(trace: Path) -> pandas.DataFrame:
+    """Kernels, copies and fills of the first profiled step."""
+    kernels = chrome_trace.load(trace).kernels
+    return kernels[kernels.step == kernels.step[kernels.step >= 0].min()]
 
 
 def curves(*paths: Path) -> str:

@@ -152,3 +152,21 @@ def test_the_route_of_four_hours_adds_up_and_has_the_minutes_of_its_problems():
         assert int(reading) + sum(number for *_, number in own) == int(minutes), row
         total += int(minutes)
     assert total == 4 * 60
+
+
+def numbers(text: str) -> set[str]:
+    """Numbers with a unit of the measurements, and those that fill a cell of a table."""
+    return set(re.findall(r"(\d[\d,]*(?:\.\d+)?)(?:%| ms\b| us\b| kernels\b|(?= \|))", text))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda folder: folder.name)
+def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
+    """Or what they round to. Tables of the appendix and of the log count as well, and what a page derives is named here."""
+    derived = {"0.2", "9.7", "5", "4.3", "139", "7.1"}
+    page = (version / "README.md").read_text(encoding="utf-8")
+    story = "".join(page.partition(f"\n## {part}\n")[2].partition("\n## ")[0] for part in ("Measured", "What limits it now"))
+    shown = [page, *((ROOT / name).read_text(encoding="utf-8") for name in ("TECHNICAL_APPENDICES.md", "LOG.md"))]
+    known = {float(number.replace(",", "")) for number in re.findall(r"[\d,]*\d(?:\.\d+)?(?= \|)", "\n".join(shown))}
+    for number in numbers(rewrite.MARKED.sub("", story)) - derived:
+        _, _, decimals = number.partition(".")
+        assert float(number.replace(",", "")) in {round(value, len(decimals)) for value in known}, number

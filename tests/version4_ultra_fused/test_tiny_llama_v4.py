@@ -1,6 +1,5 @@
 """Version 4's step and its flags, with PyTorch's operations; test_kernel_versions.py compares it with Version 1."""
 
-import textwrap
 from types import SimpleNamespace
 
 from common.analysis.profiles import chrome_trace
@@ -168,8 +167,3 @@ def test_products_of_both_passes_have_the_spans_of_their_layer(execute, no_kerne
         "attention", "mlp", "loss"
     }  # fmt: skip
     assert {"norm", "embed"} <= {*operators[operators.phase == "backward"].span}
-
-
-def test_the_page_and_the_memory_plan_show_one_diagram():
-    diagram = (V4 / "README.md").read_text(encoding="utf-8").split("```text\n")[1].split("```")[0]
-    assert textwrap.indent(diagram, " " * 4) in memory_plan.__doc__

@@ -63,13 +63,21 @@ def test_a_range_that_cannot_be_seen_is_not_shown(tmp_path):
 
 
 def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
-    """Version 1 at tiny: 8.75 ms with a launch for each of its 3 kernels (5 in one step, 1 in the other), 4 ms captured."""
+    """Version 1 at tiny: 8.75 ms with a launch for each of its 5 kernels, 4 ms captured."""
     (folder / "traces").mkdir()
     (folder / "traces/v1_tiny.json.gz").write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
     header, *rows = cells(versions.limits(folder, Path("version4_last")))
     assert header == ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
-    assert rows == [["tiny", "v1", "3", "2,917", "8.75", "4", "54.3"], ["tiny", "v4", "", "", "", "2", ""]]
+    assert rows == [["tiny", "v1", "5", "1,750", "8.75", "4", "54.3"], ["tiny", "v4", "", "", "", "2", ""]]
     assert cells(versions.limits(folder, Path("version3_before")))[1:] == rows[:1]
+
+
+def test_kinds_have_their_shares_in_the_time_of_a_step_s_kernels(tmp_path):
+    path = tmp_path / "v1_tiny.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
+    header, row = cells(versions.kinds(path))
+    assert header == ["trace", "kernels", "ms of all", "matrix products %", "other %", "copies %"]
+    assert row == ["v1, tiny", "5", "0.105", "57.1", "33.3", "9.52"]  # 60, 35 and 10 us
 
 
 def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
