@@ -6,8 +6,8 @@
     fusion_report      all that was measured of a fused version and its baseline, as Markdown and as one HTML page
 
 Runs are compared where a difference can come from the code: same device, model, batch, sequence length, number format and
-PyTorch. The speed-up is median(baseline) / median(current) of ms per step; its range is p20(baseline) / p80(current) to
-p80(baseline) / p20(current). Losses are compared step by step where data, seed and learning rate are the same.
+PyTorch. The speed-up is median(baseline) / median(current) of ms per step. Losses are compared step by step where data, seed and
+learning rate are the same.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from common import files
@@ -50,18 +51,14 @@ def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance
             reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
-    ours, theirs = before["step_ms"], after["step_ms"]
-    speedup = ours["median"] / theirs["median"]
-    slowest, fastest = ours["p20"] / theirs["p80"], ours["p80"] / theirs["p20"]
+    speedup = before["step_ms"]["median"] / after["step_ms"]["median"]
     loss, _ = run_record.loss_difference(before, after)
     failures = [] if speedup >= min_speedup else [f"the speed-up {speedup:.6g} is below {min_speedup:g}"]
     if not _other_inputs(before, after) and not loss <= loss_tolerance:
         failures.append(f"the loss curves differ by {loss:.2g}, more than {loss_tolerance:g}")
     report = Report("Regression test")
     add_runs(report, {"baseline": (baseline, before), "current": (current, after)})
-    report.text(f"Speed-up {speedup:.3g}, from {slowest:.3g} to {fastest:.3g} by the 20th and 80th percentiles.")
-    if slowest < 1 < fastest:
-        report.text("The step times of the two overlap (the range holds 1): the difference is within their spread.")
+    report.text(f"Speed-up {speedup:.3g}. {run_facts.ONE_PROCESS}")
     report.text(f"FAIL: {'; '.join(failures)}" if failures else f"PASS: the speed-up is at least {min_speedup:g}")
     return Verdict(report, failures)
 
@@ -115,7 +112,8 @@ def versions(baseline: Path, other: Path) -> Report:
     ours, theirs = map(measured, scripts)
     report = Report(" and ".join(script.stem.removeprefix("tiny_llama_") for script in scripts))
     report.section("What was measured")
-    _add_newest(report, add_runs, ours, theirs)
+    if newest := _add_newest(report, add_runs, ours, theirs):
+        report.text(_medians(*([one.run for one in each if not _differences(one, newest)] for each in (ours, theirs))))
     report.section("Where a profiled step spends its time")
     _add_newest(report, add_spans, *([one for one in each if one.profiled] for each in (ours, theirs)))
     report.section("What changed in the code")
@@ -153,16 +151,34 @@ def read(path: Path) -> Candidate | None:
 
 def _add_newest(
     report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
-) -> None:
-    """Adds the newest two runs that can be compared, or why the newest two cannot; a pair is as old as the older of its runs."""
+) -> Candidate | None:
+    """Adds the newest two runs that can be compared and returns one, or adds why the newest two cannot; a pair is as old as the
+    older of its runs.
+    """
     pairs = list(itertools.product(ours, theirs))
     pairs.sort(key=lambda pair: min(one.run["date"] for one in pair), reverse=True)
     differing = [_differences(*pair) for pair in pairs]
     if [] in differing:
-        add(report, {one.run["version"]: (one.path, one.run) for one in pairs[differing.index([])]})
-        return
+        newest = pairs[differing.index([])]
+        add(report, {one.run["version"]: (one.path, one.run) for one in newest})
+        return newest[0]
     why = f"The newest, {pairs[0][0].path} and {pairs[0][1].path}, differ: {'; '.join(differing[0])}. " if pairs else ""
     report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
+    return None
+
+
+def _medians(*sides: Sequence[TimedRun]) -> str:
+    """The medians of the processes of both sides, or that one process on a side does not tell; a profile's run counts once."""
+    found = [{run["date"]: run["step_ms"]["median"] for run in runs}.values() for runs in sides]
+    if min(map(len, found)) == 1:
+        return run_facts.ONE_PROCESS
+    medians = [median(times) for times in found]
+    said = [
+        f"{runs[0]['version']} {tables.format_number(middle)} ms of {len(times)} ({tables.format_number(min(times))} to "
+        f"{tables.format_number(max(times))})"
+        for runs, middle, times in zip(sides, medians, found, strict=True)
+    ]
+    return f"Medians of processes: {', '.join(said)}; {medians[0] / medians[1]:.3g} times as fast."
 
 
 def _differences(ours: Candidate, theirs: Candidate) -> list[str]:

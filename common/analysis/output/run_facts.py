@@ -11,6 +11,10 @@ from common.terminal import wrapped
 
 FEW_STEPS = 10  # fewer timed steps make a median doubtful
 NOISY = 30  # %: so does a wider spread from p20 to p80, as a share of the median
+ONE_PROCESS = (
+    "One process on a side does not tell how far medians differ from process to process, nor do p20 and p80 of its steps: repeat "
+    "both runs, in turn, and compare the medians of processes (CONCEPTS.md#one-process-is-one-sample)."
+)
 
 
 def peak_flops(run: Run, precision: str | None = None) -> float | None:

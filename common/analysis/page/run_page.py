@@ -16,7 +16,7 @@ from typing import Any, cast
 from common import files
 from common.analysis.comparisons import launch_changes, runs
 from common.analysis.formulas.optimization_targets import read_step, targets
-from common.analysis.output import tables
+from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
@@ -161,7 +161,9 @@ def build(path: Path, renderers: Renderers) -> Report:
 def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
     """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
     if all(_schema(path) == run_record.SCHEMA for path in paths):
-        return runs.show(paths)
+        result = runs.show(paths)
+        result.text(run_facts.ONE_PROCESS)
+        return result
     both = [build(path, renderers) for path in paths]
     sections = [section for report in both for section in report.sections]
     timelines = [item.content for section in sections for item in section.items if item.kind == "timeline"]
@@ -182,6 +184,7 @@ def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
         result.section(LIMITS)
         rows = [[label, facts[0].get(label), facts[1].get(label)] for label in facts[0] | facts[1]]
         result.table(["of a step", "1", "2"], rows)
+        result.text(run_facts.ONE_PROCESS)
     if have_kernels:
         result.section("Launches")
         launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES)

@@ -129,7 +129,8 @@ def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, floa
 def demand(flops: float, moved: float, seconds: float, ceilings: Ceilings | None) -> list[tuple[str, str]]:
     """What a step of these FLOPs, bytes (more than 0) and seconds asks of the memory; the shares need measured ceilings."""
     rate, intensity = moved / seconds, flops / moved
-    amount = f"at least {format_number(moved / 1e6)} MB by the operators' shapes, {format_number(rate / 1e9)} GB/s"
+    amount = f"at least {format_number(moved / 1e6)} MB by PyTorch's operators (our own kernels are not counted)"
+    amount += f", {format_number(rate / 1e9)} GB/s"
     work = f"{format_number(intensity)} FLOP/byte of these operators"
     if not ceilings or not flops:
         return [("bytes a step", amount), ("intensity", work)]
@@ -139,7 +140,7 @@ def demand(flops: float, moved: float, seconds: float, ceilings: Ceilings | None
     return [
         ("bytes a step", f"{amount}, {100 * rate / copy:.3g} % of the measured copy"),
         ("intensity", f"{work}; ridge point {format_number(ridge)}, so {first} bind before {second}"),
-        ("needed", f"{format_number(needed / 1e9)} GB/s for the rate of the measured GEMM, {times}"),
+        ("needed", f"{format_number(needed / 1e9)} GB/s for these operators at the rate of the measured GEMM, {times}"),
     ]
 
 

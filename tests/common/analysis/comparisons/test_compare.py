@@ -2,9 +2,11 @@
 
 import copy
 import re
+import shutil
 from pathlib import Path
 
 from common.analysis.comparisons import compare
+from common.analysis.output.run_facts import ONE_PROCESS
 from common.errors import UsageError
 from common.files import read_json, write_json
 from tests.conftest import ROOT
@@ -35,14 +37,12 @@ def shown(found: compare.Verdict) -> str:
     return " ".join(found.report.terminal().split())
 
 
-def test_speedup_with_its_range_and_too_slow_is_a_failure(tmp_path):
+def test_the_speedup_of_one_process_a_side_and_too_slow_is_a_failure(tmp_path):
     found = verdict(tmp_path, record(), record(**FAST, memory__peak_mib=80.0), minimum=1.9)
-    assert "Speed-up 2, from 1.69 to 2.36" in shown(found)  # 11 / 6.5 and 13 / 5.5
-    assert "peak MiB 100 80 1.25" in shown(found) and not found.failures and "overlap" not in shown(found)
+    assert f"Speed-up 2. {ONE_PROCESS}" in shown(found) and "peak MiB 100 80 1.25" in shown(found) and not found.failures
     assert verdict(tmp_path, record(), record(**FAST), minimum=2.5).failures == ["the speed-up 2 is below 2.5"]
     assert verdict(tmp_path, record(), record(**FAST), minimum=float("nan")).failures
-    same = verdict(tmp_path, record(), record())
-    assert not same.failures and "overlap" in shown(same)
+    assert not verdict(tmp_path, record(), record()).failures
     assert "30 % of the median for current (33 %)" in shown(verdict(tmp_path, record(), record(step_ms__p80=15.0)))
 
 
@@ -113,7 +113,21 @@ def test_the_newest_comparable_pair_of_records_is_taken(folders):
     text = compare.versions(before, after).terminal()
     assert f"{before / 'metrics_v1.json'}, from" in text and f"{after / 'metrics_v2.json'}, from" in text
     assert re.search(r"ms/step +24 +6 +4\n", text)
-    assert "Loss curves: not compared, they differ in seed (0 and 7)." in text
+    assert "Loss curves: not compared, they differ in seed (0 and 7)." in text and ONE_PROCESS in " ".join(text.split())
+
+
+def test_medians_of_processes_are_compared_where_both_sides_have_several(folders):
+    """A run's record and the profile of the same run are one process; what cannot be compared is none."""
+    before, after = folders
+    for day, ms in enumerate((20.0, 30.0, 22.0), 1):
+        save(before / f"metrics_{day}_v1.json", f"2026-01-0{day}", step_ms__median=ms)
+    shutil.copy(before / "metrics_3_v1.json", before / "metrics_again_v1.json")
+    save(before / "metrics_other_v1.json", "2026-01-05", step_ms__median=1.0, training__batch_size=4)
+    save(after / "metrics_1_v2.json", "2026-01-01", step_ms__median=10.0)
+    assert ONE_PROCESS in " ".join(compare.versions(before, after).terminal().split())
+    save(after / "metrics_2_v2.json", "2026-01-02", step_ms__median=12.0)
+    said = "Medians of processes: v1 22 ms of 3 (20 to 30), v2 11 ms of 2 (10 to 12); 2 times as fast."
+    assert said in " ".join(compare.versions(before, after).terminal().split())
 
 
 def test_the_newest_pair_says_why_and_what_to_run(folders):
