@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from common import config as configs
 from common import ranks, signals
 from common.errors import RunError, UsageError
+from common.files import inputs_kept
 from common.options import MODEL, PROCESSES, PROFILING, TRAINING, Options, RunOptions
 
 Kind = TypeVar("Kind", bound=Options)
@@ -227,7 +228,7 @@ def command(main: Callable[[], int | None]) -> NoReturn:
     (head, less) has left.
     """
     try:
-        with signals.raised():
+        with signals.raised(), inputs_kept():
             code = main() or 0
             sys.stdout.flush()
     except (UsageError, RunError) as error:

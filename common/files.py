@@ -25,6 +25,22 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Content = TypeVar("Content")
 
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
+inputs: set[Path] = set()  # files that the command has read
+_outputs: set[Path] = set()  # files that it wrote before it read them
+_in_command = False
+
+
+@contextmanager
+def inputs_kept() -> Iterator[None]:
+    """For a command: within it, no file is written that was read first. A notebook may complete a file that it has read."""
+    global _in_command
+    _in_command = True
+    try:
+        yield
+    finally:
+        _in_command = False
+        inputs.clear()
+        _outputs.clear()
 
 
 def writable_folder(folder: Path, flag: str) -> Path:
@@ -39,20 +55,28 @@ def writable_folder(folder: Path, flag: str) -> Path:
 
 
 def writable_file(path: Path, flag: str) -> Path:
-    """Checks, before any work is done, that `path` can be written. UsageError: names `flag` and the reason."""
+    """Checks, before any work is done, that `path` can be written and is no input. UsageError: names `flag` and the reason."""
     if path.is_dir():
         raise UsageError(f"{flag}: {path} is a folder: name a file in it")
+    _refuse_input(path, f"{flag}: ")
     writable_folder((path.resolve() if path.is_symlink() else path).parent, flag)
     return path
 
 
+def _refuse_input(path: Path, flag: str = "") -> None:
+    if path.resolve() in inputs:
+        raise UsageError(f"{flag}{path} is an input of this command: name another file")
+
+
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes under a temporary name and renames, so that `path` never holds half a file."""
+    """Writes under a temporary name and renames, so that `path` never holds half a file. UsageError: it is an input."""
+    _refuse_input(path)
     path = path.resolve()  # a link stays one
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+        _outputs.add(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -99,6 +123,8 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
     """The content of an input, unpacked if it is packed by gzip. UsageError: it cannot be read, or is a damaged gzip file."""
     try:
         with path.open("rb") as file:
+            if _in_command and path.resolve() not in _outputs:
+                inputs.add(path.resolve())
             packed = file.peek(2)[:2] == b"\x1f\x8b"
             yield gzip.GzipFile(fileobj=file) if packed else file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

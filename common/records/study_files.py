@@ -1,7 +1,7 @@
 """The files of the studies: the fields of each schema, checked when a file is read.
 
 benchmark.json, fusion_ablation.json, batch_search.json, gemm_analysis.json, a benchmark of kernels,
-flops_profile.json and sequence_memory.json. Unknown keys are allowed, and kept. Times are in ms.
+flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
 from pathlib import Path
@@ -195,3 +195,18 @@ class SequenceMemory(TypedDict):
     schema: Literal["tiny-llama-sequence-memory/1"]
     command: str
     runs: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+class Prediction(TypedDict):
+    """A guess of what a change gains, made before the change."""
+
+    profile: str  # path, as it was given
+    profiled: str  # date of its run, by which --check finds the guess
+    change: Annotated[str, Field(min_length=1)]  # of `optimization_targets.CHANGES`
+    expected: PositiveAmount  # times as fast
+    bound: PositiveAmount | None  # None where no ceiling is known
+
+
+class Predictions(TypedDict):
+    schema: Literal["tiny-llama-predictions/1"]
+    predictions: Annotated[list[Prediction], Field(min_length=1)]

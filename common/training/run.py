@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from common import data, ranks, signals, spans
+from common import data, files, ranks, signals, spans
 from common import device as devices
 from common.errors import OutOfMemory, RunError, UsageError, first_line
 from common.files import writable_file, writable_folder, write_measurement
@@ -114,6 +114,7 @@ class Run:
     def __enter__(self) -> "Run":
         options, device = self.options, self.device
         if ranks.here().main_process:
+            files.inputs.add(Path(options.data).resolve())
             writable_file(self.metrics, "--metrics-out")
             if options.memory_snapshot:
                 writable_file(options.memory_snapshot.with_suffix(".json"), "--memory-snapshot")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import RunError, UsageError
-from common.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
+from common.files import Amount, inputs_kept, read, read_json, writable_file, write_json, write_measurement, write_text
 
 import pytest
 from pydantic import PositiveInt
@@ -61,9 +61,18 @@ def test_an_output_is_checked_before_any_work(tmp_path):
             writable_file(tmp_path / name, "--output")
 
 
-def test_a_link_stays_one(tmp_path):
+def test_an_input_is_no_output_also_behind_a_link(tmp_path):
     (tmp_path / "in.json").write_text("[]")
     (tmp_path / "link.json").symlink_to(tmp_path / "in.json")
+    with inputs_kept():
+        assert read_json(tmp_path / "in.json") == []
+        for refuse in (lambda path: writable_file(path, "--output"), lambda path: write_text(path, "")):
+            with pytest.raises(UsageError, match="link.json is an input of this command: name another file"):
+                refuse(tmp_path / "link.json")
+        write_text(tmp_path / "out.json", "[1]")
+        assert read_json(tmp_path / "out.json") == [1]
+        write_text(tmp_path / "out.json", "[2]")
+    assert (tmp_path / "in.json").read_text() == "[]"
     write_text(tmp_path / "link.json", "{}")
     assert read_json(tmp_path / "in.json") == {} and (tmp_path / "link.json").is_symlink()
 

@@ -11,8 +11,9 @@ from common.analysis.comparisons import ablation_effects
 from common.analysis.profiles import chrome_trace, load_kernels
 from common.analysis.reports import flop_counts, kernel_benchmark
 from common.errors import UsageError
-from common.files import write_json
+from common.files import read, write_json
 from common.records import run_record, step_profile
+from common.records.study_files import Predictions
 from common.studies import batch_size, benchmark_report, gemm_operations
 from tests import records
 from tests.conftest import ROOT
@@ -47,6 +48,8 @@ def write_flops(path: Path) -> None:
 TIMES = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
 TRIAL = {"batch_size": 1, "status": "ok", "step_ms": TIMES, "tokens_per_second": 9.0, "peak_mib": 9.0}
 FOUND = {"ended": "memory ran out", "batch_size": 1, "reason": "the largest"}
+GUESS = {"profile": "p", "profiled": "2026", "change": "flash-attention", "expected": 1.3, "bound": 1.5}
+GUESSES = {"schema": "tiny-llama-predictions/1", "predictions": [GUESS]}
 VALID = [
     Valid("metrics.json", of(records.record()), run_record.read_timed),
     Valid("profile_1.json", of(records.profile(records.record(), [{"name": "aten::mm"}])), step_profile.read),
@@ -62,6 +65,7 @@ VALID = [
     Valid("fusion_ablation.json", copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"), ablation_effects.analyze),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze),
     Valid("metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze),
+    Valid("predictions.json", of(GUESSES), lambda path: read(path, Predictions)),
     Valid("config.yaml", lambda path: path.write_text("model: {hidden_size: 64}"), lambda path: config.resolve(file=path)),
 ]
 FOREIGN = {

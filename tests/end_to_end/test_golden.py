@@ -25,6 +25,8 @@ COMMANDS = {
     "bottlenecks_gpu": (V1 / "analyze_bottlenecks.py", "--profile-data before --output-report out/bottlenecks.md"),
     "batch_scaling": (V1 / "analyze_batch_scaling.py", "--profile-dirs size2 size4 before"),
     "runs": (V1 / "show_runs.py", "v1_metrics.json v2_metrics.json"),
+    "prediction": (V1 / "predict.py", "before --change flash-attention --expect 1.3"),
+    "prediction_checked": (V1 / "predict.py", "--check before after --file guesses.json"),
     "profiles": (V1 / "run_pytorch_profiler.py", "--analyze-existing cpu/profile_1.json after/profile_1.json"),
     "flops": (V1 / "run_deepspeed_flops.py", "--analyze-results flops.json --computational-intensity --generate-roofline"),
     "launches": (V2 / "analyze_kernel_launches.py", "--trace-file before --csv-out launches.csv --top 8"),
@@ -75,6 +77,8 @@ def write_inputs(folder: Path) -> None:
             fused["run"]["training"]["sequence_length"] = length
             peak = 2**28 + 2**17 * length + square * length**2
             save(folder / f"{kind}{length}", fused | {"memory_peak_bytes": peak})
+    guess = {"profile": "p", "profiled": gpu["run"]["date"], "change": "flash-attention", "expected": 1.3, "bound": 1.2}
+    write_json(folder / "guesses.json", {"schema": "tiny-llama-predictions/1", "predictions": [guess]})
     shutil.copy(RESULTS / "h100/v2_ablation_tiny_fp32.json", folder / "ablation.json")
     flop_counts.write(folder, {"FlopCounterMode": {"forward": 4 * 10**9, "backward": 8 * 10**9}}, gpu["run"])
     flop_counts.add_work(folder / "flops_profile.json", folder / "before/profile_1.json")

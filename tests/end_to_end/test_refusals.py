@@ -12,6 +12,7 @@ REFUSED = {
         "--device cuda": "PyTorch sees no GPU",
     },
     f"{V1}/tiny_llama_v1.py": {"--learning-rate nan": "learning_rate = nan"},
+    f"{V1}/predict.py": {"a b --check --expect 1.3": "leave --expect out"},
     f"{V3}/benchmark_kernels.py": {"--sizes 512x128 --seq-len 64": "leave --seq-len out"},
     f"{V2}/performance_regression_test.py": {
         "--baseline-results a --current-results b --min-speedup nan": "'nan' is not a number from 0 on",

@@ -28,6 +28,11 @@ from typing_extensions import TypedDict
 SCHEMA = "tiny-llama-targets/1"
 # Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
 ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
+CHANGES = {  # the target of each change; all but fused-optimizer are flags of some version
+    "qkv-fusion": "QKV fusion", "swiglu-fusion": "SwiGLU fusion", "flash-attention": "flash attention",
+    "torch-compile": "elementwise fusion", "fused-optimizer": "fused optimizer", "use-amp": "mixed precision",
+    "capture-step": "launch overhead",
+}  # fmt: skip
 
 
 class Target(TypedDict):

@@ -120,6 +120,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
     """
     found: dict[str, list[tuple]] = {source: [] for source in (*READERS, DAMAGED)}
     reason: UsageError | None = None
+    read = files.inputs.copy()
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         eager = path.name.startswith("eager_") and path.with_name(path.name.removeprefix("eager_")).exists()  # gave the spans
@@ -131,6 +132,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
             source, reason = DAMAGED, error
         if source in found and (source != "rocprof-compute" or path.name in rocm.JOINED):
             found[source].append((path.name if source == "profile" else path.stat().st_mtime_ns, path))
+    files.inputs.intersection_update(read)  # a look into a file does not make it an input
     if reason and not any(found[source] for source in READERS):
         raise reason
     return {source: [path for _, path in sorted(each, reverse=True)] for source, each in found.items() if each}

@@ -176,6 +176,15 @@ def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Re
     return result
 
 
+def find(profile_data: Path, version: str) -> tuple[Path, Step]:
+    """A profile of the version whose parts the targets are, and its mean step; a folder's newest; errors as in `analyze`."""
+    path = step_profile.find(profile_data)
+    step = read_step(path)
+    if (found := step.profile["run"]["version"]) != version:
+        raise UsageError(f"{path} is of {found}: the targets are parts of {version}, which others fuse")
+    return path, step
+
+
 def analyze(profile_data: Path, output_report: Path, version: str) -> str:
     """Writes the report on a profile, or on a folder's newest, and beside it the files of `report`; returns the text for a
     terminal.
@@ -183,10 +192,7 @@ def analyze(profile_data: Path, output_report: Path, version: str) -> str:
     The targets are the parts of `version`, of which the profile has to be. A bare name of a report goes into
     ./bottleneck_analysis/. The names of the other files begin with that of the report, if it is not DEFAULT.
     """
-    path = step_profile.find(profile_data)
-    step = read_step(path)
-    if (found := step.profile["run"]["version"]) != version:
-        raise UsageError(f"{path} is of {found}: the targets are parts of {version}, which others fuse")
+    path, step = find(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"

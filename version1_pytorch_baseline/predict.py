@@ -1,0 +1,44 @@
+"""Notes your guess of what a change to Version 1 gains, beside its bound, and checks both.
+
+    python predict.py pytorch_profiles --change torch-compile --expect 1.3
+    python predict.py --check pytorch_profiles ../version2_pytorch_fused/pytorch_profiles
+
+The bounds are those of analyze_bottlenecks.py.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+from common import cli
+from common.analysis.comparisons import predictions
+from common.analysis.formulas.optimization_targets import CHANGES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    shown = "a profile_*.json of Version 1, or a folder: its newest is taken; with --check also one after the change"
+    parser.add_argument("profiles", type=Path, nargs="+", metavar="DIR|FILE", help=shown)
+    parser.add_argument("--change", choices=CHANGES, help="what you will change")
+    parser.add_argument("--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be")
+    parser.add_argument("--check", action="store_true", help="compare a guess with two profiles: before and after the change")
+    parser.add_argument("--file", type=Path, default=Path("predictions.json"), help="of the guesses (default: predictions.json)")
+    options = cli.parse(parser)
+    if len(options.profiles) != 1 + options.check:
+        parser.error("--check takes two profiles, a prediction one")
+    if options.check and options.expect is not None:
+        parser.error("--check reads the guess from --file: leave --expect out")
+    if options.check:
+        report = predictions.check(options.profiles[0], options.profiles[1], options.change, options.file)
+    elif options.change and options.expect is not None:
+        report = predictions.predict(options.profiles[0], options.change, options.expect, "v1", options.file)
+    else:
+        parser.error("a prediction needs --change and --expect")
+    print(report.terminal())
+
+
+if __name__ == "__main__":
+    cli.command(main)
