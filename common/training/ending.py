@@ -3,9 +3,14 @@
 `common.training.run` imports it after its loop, so `run` is Any here.
 """
 
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from common import ranks
+from common import ROOT, ranks
 from common.analysis.output import run_facts
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
@@ -28,6 +33,10 @@ def report(run: Any, ended: BaseException | None) -> None:
         _write_profile(run)
     if run.options.validate_setup and ranks.here().main_process:
         _check_files(run)
+    versions, script = sorted(ROOT.glob("version*_*/tiny_llama_v*.py")), Path(sys.argv[0]).resolve()
+    alone = not ranks.here().launched and not run.options.checkpoint_dir  # or the same command would not do the same again
+    if script in versions and alone and run.outcome.status == "completed":
+        print(f"next: python {shlex.join(_next(run, versions[versions.index(script) + 1 :]))}")
 
 
 def _save_model(run: Any) -> None:
@@ -80,3 +89,15 @@ def _check_files(run: Any) -> None:
     record = run_record.read(run.metrics)
     profiled = "".join(f", {path} holds {len(step_profile.read(path)['operators']):,} operators" for path in run.profiles[:1])
     print(f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
+
+
+def _next(run: Any, later: Sequence[Path]) -> list[str]:
+    """A command for this folder: the same run profiled; then its page beside the newest other profile, or the next version."""
+    if not run.profiles:
+        return [*sys.argv, "--enable-pytorch-profiler"]
+    profile, options = run.profiles[0], run.options
+    found = ROOT.glob(f"version*_*/{options.profile_dir.name}/profile_*.json")
+    others = sorted((path for path in found if path.name != profile.name), key=lambda path: path.name)
+    if others or not later:
+        return [os.path.relpath(path) for path in (ROOT / "page.py", *others[-1:], profile)]
+    return [os.path.relpath(later[0]), "--preset", options.preset, *["--use-amp"] * options.use_amp]
