@@ -8,8 +8,8 @@ Models: every version that is there (v1, v2, ...), a version with torch.compile 
 transformers' LLaMA: hf (eager), hf-compile, liger and liger-compile (with Liger's kernels), and a LLaMA fused by hand with
 PyTorch, compiled and captured as one graph: captured; with --use-amp captured-bf16 (bf16 weights over fp32 masters),
 captured-tuned (that with max-autotune) and captured-fp8 (by torchao). FP8, Liger and capture need a GPU. The step of each other
-model can be captured too (v1-captured). `--models available` takes all that can run here but these, FP8 and captured-tuned, and
-names those that cannot.
+model can be captured too (v1-captured), and a version's switch be off (v4-no-early-update). `--models available` takes all that
+can run here but these, FP8 and captured-tuned, and names those that cannot. The metric energy needs an NVIDIA GPU.
 
 Writes benchmark.json (measured), and from it benchmark.csv, .html and .md, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same.
@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli
 from common.files import writable_file
-from common.records import study_files
 from common.studies import benchmark, benchmark_report, known_models
 from common.training import version_files
 
@@ -46,7 +45,7 @@ def main() -> int:
     add("--models", type=names, default=["v1", "v2"], metavar="NAMES", help="or: available (default: v1,v2)")
     add("--batch-sizes", type=sizes, default=[4, 8, 16, 32], metavar="LIST", help="or: preset (default: 4,8,16,32)")
     add("--seq-lengths", type=sizes, default=[128, 256, 512], metavar="LIST", help="or: preset (default: 128,256,512)")
-    add("--metrics", type=names, default=list(study_files.METRICS), metavar="NAMES", help="default: all three")
+    add("--metrics", type=names, default=["throughput", "memory", "accuracy"], metavar="NAMES", help="default: all but energy")
     add("--num-steps", type=cli.positive, default=5, metavar="N", help="timed, in each process (default: 5)")
     add("--repeats", type=cli.positive, default=3, metavar="N", help="processes a cell, in turn (default: 3)")
     add("--timeout", type=cli.positive, default=600, metavar="SECONDS", help="of each process (default: 600)")

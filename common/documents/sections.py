@@ -10,10 +10,12 @@ from common.analysis.output.report import Report
 from common.analysis.reports import kernel_benchmark
 from common.documents import rows
 from common.errors import UsageError
-from common.records.study_files import Ablation, KernelBenchmark
+from common.records.study_files import Ablation, Benchmark, KernelBenchmark
+from common.studies import benchmark_report
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
     files.schema_of(Ablation): ablation_effects.analyze,
+    files.schema_of(Benchmark): benchmark_report.analyze,
     files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
 }
 

@@ -76,6 +76,7 @@ class Timed(PeakMemory):
 
     step_ms: Summary
     no_kernels: NotRequired[str]  # why the version's kernels could not run, so that PyTorch's operations were timed
+    joules: NotRequired[PositiveAmount]  # of a step
 
 
 class Header(TypedDict):

@@ -16,7 +16,7 @@ from common.records.run_record import TimedRun
 from pydantic import Field, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
-Metric = Literal["throughput", "memory", "accuracy"]
+Metric = Literal["throughput", "memory", "accuracy", "energy"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
 Names = Annotated[list[str], Field(min_length=1)]

@@ -10,6 +10,7 @@ Accuracy is measured at the smallest shape only: the errors of logits and gradie
 """
 
 import importlib.metadata
+import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from common import cli, weights
+from common import cli, nvml, weights
 from common import device as devices
 from common.errors import UsageError
 from common.files import schema_of
@@ -34,6 +35,7 @@ from common.training import capture, preparation, record, version_files
 import torch
 
 WARMUP = 3  # training steps before the timed ones
+ENERGY_SECONDS = 6  # the counter is updated every 20 to 100 ms, and each end of the region can miss one update
 
 
 def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:
@@ -41,6 +43,8 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
     for name, valid in {"models": known, "metrics": METRICS, "batch_sizes": (), "seq_lengths": ()}.items():
         cli.check_list("--" + name.replace("_", "-"), getattr(arguments, name), valid)
     models, device = [known[name] for name in arguments.models], devices.select(arguments.device)
+    if "energy" in arguments.metrics and devices.describe(device)["kind"] != "cuda":
+        raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
     for model in models:
         if model.captured:
             capture.check_supported(device)
@@ -69,6 +73,7 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
         return Job(entry, place(entry), run, lambda outcome: store(outcome["found"]))
 
     jobs: list[Job] = []
+    energy = "energy" in arguments.metrics
     for model in models if "accuracy" in arguments.metrics else []:
         entry = _blank(model, smallest)
         measured["accuracy"].append(entry)
@@ -78,7 +83,7 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
         for model in models:
             cell = _blank(model, shape) | {"runs": []}
             measured["cells"].append(cell)
-            row.append(job(cell, cell["runs"].append, partial(speed, model, shape, arguments.num_steps)))
+            row.append(job(cell, cell["runs"].append, partial(speed, model, shape, arguments.num_steps, energy)))
         jobs += row * arguments.repeats
     return job_runner.run_all(jobs, measured, path, _line)
 
@@ -125,8 +130,8 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
     return preparation.prepare_for_study(version, settings, precision, batch, model=made), precision
 
 
-def speed(model: Model, options: Options, count: int) -> Timed:
-    """Times of `count` steps, and peak memory; the weights are random, and not the seed's."""
+def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
+    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not the seed's."""
     with weights.drawn_on(devices.select(options.device)):
         prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
@@ -138,7 +143,21 @@ def speed(model: Model, options: Options, count: int) -> Timed:
     found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
     if reason := getattr(prepared.model, "switches", {}).get("no-kernels"):
         found["no_kernels"] = reason
+    if energy:
+        found["joules"] = joules_a_step(lambda: prepared.step(batch), precision.device)
     return cast(Timed, found)
+
+
+def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
+    """What the GPU draws for a step, its idle power included, over ENERGY_SECONDS of steps."""
+    steps, before, end = 0, nvml.joules(), time.perf_counter() + ENERGY_SECONDS
+    while time.perf_counter() < end:
+        step()
+        steps += 1
+        if steps % 10 == 0:
+            devices.synchronize(device)
+    devices.synchronize(device)
+    return (nvml.joules() - before) / steps
 
 
 def errors(model: Model, baseline: Model, options: Options) -> dict[str, Any]:

@@ -5,6 +5,7 @@ less memory.
 """
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from common.analysis.output import run_facts, tables
@@ -49,10 +50,15 @@ def analyze(path: Path) -> Report:
         report.section("Step time")
         report.table(*step_table(measured))
         report.text(*run_facts.noise(timed))
+        report.section("Processes")
+        report.table(*process_table(measured))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for _, run in runs), "")
         report.section(f"Peak MiB of the timed steps, {kind} (and {against} / model)", "memory")
         report.table(*by_shape(measured, "peak_mib", "memory_ratio"))
+    if "energy" in measured["metrics"]:
+        report.section("Energy")
+        report.table(*energy_table(measured))
     if "accuracy" in measured["metrics"]:
         baseline = next(iter(known_models.version_scripts()))
         report.section("Accuracy")
@@ -107,6 +113,26 @@ def step_table(measured: Benchmark) -> Table:
         if row["ms"]
     ]
     return ["model", "B", "S", "ms/step", "p20 to p80", "speed-up"], rows
+
+
+def process_table(measured: Benchmark) -> Table:
+    """The median of each process, in the order in which they ran."""
+    rows = []
+    for cell in measured["cells"]:
+        medians = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
+        rows.append([cell["model"], cell["batch_size"], cell["sequence_length"], medians])
+    return ["model", "B", "S", "ms/step of each process"], rows
+
+
+def energy_table(measured: Benchmark) -> Table:
+    """A row for each measured cell: medians over its processes."""
+    rows = []
+    for cell in measured["cells"]:
+        if cell["status"] == "ok":
+            size, length, ms = cell["batch_size"], cell["sequence_length"], job_runner.medians(cell)["ms"]
+            mj = 1e3 * median(run["joules"] for run in cell["runs"])
+            rows.append([cell["model"], size, length, ms, mj / 1e3, mj / (size * length), mj / ms])
+    return ["model", "B", "S", "ms/step", "J/step", "mJ/token", "W"], rows
 
 
 def accuracy_table(measured: Benchmark) -> Table:

@@ -2,6 +2,7 @@
 
 A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it: `-compile` runs a version with
 torch.compile, `-fp8` one with products in FP8, and `-captured` runs a model's whole step as one graph (the last two: GPU only).
+`v4-no-early-update` is Version 4 without one of its switches.
 """
 
 from argparse import Namespace
@@ -16,6 +17,7 @@ from common.studies import external_baselines
 from common.training import version_files
 
 COMPILED, FP8, CAPTURED, TUNED = "-compile", "-fp8", "-captured", "-tuned"
+WITHOUT = "-no-"
 
 
 class Model(NamedTuple):
@@ -38,26 +40,32 @@ def version_scripts(root: Path = ROOT) -> dict[str, Path]:
 
 def find(root: Path = ROOT) -> dict[str, Model]:
     """The models by name: the versions in the folders of `root`, their variants, and the external baselines."""
-    found, eager = [], []  # eager: those that are captured only when asked to be
+    found, without = [], []
+    eager = []  # those that are captured only when asked to be
     for name, path in version_scripts(root).items():
         version, own = version_files.load(path), [Model(name, path)]
+        switches = getattr(version, "SWITCHES", {})
         for switch, end in (("torch-compile", COMPILED), ("fp8", FP8)):
-            if switch in getattr(version, "SWITCHES", {}):
+            if switch in switches:
                 own.append(Model(name + end, path, (f"--enable-{switch}",)))
         found += own
+        without += [Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)) for switch, on in switches.items() if on]
         eager += [] if getattr(version, "CAPTURED", False) else own
     peers = external_baselines.PEERS
     found += map(Model, peers)
     eager += [Model(name) for name, peer in peers.items() if not peer.CAPTURED]
     found += [model._replace(name=model.name + CAPTURED, captured=True) for model in eager]
-    return {model.name: model for model in found}
+    return {model.name: model for model in found + without}
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The models that can run here, by name, but captured, FP8 and tuned ones; a line says why each other model cannot."""
+    """The models that can run here, by name, but captured, FP8 and tuned ones and those without a switch.
+
+    A line says why each other model cannot.
+    """
     device, names = devices.select(options.device), []
     for name, model in known.items():
-        if model.captured or name.endswith((FP8, TUNED)):
+        if model.captured or name.endswith((FP8, TUNED)) or WITHOUT in name:
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         try:

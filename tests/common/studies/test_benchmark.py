@@ -1,5 +1,6 @@
 """The benchmark: its cells are planned and measured in turn, failures are results, and what one process does."""
 
+from common.errors import UsageError
 from common.files import read_json, schema_of
 from common.records.study_files import Benchmark
 from common.studies import benchmark, benchmark_report, external_baselines, job_runner, known_models
@@ -74,6 +75,19 @@ def test_only_versions_run_with_deterministic_algorithms(name, deterministic, co
     models, shapes = benchmark.plan(study_options.benchmark(config, models=[name]), KNOWN)
     benchmark.built(models[0], shapes[0])
     assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+def test_energy_needs_a_counter(config):
+    with pytest.raises(UsageError, match="--metrics energy: only an NVIDIA GPU counts its energy"):
+        benchmark.plan(study_options.benchmark(config, metrics=["energy"]), KNOWN)
+
+
+def test_joules_a_step(monkeypatch):
+    """With a counter that each step raises by two joules."""
+    steps = []
+    monkeypatch.setattr(benchmark, "ENERGY_SECONDS", 0.01)
+    monkeypatch.setattr(benchmark.nvml, "joules", lambda: 7.0 + 2 * len(steps))
+    assert benchmark.joules_a_step(lambda: steps.append(0), torch.device("cpu")) == 2 and len(steps) > 1
 
 
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):

@@ -57,6 +57,16 @@ def test_ratios_are_against_the_first_model():
     assert memory[1][0][2:] == ["800", "600 (1.33x)"]
 
 
+def test_energy_and_every_process_are_shown(tmp_path):
+    measured = records.benchmark_of_shapes(metrics=["throughput", "energy"])
+    for cell in measured["cells"]:
+        for run in cell["runs"]:
+            run["joules"] = 0.5
+    text, _ = analyzed(measured, tmp_path)
+    assert "v2 4 8 12.8, 19.2" in " ".join(text.replace("|", " ").split())
+    assert benchmark_report.energy_table(measured)[1][1] == ["v2", 4, 8, 16, 0.5, 1e3 * 0.5 / 32, 1e3 * 0.5 / 16]
+
+
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     measured = records.benchmark_of_shapes()
     for entry in measured["cells"] + measured["accuracy"]:

@@ -18,5 +18,6 @@ def test_versions_are_found_as_they_come(tmp_path):
     assert compiled.flags == captured.flags == ("--enable-torch-compile",)
     assert (compiled.captured, captured.captured) == (False, True)
     assert compiled.load().__file__ == captured.load().__file__ == str(V2 / "tiny_llama_v2.py")
+    assert KNOWN["v4-no-early-update"].flags == ("--disable-early-update",) and "v4-no-fp8" not in KNOWN
     assert KNOWN["v4-fp8"].flags == ("--enable-fp8",) and "v3-fp8" not in KNOWN
     assert KNOWN["hf-captured"].load() is external_baselines.PEERS["hf"] and "v1-compile" not in KNOWN

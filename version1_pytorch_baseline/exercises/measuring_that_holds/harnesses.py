@@ -1,0 +1,128 @@
+"""A harness that holds and five that lie, with a simulated GPU to run them on.
+
+A harness takes `start`, which begins a process and returns its device, and returns a Claim. A device has
+
+    update(buffers)  launches an update in place of each of these buffers in turn
+    product()        launches the product of `x` and a weight, and returns a number of it
+    synchronize()    waits until all launched work is done
+    now()            seconds on the host's clock
+    launches         how many launches there were
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from statistics import mean, median, quantiles
+from typing import Any, NamedTuple
+
+BUFFERS = range(16)
+Device = Any  # SimulatedGPU, or RealGPU of measure.py
+Start = Callable[[], Device]
+update_all, multiply = methodcaller("update", BUFFERS), methodcaller("product")  # of a device
+
+
+class Claim(NamedTuple):
+    seconds: float  # of a launch
+    error: float = 0.0  # of these seconds, as the harness says
+    result: float = 0.0  # of the last product
+
+
+class SimulatedGPU:
+    """It has a queue, a first launch that compiles, an L2 cache of four buffers, a clock that falls, and a process's luck."""
+
+    def __init__(self, process: int = 0) -> None:
+        self.x, self.launches, self.worked, self.cached = 1.0, 0, 0.0, [0] * 4
+        self.host = self.idle_from = 0.0
+        self.luck = 1 + 0.01 * (3 * process % 5 - 2)
+
+    def now(self) -> float:
+        return self.host
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.idle_from)
+
+    def _launch(self, seconds: float) -> None:
+        self.host += 5e-6 if self.launches else 0.5
+        self.launches += 1
+        noise = 1 + 0.001 * (self.launches % 5 - 2)
+        self.idle_from = max(self.host, self.idle_from) + seconds * self.luck * noise
+        self.worked += seconds
+
+    def update(self, buffers: Sequence[int]) -> None:
+        seconds = 0.0
+        for buffer in buffers:
+            seconds += 6e-6 if buffer in self.cached else 12e-6
+            self.cached = [*self.cached, buffer][-4:]
+        self._launch(seconds)
+
+    def product(self) -> float:
+        self._launch(1e-3 if self.worked < 1 else 1.15e-3)
+        return 3 * self.x
+
+
+def timed(device: Device, launch: Callable[[Device], object], count: int = 100) -> float:
+    """Seconds of a launch: the mean of `count` between two moments at which the device has nothing to do."""
+    device.synchronize()
+    begin = device.now()
+    for _ in range(count):
+        launch(device)
+    device.synchronize()
+    return (device.now() - begin) / count
+
+
+def honest(start: Start, launch: Callable[[Device], object] = update_all, processes: int = 5) -> Claim:
+    found = []
+    for _ in range(processes):
+        device = start()
+        warm = device.now() + 3
+        while device.now() < warm:
+            timed(device, launch)
+        found.append(timed(device, launch))
+    return Claim(median(found), (max(found) - min(found)) / 2, float(launch(device) or 0))
+
+
+def hurried(start: Start) -> Claim:
+    device = start()
+    begin = device.now()
+    for _ in range(100):
+        device.update(BUFFERS)
+    return Claim((device.now() - begin) / 100)
+
+
+def one_buffer(start: Start) -> Claim:
+    device = start()
+    timed(device, update_all)
+    return Claim(timed(device, lambda device: device.update([0] * len(BUFFERS))))
+
+
+def short(start: Start) -> Claim:
+    device = start()
+    timed(device, multiply, 3)
+    return Claim(timed(device, multiply))
+
+
+def one_process(start: Start) -> Claim:
+    device = start()
+    timed(device, update_all)
+    steps = [timed(device, update_all, 1) for _ in range(1000)]
+    p20, *_, p80 = quantiles(steps, n=5)
+    return Claim(mean(steps), (p80 - p20) / 2)
+
+
+@functools.cache
+def remembered(device: Device) -> float:
+    return device.product()
+
+
+def replayed(start: Start) -> Claim:
+    device = start()
+    return Claim(timed(device, remembered), result=float(remembered(device)))
+
+
+LIARS = {  # by the check that catches it, and what the honest harness launches there
+    "waits_and_warms_up": (hurried, update_all),
+    "reads_memory": (one_buffer, update_all),
+    "lasts": (short, multiply),
+    "repeats": (one_process, update_all),
+    "computes": (replayed, multiply),
+}

@@ -1,0 +1,122 @@
+"""Calls the checks of starter/checks.py, on a simulated GPU or a real one, and its p_value on a benchmark's processes.
+
+    python measure.py
+    python measure.py --gpu measuring.json
+    python measure.py --processes benchmark.json
+
+KERNEL_EXERCISES=solution takes the solution.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+import functools
+import itertools
+import time
+from statistics import mean
+
+from common import cli, exercises, files, nvml
+from common import device as devices
+from common.analysis.output import tables
+from common.records import study_files
+from common.training import record
+
+import torch
+from harnesses import BUFFERS, LIARS, SimulatedGPU, honest, multiply, timed
+
+MOMENTS = (0, 1, 2, 5, 10, 20)  # seconds
+
+
+class RealGPU:
+    """A buffer has 16 MiB, so the L2 cache of a large GPU holds one, and not all."""
+
+    def __init__(self) -> None:
+        self.x, self.weight = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+        self.buffers = torch.ones(len(BUFFERS), 2**22, device="cuda")
+        self.launches, self.captured = 0, functools.cache(self._captured)
+        self.now, self.synchronize = time.perf_counter, torch.cuda.synchronize
+
+    def _captured(self, *buffers: int):
+        return devices.capture_graph(lambda: [self.buffers[i].mul_(1) for i in buffers])
+
+    def update(self, buffers) -> None:
+        self.launches += 1
+        self.captured(*buffers)()
+
+    def product(self) -> torch.Tensor:
+        self.launches += 1
+        return (self.x @ self.weight)[0, 0]
+
+
+def falling_clock(device: RealGPU) -> list[dict[str, float]]:
+    """Milliseconds of a product, clock and power after some seconds of products."""
+    timed(device, multiply, 3)
+    rows, begin = [], device.now()
+    for moment in MOMENTS:
+        while device.now() < begin + moment:
+            timed(device, multiply)
+        ms = 1e3 * timed(device, multiply)
+        for _ in range(50):
+            multiply(device)
+        rows.append({"seconds": moment, "ms": ms, "sm_mhz": nvml.sm_mhz(), "watts": nvml.watts()})  # while it works
+    return rows
+
+
+def counter_ms() -> float:
+    """Mean time between two updates of the counter of energy, over two seconds."""
+    values, moments, end = {nvml.joules()}, [], time.perf_counter() + 2
+    while time.perf_counter() < end:
+        if (joules := nvml.joules()) not in values:
+            values.add(joules)
+            moments.append(time.perf_counter())
+    return 1e3 * (moments[-1] - moments[0]) / (len(moments) - 1)
+
+
+def show_checks(mine, on_gpu: bool) -> dict:
+    numbers, rows = itertools.count(), []
+    start = RealGPU if on_gpu else lambda: SimulatedGPU(next(numbers))
+    for name, (liar, launch) in LIARS.items():
+        if on_gpu and name == "repeats":  # it needs new processes, which a benchmark starts
+            continue
+        holds = functools.partial(honest, launch=launch, processes=1 if on_gpu else 5)
+        check = getattr(mine, name)
+        rows.append(
+            {"check": name, "harness": liar.__name__, "of the liar": check(liar, start), "of honest": check(holds, start)}
+        )
+    print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
+    return {"checks": rows}
+
+
+def show_processes(mine, path: Path) -> None:
+    one, other = study_files.read(path, study_files.Benchmark)["cells"][:2]
+    a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
+    half = len(a) // 2
+    compared = {f"{one['model']} and {other['model']}, {n} processes each": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
+    compared[f"{one['model']}, first half and second half"] = a[:half], a[half:]
+    rows = [
+        [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)] for name, (first, second) in compared.items()
+    ]
+    print(tables.text(["compared", "difference, %", "p"], rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=Path, metavar="benchmark.json", help="compares its first two models")
+    parser.add_argument("--gpu", type=Path, metavar="FILE", help="runs the harnesses on this machine's GPU, and writes this file")
+    options, mine = cli.parse(parser), exercises.load(Path(__file__).parent, "checks")
+    if options.processes:
+        show_processes(mine, options.processes)
+    elif options.gpu:
+        found = record.header("tiny-llama-measuring/1", devices.select("cuda")) | {"counter_ms": counter_ms()}
+        found |= {"clock": falling_clock(RealGPU())} | show_checks(mine, on_gpu=True)
+        files.write_measurement(options.gpu, found, "--gpu")
+    else:
+        show_checks(mine, on_gpu=False)
+
+
+if __name__ == "__main__":
+    cli.command(main)

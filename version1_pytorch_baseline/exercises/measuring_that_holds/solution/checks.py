@@ -1,0 +1,59 @@
+"""Five checks of harnesses and a permutation test: one way to do it."""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from harnesses import Claim, Start, multiply, timed, update_all
+
+Harness = Callable[[Start], Claim]
+
+
+def waits_and_warms_up(harness: Harness, start: Start) -> float:
+    """The larger of two ratios: first claim / second claim, and seconds a launch by your own clock / second claim."""
+    device = start()
+    first = harness(lambda: device).seconds
+    launches, begin = device.launches, device.now()
+    second = harness(lambda: device).seconds
+    device.synchronize()
+    outside = (device.now() - begin) / (device.launches - launches)
+    return max(first / second, outside / second)
+
+
+def reads_memory(harness: Harness, start: Start) -> float:
+    """Seconds of an update of all buffers / the claim."""
+    device = start()
+    claim = harness(lambda: device).seconds
+    return timed(device, update_all) / claim
+
+
+def lasts(harness: Harness, start: Start, seconds: float = 20) -> float:
+    """Seconds of a product after `seconds` of products / the claim."""
+    device = start()
+    claim, end = harness(lambda: device).seconds, device.now() + seconds
+    while device.now() < end:
+        last = timed(device, multiply)
+    return last / claim
+
+
+def repeats(harness: Harness, start: Start, processes: int = 10) -> float:
+    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
+    claims = [harness(start) for _ in range(processes)]
+    seconds = [claim.seconds for claim in claims]
+    return (max(seconds) - min(seconds)) / 2 / claims[0].error
+
+
+def computes(harness: Harness, start: Start) -> float:
+    """The result that x, doubled in place, should have / the result that the harness claims then."""
+    device = start()
+    before = harness(lambda: device).result
+    device.x *= 2
+    return 2 * before / harness(lambda: device).result
+
+
+def p_value(a: Sequence[float], b: Sequence[float]) -> float:
+    """The share of all ways to split a + b into two such groups in which the means differ by at least as much as here."""
+    both, differences = [*a, *b], []
+    for chosen in combinations(both, len(a)):  # the first are a and b themselves
+        other = (sum(both) - sum(chosen)) / len(b)
+        differences.append(abs(sum(chosen) / len(a) - other))
+    return sum(difference > differences[0] - 1e-9 for difference in differences) / len(differences)
