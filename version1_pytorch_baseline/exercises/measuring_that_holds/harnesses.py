@@ -90,9 +90,9 @@ def hurried(start: Start) -> Claim:
 
 
 def one_buffer(start: Start) -> Claim:
-    device = start()
-    timed(device, update_all)
-    return Claim(timed(device, lambda device: device.update([0] * len(BUFFERS))))
+    device, launch = start(), methodcaller("update", [0] * len(BUFFERS))
+    timed(device, launch)
+    return Claim(timed(device, launch))
 
 
 def short(start: Start) -> Claim:

@@ -92,7 +92,7 @@ def show_checks(mine, on_gpu: bool) -> dict:
 
 
 def show_processes(mine, path: Path) -> None:
-    one, other = study_files.read(path, study_files.Benchmark)["cells"][:2]
+    one, other = study_files.read_benchmark(path)["cells"][:2]
     a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
     half = len(a) // 2
     compared = {f"{one['model']} and {other['model']}, {n} processes each": (a[:n], b[:n]) for n in range(2, len(a) + 1)}

@@ -24,7 +24,7 @@ def reads_memory(harness: Harness, start: Start) -> float:
     raise NotImplementedError("reads_memory: problem 1 of README.md")
 
 
-def lasts(harness: Harness, start: Start, seconds: float = 20) -> float:
+def lasts(harness: Harness, start: Start, seconds: float = 10) -> float:
     """Seconds of a product after `seconds` of products / the claim."""
     raise NotImplementedError("lasts: problem 1 of README.md")
 
