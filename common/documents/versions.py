@@ -126,7 +126,8 @@ def limits(folder: Path, last: Path) -> str:
             if named and int(named[1]) <= newest and not model.endswith("-captured"):
                 rows.append([case.preset, model, *_limits(case, model, folder / "traces")])
     header = ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
-    return f"{conditions([study for case in both for study in case.studies])}\n\n{tables.markdown(header, rows)}"
+    studies = [study | {"packages": {}} for case in both for study in case.studies]
+    return f"{conditions(studies)}\n\n{tables.markdown(header, rows)}"
 
 
 def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
