@@ -11,24 +11,20 @@ import torch
 SM = 1  # NVML_CLOCK_SM
 
 
-def _call(function: Any, *arguments: Any) -> None:
-    if code := function(*arguments):
-        raise RunError(f"NVML: {function.__name__} ends with code {code}")
-
-
 @functools.cache
 def _gpu() -> tuple[Any, ctypes.c_void_p]:
     """The library, and its handle of PyTorch's current GPU."""
     library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    _call(library.nvmlInit_v2)
-    _call(library.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}".encode(), ctypes.byref(handle))
+    library.nvmlInit_v2()
+    library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
     return library, handle
 
 
 def _read(function: str, value: Any, *arguments: int) -> int:
     library, handle = _gpu()
-    _call(getattr(library, function), handle, *arguments, ctypes.byref(value))
+    if code := getattr(library, function)(handle, *arguments, ctypes.byref(value)):
+        raise RunError(f"NVML: {function} ends with code {code}")
     return value.value
 
 

@@ -152,11 +152,10 @@ def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
     """What the GPU draws for a step, its idle power included, over ENERGY_SECONDS of steps."""
     steps, before, end = 0, nvml.joules(), time.perf_counter() + ENERGY_SECONDS
     while time.perf_counter() < end:
-        step()
-        steps += 1
-        if steps % 10 == 0:
-            devices.synchronize(device)
-    devices.synchronize(device)
+        for _ in range(10):
+            step()
+        devices.synchronize(device)
+        steps += 10
     return (nvml.joules() - before) / steps
 
 

@@ -23,7 +23,7 @@ def test_readings_have_their_units_and_an_error_is_a_line(monkeypatch):
     )
     monkeypatch.setattr(nvml, "_gpu", lambda: (library, None))
     assert (nvml.joules(), nvml.sm_mhz()) == (5e6, 1980)
-    with pytest.raises(RunError, match="NVML: nvmlFunction ends with code 3"):
+    with pytest.raises(RunError, match="NVML: nvmlDeviceGetPowerUsage ends with code 3"):
         nvml.watts()
 
 

@@ -18,14 +18,9 @@ def evidence(name, harness) -> float:
 
 
 @pytest.mark.parametrize("name", LIARS)
-def test_problem1_catches_the_liar(name):
-    liar, _ = LIARS[name]
+def test_problem1_catches_the_liar_and_lets_the_honest_harness_pass(name):
+    liar, launch = LIARS[name]
     assert evidence(name, liar) > 1.1
-
-
-@pytest.mark.parametrize("name", LIARS)
-def test_problem1_lets_the_honest_harness_pass(name):
-    _, launch = LIARS[name]
     assert evidence(name, functools.partial(honest, launch=launch)) < 1.05
 
 
