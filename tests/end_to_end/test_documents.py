@@ -168,7 +168,7 @@ def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
     shown = [page, *((ROOT / name).read_text(encoding="utf-8") for name in ("TECHNICAL_APPENDICES.md", "LOG.md"))]
     rows = re.findall(r"^\|.*", "\n".join(shown), re.MULTILINE)
     known = {float(number.replace(",", "")) for number in re.findall(r"\b\d[\d,]*(?:\.\d+)?", "\n".join(rows))}
-    for kernels, us in re.findall(r"([\d,]+) x ([\d.]+) us = ", story):
+    for kernels, us in re.findall(r"([\d,]+) x ([\d.]+) us\s+= ", story):
         known.add(float(kernels.replace(",", "")) * float(us) / 1e3)
     for number in numbers(rewrite.MARKED.sub("", story)) - derived:
         _, _, decimals = number.partition(".")
