@@ -70,7 +70,7 @@ def timed(device: Device, launch: Callable[[Device], object], count: int = 100) 
     return (device.now() - begin) / count
 
 
-def honest(start: Start, launch: Callable[[Device], object] = update_all, processes: int = 5) -> Claim:
+def honest(start: Start, launch: Callable[[Device], Any] = update_all, processes: int = 5) -> Claim:
     found = []
     for _ in range(processes):
         device = start()
