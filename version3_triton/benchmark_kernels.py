@@ -2,7 +2,6 @@
 
     python benchmark_kernels.py --preset small --use-amp
     python benchmark_kernels.py --preset small --use-amp --sizes 512x128 1024x512 4096x8192 --peers
-    python benchmark_kernels.py --preset medium --use-amp --operations attention --tiles
 
 `python tiny_llama_v3.py --mode benchmark` is the first of these with that script's flags. The contenders, which take turns:
 
@@ -21,8 +20,7 @@ its gradients for all inputs are timed in two ways:
 
 From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers that they must read and write,
 and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three). Their share is that of a
-large copy or a matrix product here. `--tiles` times our kernels with other tiles instead (`kernel_tiles.py`).
-
+large copy or a matrix product here.
 """
 
 import sys
@@ -192,23 +190,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
     parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
-    parser.add_argument("--tiles", action="store_true", help="compare sizes for the kernels instead, on a GPU")
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     arguments = cli.parse(parser)
     if arguments.sizes and arguments.seq_len:
         parser.error("--sizes names the sequence lengths: leave --seq-len out")
-    options = cli.resolve(BenchmarkOptions, arguments)
-    if not arguments.tiles:
-        run(options, arguments.sizes, arguments.operations, arguments.peers)
-        return
-    if arguments.peers or arguments.metrics_out:
-        parser.error("--tiles prints a table of our kernels: leave --peers and --metrics-out out")
-    device = devices.select(options.device)
-    if not devices.is_gpu(device) or kernels.missing(device):
-        raise UsageError("--tiles compares the times of Triton kernels on a GPU, and here none can run")
-    from version3_triton import kernel_tiles
-
-    kernel_tiles.compare(options, shapes(options, arguments.sizes), arguments.operations)
+    run(cli.resolve(BenchmarkOptions, arguments), arguments.sizes, arguments.operations, arguments.peers)
 
 
 if __name__ == "__main__":

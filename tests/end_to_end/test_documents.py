@@ -1,15 +1,19 @@
 """The documents tell the truth: generated parts are fresh, paths exist, and commands are accepted; test_walk.py runs them."""
 
+import contextlib
+import functools
+import io
 import itertools
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
-from common.documents import commands as known_commands
 from common.documents import rewrite
 from tests.conftest import ROOT
 from tests.pages import CALL, LINK, TESTS, commands
@@ -41,9 +45,20 @@ def find_script(document: Path, script: str) -> Path | None:
     return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
 
 
+@functools.cache
+def help_of(script: Path) -> str:
+    """What `--help` prints; a Python script runs in this process."""
+    if script.suffix != ".py":
+        return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
+    called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=[str(script.parent), *sys.path])
+    with called, contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    return output.getvalue()
+
+
 def flags(script: Path) -> set[str]:
     """All that its --help names."""
-    found = set(re.findall(r"--[\w-]+", known_commands.help_of(script)))
+    found = set(re.findall(r"--[\w-]+", help_of(script)))
     return (
         found | flags(VERSIONS[0] / "tiny_llama_v4.py") | {"--disable-flash-attention"}
         if any(map(script.match, HAND_ON))
@@ -53,8 +68,6 @@ def flags(script: Path) -> set[str]:
 
 @each_document
 def test_generated_parts_are_fresh_and_pictures_load_fast(document):
-    if document.name == "COMMANDS.md":
-        pytest.importorskip("triton")  # some scripts import it, even to show their flags
     text = document.read_text(encoding="utf-8")
     assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
     for picture in rewrite.shown_in(text):

@@ -8,17 +8,14 @@ from common.config import ModelConfig
 from common.errors import UsageError
 from common.files import read_json, schema_of
 from common.options import RunOptions
-from common.precision import Precision
 from common.records.study_files import KernelBenchmark
 from tests.conftest import ROOT, TINY, run_options, runs_kernels
 from tests.oracle import DEVICE
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
-from version3_triton import benchmark_kernels, kernel_cases, kernel_tiles, kernels, tiny_llama_v3
-from version3_triton.kernels import launch_sizes
+from version3_triton import benchmark_kernels, kernel_cases, kernels, tiny_llama_v3
 
 V3 = ROOT / "version3_triton"
 SCRIPT = V3 / "tiny_llama_v3.py"
@@ -97,32 +94,6 @@ def test_a_benchmark_of_nothing_is_refused(one_round):
 @pytest.mark.parametrize("flags", [("--sizes", "512"), ("--sizes", "0x16"), ("--operations", "norm"), ("--capture-step",)])
 def test_flags_that_it_does_not_take(refused, flags):
     assert flags[0] in refused(V3 / "benchmark_kernels.py", *flags)
-
-
-@runs_kernels
-@pytest.mark.parametrize("operation, kernel", [("swiglu", "swiglu"), ("attention", "keys")])
-def test_tiles_are_ranked_by_time_and_the_table_stays_as_it_is(monkeypatch, operation, kernel):
-    launched: list[str] = []
-    table, key = launch_sizes.place(kernel, 8, torch.float32)
-    before = table[key]
-
-    def replayed(steps, device):
-        """The more often sizes were launched before, the faster they are."""
-        launched.append(str(table[key]))
-        return {name: [1.0 / len(launched)] for name in steps}
-
-    monkeypatch.setattr(kernel_tiles, "replayed", replayed)
-    monkeypatch.setitem(kernel_tiles.KERNELS, operation, (kernel,))
-    shape = ModelConfig(hidden_size=16, num_attention_heads=2, intermediate_size=24), 1, 8
-    found = kernel_tiles.rows(operation, shape, Precision(DEVICE, None))
-    assert launched[0] == str(before) and len(set(launched)) == len(launched) > 10
-    assert [row[1] for row in found] == [*reversed(launched[-3:]), str(before)]
-    assert [row[3] for row in found] == [False, False, False, True] and table[key] is before
-
-
-def test_tiles_need_a_gpu(refused):
-    assert "on a GPU, and here none can run" in refused(V3 / "benchmark_kernels.py", "--tiles")
-    assert "leave --peers" in refused(V3 / "benchmark_kernels.py", "--tiles", "--peers")
 
 
 @pytest.mark.parametrize("one_pass_ms, passes", [(0.25, 4), (3.0, 1), (0.001, 100)])

@@ -2,14 +2,13 @@
 
 A test compiles every kernel with these sizes for GPUs of both vendors (tests/offline.py): on AMD and on "sm_75" (a T4) a kernel
 must fit into 64 KiB of shared memory, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the fastest on an
-H100 or near it (`benchmark_kernels.py --tiles`, LOG.md). No other GPU was there to time: what is under
-the other names is what compiles without spills.
+H100 or near it (`git show 8d3a7f6:version3_triton/kernel_tiles.py`, LOG.md). No other GPU was there to time: what is under the
+other names is what compiles without spills.
 """
 
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -161,10 +160,3 @@ def family() -> str:
 def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> TileConfig:
     """Of `forward`, `queries` or `keys`."""
     return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128][kernel]
-
-
-def place(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], str]:
-    """Where this GPU's sizes of a kernel stand: a dictionary and its key. The head dimension and dtype decide for attention."""
-    if kernel in LAUNCH:
-        return LAUNCH[kernel], family()
-    return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128], kernel

@@ -65,7 +65,7 @@ def test_every_stage_runs_with_and_without_its_fix(run_all):
     assert value(runs[-2], "--profile-dir") == "./results/stage6_profile"
     assert Path(calls[-1][1]).name == "compare_stages.py"
     assert calls[-1][2:] == ["--results-dir", "./results", "--output", "./results/comparison.md"]
-    assert sum(Path(call[1]).name == "top_kernels.py" for call in calls) == 7
+    assert sum(Path(call[1]).name == "analyze_kernel_launches.py" for call in calls) == 7
 
 
 def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):

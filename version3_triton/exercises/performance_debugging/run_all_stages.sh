@@ -75,7 +75,8 @@ measure() { # NAME SCRIPT ARGUMENTS...: a run and a profile
             "${arguments[@]}" "${@:3}" --num-steps 5 >>"$folder/$1_output.log" 2>&1
     else
         run "$@" --profile-dir "$folder/$1_profile"
-    fi && python "$here/top_kernels.py" "$folder/$1_profile" --csv-out "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
+    fi && python "$root/version2_pytorch_fused/analyze_kernel_launches.py" --trace-file "$folder/$1_profile" \
+        --csv-out "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
 }
 
 tried() { # NAME COMMAND...: goes on after a failed run, but not after wrong input or a signal
