@@ -85,7 +85,7 @@ def verdict(kernels: Kernels, idle: float | None, advice: str) -> str:
     ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
     share = 100 * ns.max() / (ns.sum() or 1)
     busy = "" if idle is None else f"; the GPU is idle for {idle:.0f} % of the step"
-    return f"Limited by the {device}'s work: {ns.idxmax()} take {share:.0f} % of the {what}' time{busy}."
+    return f"Limited by the {device}'s work: {share:.0f} % of the {what}' time is {ns.idxmax()}{busy}."
 
 
 def report(kernels: Kernels, top: int) -> Report:
