@@ -48,7 +48,7 @@ def interpreter_fails() -> bool:
 
 
 INTERPRETER_FAILS = interpreter_fails()
-WHY = "Triton's interpreter before 3.7, NumPy from 2.4 on: only 0-dimensional arrays can be converted to Python scalars"
+WHY = "needs Triton from 3.7 on or NumPy before 2.4, to interpret kernels"
 # A script that the test starts interprets kernels; or the test does so itself, where no GPU runs them.
 needs_interpreter = pytest.mark.skipif(INTERPRETER_FAILS, reason=WHY)
 runs_kernels = pytest.mark.skipif(INTERPRETER_FAILS and not torch.cuda.is_available(), reason=WHY)
@@ -217,4 +217,4 @@ def altered_version(folder: Path, statement: str) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm device"))
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))

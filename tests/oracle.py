@@ -10,7 +10,7 @@ from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # without a GPU Triton's kernels are interpreted
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])  # interpreted bfloat16 is wrong
-interpreted = pytest.mark.skipif(INTERPRETER_FAILS or DEVICE.type == "cuda", reason="needs Triton's interpreter in this process")
+interpreted = pytest.mark.skipif(INTERPRETER_FAILS or DEVICE.type == "cuda", reason="needs Triton's interpreter")
 MARGIN = 1.5  # times PyTorch's own error
 FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
 

@@ -23,7 +23,7 @@ LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
 STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS, *sorted(LADDER.glob("starter/*.py")), MEASURING / "starter/checks.py"]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
-needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
 CASES = [pytest.param(LAB, 20, id="lab"), pytest.param(MEASURING, 15, id="measuring")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))

@@ -38,7 +38,7 @@ def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch_and_profile
     assert tokenizer.decode(tokens.tolist()) == "".join(TEXTS) and tokenizer.token_to_id("ab") is not None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak includes what was before")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: elsewhere the peak includes what was before")
 def test_the_memory_of_a_run_is_the_same_with_and_without_a_cache(tmp_path):
     words = random.Random(0).choices([f"{number:x}" for number in range(200_000)], k=500_000)
     (tmp_path / "text.txt").write_text(" ".join(words))

@@ -14,7 +14,7 @@ import torch
 CPU = torch.device("cpu")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_an_allocation_past_the_limit_is_out_of_memory(run_script):
     code = (
         "import torch; from common import device as d; cpu = torch.device('cpu'); d.limit_memory(cpu, 4096)\n"

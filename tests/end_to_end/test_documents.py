@@ -111,7 +111,7 @@ def test_every_picture_is_shown():
 
 
 def test_documented_scripts_and_flags_exist():  # one test, so that each script is asked for its flags once
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="needs Triton")
     for document, line in [(path, line) for path in DOCUMENTS for line in commands(path)]:
         place = f"in {document.relative_to(ROOT)}: {line}"
         for script, *arguments in calls(line):

@@ -26,7 +26,7 @@ REFUSED = {
     "backslash.json": "line 1 column 70", "ctrl.json": "line 1 column 79", "zst.json.zst": "zstd", "utf16.json": "UTF-16",
     "nsys_kern_sum.csv": "a table of nsys", "cpu_step_ended.json": "no operator falls into a profiled step",
 }  # fmt: skip
-needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
+needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="needs the samples of other programs' traces")
 
 
 def loaded(path: Path, events: list[dict]) -> Kernels:

@@ -95,7 +95,7 @@ def test_the_build_that_is_installed(clone, tool, build, plan):
     if tool:
         clone.tool(tool)
     elif sys.platform != "linux" or Path("/dev/kfd").exists():
-        pytest.skip("PyPI has CUDA builds for Linux only; here is an AMD GPU, or no Linux")
+        pytest.skip("needs Linux without an AMD GPU")
     found = clone.plan(TORCH_BUILD=build).replace(" (PyTorch's CPU index does not answer, so what pip finds)", " for the CPU")
     assert found == f"installs torch {plan}"
 

@@ -23,6 +23,6 @@ def test_a_shell_script_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck")
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
 def test_shellcheck_finds_nothing():
     finished(["shellcheck", "--external-sources", *SHELL_SCRIPTS], ROOT, os.environ)

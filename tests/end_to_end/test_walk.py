@@ -172,8 +172,8 @@ def small_programs(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_road_has_no_stop(clone, small_programs, tmp_path):
     """All versions' pages, one after the other in one folder."""
-    pytest.importorskip("deepspeed")
-    pytest.importorskip("triton")
+    pytest.importorskip("deepspeed", reason="needs DeepSpeed")
+    pytest.importorskip("triton", reason="needs Triton")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "PATH": os.pathsep.join((str(small_programs), str(Path(sys.executable).parent), os.environ["PATH"])),
         "OMP_NUM_THREADS": "1",

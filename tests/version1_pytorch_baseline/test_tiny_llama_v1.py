@@ -42,7 +42,7 @@ def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> t
 
 def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
     """LlamaForCausalLM with the same weights."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.for_transformers(), attn_implementation="eager"))
     inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
     keys = reference.model.load_state_dict(inner, strict=False)

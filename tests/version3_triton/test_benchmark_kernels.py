@@ -14,7 +14,7 @@ from tests.oracle import DEVICE
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import benchmark_kernels, kernel_cases, kernels, tiny_llama_v3
 
 V3 = ROOT / "version3_triton"

@@ -9,7 +9,7 @@ from tests.oracle import DEVICE
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels, tiny_llama_v3
 from version3_triton.kernels import reference
 

@@ -7,8 +7,8 @@ from tests.oracle import DEVICE
 import pytest
 import torch
 
-pytest.importorskip("triton")
-pytest.importorskip("liger_kernel")
+pytest.importorskip("triton", reason="needs Triton")
+pytest.importorskip("liger_kernel", reason="needs Liger")
 from version3_triton import benchmark_kernels, kernel_cases, liger
 from version3_triton.kernels import reference
 

@@ -5,7 +5,7 @@ from tests.oracle import interpreted
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels, tiny_llama_v3
 
 SWITCHES = tiny_llama_v3.SWITCHES.keys()

@@ -7,7 +7,7 @@ from tests.conftest import PATHS
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels import launch_sizes
 
 SHARED_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "sm_75": 64, "sm_90": 227}

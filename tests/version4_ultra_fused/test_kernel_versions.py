@@ -16,7 +16,7 @@ from version1_pytorch_baseline import tiny_llama_v1
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import tiny_llama_v3
 from version3_triton.kernels import dependent_launch
 from version4_ultra_fused import tiny_llama_v4

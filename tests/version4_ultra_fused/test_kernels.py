@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import elementwise, matmul, matmul_norm_backward, reference, tiles
 from version4_ultra_fused.kernels.reference import Norm, Rope

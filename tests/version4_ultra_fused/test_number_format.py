@@ -4,7 +4,7 @@ from tests.conftest import ROOT
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from common.config import resolve
 from version4_ultra_fused.exercises import number_format
 

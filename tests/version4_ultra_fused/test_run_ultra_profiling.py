@@ -7,7 +7,7 @@ from tests.records import profile, record
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 
 V4 = ROOT / "version4_ultra_fused"
 SCRIPT = V4 / "run_ultra_profiling.py"

@@ -15,7 +15,7 @@ from version4_ultra_fused.memory import memory_plan
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 
 V4 = ROOT / "version4_ultra_fused"
 SCRIPT = V4 / "tiny_llama_v4.py"

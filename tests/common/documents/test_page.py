@@ -58,7 +58,7 @@ def test_an_installed_package_has_the_command(tmp_path):
     install = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", tmp_path / "clone"]
     installed = subprocess.run(install, capture_output=True, text=True)
     if installed.returncode:
-        pytest.skip(f"pip could not install: {installed.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"needs a package index: {installed.stderr.strip().splitlines()[-1]}")
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps([{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 5}]))
     for path in (trace, write_gpu_trace(tmp_path / "gpu.json")):

@@ -71,7 +71,7 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
 @pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])
 def test_only_versions_run_with_deterministic_algorithms(name, deterministic, config):
     if name == "hf":
-        pytest.importorskip("transformers")
+        pytest.importorskip("transformers", reason="needs transformers")
     models, shapes = benchmark.plan(study_options.benchmark(config, models=[name]), KNOWN)
     benchmark.built(models[0], shapes[0])
     assert torch.are_deterministic_algorithms_enabled() == deterministic

@@ -23,7 +23,7 @@ OPTIONS = Namespace(model=CONFIG, batch_size=2, seq_len=9, seed=0, learning_rate
 def pair(peer: str, working: torch.dtype | None = None):
     """A peer without torch.compile and capture, maybe with other working copies, Version 1, both with a model; and a batch."""
     if peer == "hf":
-        pytest.importorskip("transformers")
+        pytest.importorskip("transformers", reason="needs transformers")
     version = replace(external_baselines.PEERS[peer], compiled=False)
     version = replace(version, working=working) if working else version
     torch.manual_seed(3)
@@ -104,7 +104,7 @@ def test_a_peer_that_cannot_run_says_what_is_missing(name, absent, device, amp_d
 )  # fmt: skip
 def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
     for package in external_baselines.PEERS[name].packages:
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"needs {package}")
     options = study_options.resolved(None, *flags, "--batch-size", "4", "--seq-len", "64", "--device", "cuda")
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
     devices.configure(cuda, options.seed)
@@ -122,7 +122,7 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
 )
 def test_the_gradients_of_a_peer_on_a_gpu_are_those_of_version_1(name, flags):
     if "liger" in name:
-        pytest.importorskip("liger_kernel")
+        pytest.importorskip("liger_kernel", reason="needs Liger")
     options = study_options.resolved(None, *flags, "--seq-len", "33", "--device", "cuda")
     ours, theirs = (
         accuracy.errors_against_float64(tiny_llama_v1, version, options, [])

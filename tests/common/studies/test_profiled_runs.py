@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("known_ceilings")
 
 
 def test_deepspeed_flops_and_its_analysis(execute, tmp_path):
-    pytest.importorskip("deepspeed")
+    pytest.importorskip("deepspeed", reason="needs DeepSpeed")
     counted = execute(COUNT, *QUICK)
     assert "## Memory bandwidth" in counted.out and "Setting accelerator" not in counted.err
     shown = execute(COUNT, "--analyze-results", "flops_profile.json", "--computational-intensity", "--generate-roofline").out

@@ -19,7 +19,7 @@ import torch
 
 
 def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = "def area(r):\n    return 3.14 * r ** 2  # don't , ever . Gr\u00f6\u00dfe \u2211 \u6f22\n"
     (tmp_path / "text.py").write_text(text * 200, encoding="utf-8")

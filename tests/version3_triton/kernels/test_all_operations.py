@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels
 from version3_triton.kernels import reference
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels
 from version3_triton.kernels import checks
 from version4_ultra_fused.kernels import KERNELS as FUSED
 from version4_ultra_fused.kernels import short_attention
 from version4_ultra_fused.kernels.reference import Rope
 
-only_interpreted = pytest.mark.skipif(not checks.INTERPRETED, reason="is about the interpreter")
+only_interpreted = pytest.mark.skipif(not checks.INTERPRETED, reason="needs Triton's interpreter")
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

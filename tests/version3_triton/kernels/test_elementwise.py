@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels.launch_sizes import Tile
 from version3_triton.kernels.rms_norm import add_rms_norm, rms_norm
 from version3_triton.kernels.rope import apply_rope

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels.flash_attention import attention
 from version3_triton.kernels.launch_sizes import TileConfig
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels.linear_cross_entropy import linear_cross_entropy
 
 pytestmark = runs_kernels
@@ -95,7 +95,7 @@ def test_an_ignored_token_has_no_gradient_and_without_one_that_counts_the_loss_i
         assert loss.isnan() and not any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="an assertion on the device ends the process")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="needs the CPU: an assertion on a GPU ends the process")
 @pytest.mark.parametrize("target", [-1, -99, 5, 2**40])
 def test_other_targets_are_refused_as_by_pytorch(target):
     x, weight, targets = torch.randn(1, 4, 8), torch.randn(5, 8), zeros(1, 4)

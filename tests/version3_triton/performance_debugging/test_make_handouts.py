@@ -59,7 +59,7 @@ def test_a_handout_trains_with_the_numbers_of_its_stage(folder, letter, execute,
 
 
 @needs_interpreter
-@pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
+@pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="needs Triton")
 def test_a_handout_runs_alone_with_its_kernel(folder, run_script, monkeypatch):
     """In a process that has only the folder of the handouts, in Triton's interpreter."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 if stages.kernels.HAS_TRITON:  # imported while the interpreter is asked for
     import swiglu_kernel
-needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="needs Triton")
 
 
 def test_fixed_stages_train_as_version_3_does(train):

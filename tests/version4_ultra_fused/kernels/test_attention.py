@@ -7,7 +7,7 @@ from tests.oracle import DEVICE
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels as third_kernels
 from version4_ultra_fused.kernels import attention, reference, short_attention
 from version4_ultra_fused.kernels.attention import CausalAttention

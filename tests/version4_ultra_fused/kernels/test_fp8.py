@@ -15,7 +15,7 @@ from tests.oracle import DEVICE
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.functions import fp8_block
 from version4_ultra_fused.kernels import KERNELS, reference

@@ -9,7 +9,7 @@ from tests.oracle import DEVICE
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels import elementwise, kernel_flops, matmul, matmul_norm_backward, short_attention
 
