@@ -12,7 +12,6 @@ is never stale. Several processes may start at once.
 """
 
 import hashlib
-import math
 import os
 import platform
 import re
@@ -38,7 +37,6 @@ SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
-DRAWN_AT_ONCE = 2**20  # windows of all processes; their starts take 8 MiB
 ALONE = Ranks()
 DAY = 86400  # seconds
 # A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
@@ -130,9 +128,6 @@ class Batches:
     `batches[i]` is (input_ids, targets), each [B, S] int64 on the device; targets are the tokens that follow (shifted by
     one here, and nowhere else). An index past the end starts over.
 
-    The windows are drawn in blocks of about DRAWN_AT_ONCE, of which one is held. To reach a batch, all blocks before it are
-    drawn (about 10 ns a window), from the seed if it lies before the block that is held.
-
     Of several processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
     what one process with that batch size sees.
 
@@ -150,31 +145,16 @@ class Batches:
                 f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence length of "
                 f"{sequence_length}: lower --seq-len or give more text"
             )
-        steps = min(count, math.ceil(DRAWN_AT_ONCE / (here.world_size * batch_size)))
-        self.available, self.block_shape, self.rank = available, (steps, here.world_size, batch_size, 1), here.rank
-        self.count, self.seed, self.device, self.generator = count, seed, device, torch.Generator()
-        self.block = 0
-        self._seek(0)
+        generator, shape = torch.Generator().manual_seed(seed), (count, here.world_size, batch_size, 1)
+        starts = torch.randint(available, shape, generator=generator)[:, here.rank]
+        self.starts = starts.contiguous().to(device)  # [steps, B, 1]
         tokens = torch.from_numpy(dataset.tokens.view(np.int32))  # [N]; on a CPU not a copy, but the file itself
         self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        block, step = divmod(index % self.count, self.block_shape[0])
-        if block != self.block:
-            self._seek(block)
-        ids = self.tokens[self.starts[step] + self.window].long()  # [B, S + 1]
+        ids = self.tokens[self.starts[index % len(self.starts)] + self.window].long()  # [B, S + 1]
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-    def _seek(self, block: int) -> None:
-        """Draws the window starts of a block; the numbers are those of one draw for all steps."""
-        ahead = block - self.block
-        if ahead <= 0:
-            self.generator.manual_seed(self.seed)
-            ahead = block + 1
-        for _ in range(ahead):
-            starts = torch.randint(self.available, self.block_shape, generator=self.generator)
-        self.block, self.starts = block, starts[:, self.rank].to(self.device)  # [steps of a block, B, 1]
 
 
 def cache_folder() -> Path:
