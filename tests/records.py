@@ -4,8 +4,7 @@ import copy
 from pathlib import Path
 
 from common.config import ModelConfig
-from common.files import schema_of, write_json
-from common.records.study_files import BatchSearch, Gemms
+from common.files import write_json
 from common.studies import gemm_operations
 
 
@@ -98,7 +97,7 @@ def batch_search(trials: list[dict], found: dict, **changes) -> dict:
     run = record(settings={"flash_attention": True}, training={"sequence_length": 8, "seed": 0}, **changes)
     keys = ("command", "date", "version", "device", "environment", "model", "settings", "training", "precision")
     return {key: run[key] for key in keys} | found | {
-        "schema": schema_of(BatchSearch), "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
+        "schema": "tiny-llama-batch-search/1", "memory_kind": "GPU allocator", "target": "memory", "target_memory_usage": 0.55,
         "trials": trials,
     }  # fmt: skip
 
@@ -114,7 +113,7 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
             yield {"batch_size": point[0], "sequence_length": point[1]} | p._asdict() | {"ms": summary, "calls": 90}
 
     return {key: record()[key] for key in ("command", "date", "device", "environment", "precision")} | {
-        "schema": schema_of(Gemms), "element_bytes": 4,
+        "schema": "tiny-llama-gemms/1", "element_bytes": 4,
         "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
         "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
         "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],

@@ -35,8 +35,8 @@ def main() -> None:
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
     device = devices.select(options.device)
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
-    gemm_operations.measure(model, options, device, path)
-    print(gemm_operations.analyze(path).publish(path.parent, path.stem))
+    measured = gemm_operations.measure(model, options, device, path)
+    print(gemm_operations.analyze(measured).publish(path.parent, path.stem))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def main() -> int:
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = cli.parse_known(parser)
     path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")
-    code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
-    print(f"\n{batch_size.analyze(path).publish(path.parent, path.stem)}")
+    measured, code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
+    print(f"\n{batch_size.analyze(measured).publish(path.parent, path.stem)}")
     return code
 
 

@@ -1,7 +1,7 @@
 """The files of the studies: the fields of each schema, checked when a file is read.
 
-benchmark.json, fusion_ablation.json, batch_search.json, gemm_analysis.json, a benchmark of kernels,
-flops_profile.json, sequence_memory.json and predictions.json. Unknown keys are allowed, and kept. Times are in ms.
+benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json, sequence_memory.json and predictions.json.
+Unknown keys are allowed, and kept. Times are in ms.
 """
 
 from pathlib import Path
@@ -67,7 +67,7 @@ class Combination(TypedDict):
 
 
 class Shape(TypedDict):
-    batch_size: NotRequired[PositiveInt]  # a search for it has none
+    batch_size: PositiveInt
     sequence_length: PositiveInt
     seed: int
 
@@ -89,32 +89,6 @@ class Ablation(Header):
     combinations: Annotated[list[Combination], Field(min_length=2)]
 
 
-class Trial(TypedDict):
-    """A batch size that was tried; the numbers are None if memory ran out."""
-
-    batch_size: PositiveInt
-    status: Literal["ok", "over target", "out of memory"]
-    step_ms: Summary | None
-    tokens_per_second: PositiveAmount | None
-    peak_mib: Amount | None
-
-
-class BatchSearch(Header):
-    schema: Literal["tiny-llama-batch-search/1"]
-    version: str
-    model: Model
-    settings: dict[str, Any]  # as in a run record
-    training: Shape
-    precision: Compute
-    target: Literal["throughput", "latency", "memory"]
-    target_memory_usage: PositiveAmount  # the share of device.memory_mib to stay under
-    memory_kind: str  # what peak_mib counts: "GPU allocator" or "process RSS"
-    trials: Annotated[list[Trial], Field(min_length=1)]  # in the order in which they ran
-    ended: str  # why doubling ended
-    batch_size: PositiveInt | None  # the answer; None if the search was interrupted
-    reason: str  # why it is this one
-
-
 def read_benchmark(path: Path) -> Benchmark:
     """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is known."""
     study = files.read(path, Benchmark)
@@ -122,22 +96,6 @@ def read_benchmark(path: Path) -> Benchmark:
         if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
     return study
-
-
-PHASES = ("forward", "input_grad", "weight_grad")
-TimedProducts = Annotated[list[dict[str, Any]], Field(min_length=1)]  # `gemm_operations.Product`, its point, and ms
-
-
-class Gemms(Header):
-    """gemm_analysis.json."""
-
-    schema: Literal["tiny-llama-gemms/1"]
-    precision: Precision
-    element_bytes: PositiveInt
-    model: Model
-    ceilings: Ceilings
-    gemms: TimedProducts  # of each point of the grid with all its products
-    fused: TimedProducts
 
 
 class TimedKernel(TypedDict):

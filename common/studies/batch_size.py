@@ -16,7 +16,7 @@ batch_search.json is written after each trial. A signal ends the search; what wa
 """
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import RunError, UsageError
 from common.options import Options
-from common.records.study_files import BatchSearch
 from common.studies import benchmark as benchmarks
 from common.studies import job_runner
 from common.studies.known_models import Model
@@ -50,7 +49,8 @@ TARGETS: dict[str, tuple[Callable[[Any], float], Callable[..., int], str]] = {  
 
 
 def search(trial: Callable[[int], Any], target: str, maximum: int) -> dict[str, Any]:
-    """Doubles, bisects and answers: `ended`, `batch_size` and `reason` of a BatchSearch. RunError: batch size 1 does not fit.
+    """Doubles, bisects and answers: why doubling `ended`, the `batch_size`, and the `reason` why it is this
+    one. RunError: batch size 1 does not fit.
 
     `trial` is called once for each batch size that is tried, none above `maximum`.
     """
@@ -79,19 +79,19 @@ def search(trial: Callable[[int], Any], target: str, maximum: int) -> dict[str, 
     return {"ended": ended, "batch_size": chosen, "reason": reason}
 
 
-def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path) -> int:
+def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path) -> tuple[dict[str, Any], int]:
     """Searches with a process for each trial; after each, prints a line and writes batch_search.json (`path`).
 
-    `asked` are the script's flags, and `flags` those that go to the version. Returns the exit code: 0, or 128 + n if stopped by
-    signal n after a trial. UsageError: a flag is wrong. RunError: batch size 1 does not fit, or a trial failed otherwise than by
-    memory.
+    `asked` are the script's flags, and `flags` those that go to the version. Returns what was measured, and the exit code: 0, or
+    128 + n if stopped by signal n after a trial. UsageError: a flag is wrong. RunError: batch size 1 does not fit, or a trial
+    failed otherwise than by memory.
     """
     if not 0 < asked.target_memory_usage <= 1:
         raise UsageError(f"--target-memory-usage: {asked.target_memory_usage} is not a share, above 0 and at most 1")
     options = version_files.resolve(asked)
     version_files.switched(version, options, *flags)  # refuses an unknown flag before the first process starts
     model = Model(record.name(version), Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
-    measured = record.header(files.schema_of(BatchSearch), None, model=options.model) | {
+    measured = record.header("tiny-llama-batch-search/1", None, model=options.model) | {
         "version": model.name, "training": {"sequence_length": options.seq_len, "seed": options.seed},
         "target": asked.optimization_target, "target_memory_usage": asked.target_memory_usage,
         "trials": [], "ended": "the search was interrupted", "batch_size": None, "reason": "",
@@ -128,7 +128,7 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
             raise
         code = 128 + signals.number(stop)
     files.write_measurement(path, measured, "--output-dir")
-    return code
+    return measured, code
 
 
 def train(model: Model, options: Options) -> dict[str, Any]:
@@ -146,11 +146,8 @@ def train(model: Model, options: Options) -> dict[str, Any]:
     return {"step_ms": step_ms, "peak_mib": peak["peak_mib"], "common": common}
 
 
-def analyze(path: Path) -> Report:
-    """The curve of a batch_search.json as table and CSV, and the answer. UsageError: it is missing or damaged."""
-    measured = files.read(path, BatchSearch)
-    if all(trial["status"] == "out of memory" for trial in measured["trials"]):
-        raise UsageError(f"{path}: trials: memory ran out in all of them")
+def analyze(measured: Mapping[str, Any]) -> Report:
+    """The curve of what was measured as table and CSV, and the answer."""
     memory = f"{measured['device']['memory_mib']:,.0f} MiB that there are"
     report = Report("Batch size search")
     report.text(
@@ -170,7 +167,7 @@ def analyze(path: Path) -> Report:
     return report
 
 
-def curve(measured: BatchSearch) -> list[list[Any]]:
+def curve(measured: Mapping[str, Any]) -> list[list[Any]]:
     """A row per trial, smallest batch first: B, median, p20 and p80 in ms, tokens/s, peak MiB, % of memory, status."""
     rows = []
     for trial in sorted(measured["trials"], key=lambda trial: trial["batch_size"]):

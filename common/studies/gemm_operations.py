@@ -23,7 +23,7 @@ import itertools
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import RunError
 from common.precision import AMP_DTYPES, Precision
-from common.records.study_files import PHASES, Gemms
 from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
@@ -44,6 +43,7 @@ from common.weights import FUSED
 import pandas
 import torch
 
+PHASES = ("forward", "input_grad", "weight_grad")
 ROUNDS = 3
 BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
@@ -147,7 +147,7 @@ def time_product(product: Product, precision: Precision) -> list[float]:
     return [milliseconds / calls for milliseconds in times]
 
 
-def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: Path) -> None:
+def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: Path) -> dict[str, Any]:
     """Times all products over the grid that the script's flags ask for, and prints a line for each round.
 
     After each point of the grid in each round it writes gemm_analysis.json (`path`), with the points of which all products are
@@ -157,7 +157,7 @@ def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: P
     precision = Precision(device, AMP_DTYPES.get(asked.dtype))
     grid = list(dict.fromkeys(itertools.product(asked.batch_sizes, asked.sequence_lengths)))
     samples: defaultdict[Shape, list[float]] = defaultdict(list)
-    measured = record.header(files.schema_of(Gemms), device, precision.name, asked.allow_tf32, config) | {
+    measured = record.header("tiny-llama-gemms/1", device, precision.name, asked.allow_tf32, config) | {
         "element_bytes": precision.dtype.itemsize, "batch_sizes": asked.batch_sizes, "sequence_lengths": asked.sequence_lengths,
         "ceilings": ceilings.measure(device, precision),
     }  # fmt: skip
@@ -182,12 +182,12 @@ def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: P
                 measured["gemms"], measured["fused"] = timings(products), timings(fused_products)
                 files.write_measurement(path, measured, "--output-dir")
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
+    return measured
 
 
-def analyze(path: Path) -> Report:
-    """The report on a gemm_analysis.json. UsageError: it is missing or damaged."""
-    measured = files.read(path, Gemms)
-    rows, conditions = describe(measured), run_facts.describe(measured | {"training": {}}, *POINT)
+def analyze(measured: Mapping[str, Any]) -> Report:
+    """The report on what was measured."""
+    rows, conditions = describe(measured), run_facts.describe({**measured, "training": {}}, *POINT)
     shapes = rows.drop_duplicates(["batch", "m", "n", "k", "layout"])
     noisy = (100 * (shapes["p80"] - shapes["p20"]) / shapes["ms"] > run_facts.NOISY).sum()
     report = Report("Matrix products of a training step")
@@ -217,7 +217,7 @@ def frame(timings: list[Any]) -> pandas.DataFrame:
     return rows[[*POINT, *Product._fields, "ms", "p20", "p80"]]
 
 
-def describe(measured: Gemms) -> pandas.DataFrame:
+def describe(measured: Mapping[str, Any]) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid.
 
     `limit` is the longest of the times for its work at the GEMM ceiling (compute), for its bytes at the copy's bandwidth
@@ -234,7 +234,7 @@ def describe(measured: Gemms) -> pandas.DataFrame:
     )  # fmt: skip
 
 
-def fusion_table(measured: Gemms) -> tables.Table:
+def fusion_table(measured: Mapping[str, Any]) -> tables.Table:
     """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
 
     def summed(timings: list[Any], fused: dict[str, str]) -> pandas.Series:
@@ -249,7 +249,7 @@ def fusion_table(measured: Gemms) -> tables.Table:
     return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused"], times.astype(object).to_numpy().tolist()
 
 
-def figure(measured: Gemms, rows: pandas.DataFrame, title: str) -> "plots.Figure":
+def figure(measured: Mapping[str, Any], rows: pandas.DataFrame, title: str) -> "plots.Figure":
     """The roofline with a point for each product and phase."""
     result = plots.new(8, 6)
     result.suptitle(f"Matrix products of a training step: {title}", wrap=True)

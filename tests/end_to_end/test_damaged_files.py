@@ -14,7 +14,7 @@ from common.errors import UsageError
 from common.files import read, write_json
 from common.records import run_record, step_profile
 from common.records.study_files import Predictions
-from common.studies import batch_size, benchmark_report, gemm_operations
+from common.studies import benchmark_report
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
@@ -45,9 +45,6 @@ def write_flops(path: Path) -> None:
     shutil.move(flop_counts.write(path.parent, {"DeepSpeed": {"forward": 10, "backward": 20}}, records.record())[0], path)
 
 
-TIMES = {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 9}
-TRIAL = {"batch_size": 1, "status": "ok", "step_ms": TIMES, "tokens_per_second": 9.0, "peak_mib": 9.0}
-FOUND = {"ended": "memory ran out", "batch_size": 1, "reason": "the largest"}
 GUESS = {"profile": "p", "profiled": "2026", "change": "flash-attention", "expected": 1.3, "bound": 1.5}
 GUESSES = {"schema": "tiny-llama-predictions/1", "predictions": [GUESS]}
 VALID = [
@@ -60,8 +57,6 @@ VALID = [
     Valid("a_results.db", write_database, load_kernels.load),
     Valid("pmc_perf.csv", copied(FIXTURES / "pmc_perf_long.csv"), load_kernels.load),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), load_kernels.load),
-    Valid("batch_search.json", of(records.batch_search([TRIAL], FOUND)), batch_size.analyze),
-    Valid("gemm_analysis.json", of(records.gemms(config.ModelConfig(), [(2, 8)])), gemm_operations.analyze),
     Valid("fusion_ablation.json", copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"), ablation_effects.analyze),
     Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze),
     Valid("metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze),

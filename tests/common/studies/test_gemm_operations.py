@@ -8,8 +8,6 @@ from pathlib import Path
 
 from common import files
 from common.config import ModelConfig
-from common.files import write_json
-from common.records.study_files import Gemms
 from common.studies import gemm_operations
 from tests import records, study_options
 from tests.conftest import V1
@@ -79,12 +77,11 @@ def test_rates_shares_and_bounds_follow_from_the_times():
         assert set(gemm_operations.describe(measured | {"ceilings": ceilings})["limit"]) == {limit}
 
 
-def test_the_report_compares_fused_with_separate_products_and_names_doubts(tmp_path):
+def test_the_report_compares_fused_with_separate_products_and_names_doubts():
     measured = records.gemms(CONFIGS["gqa"])
     for row in measured["gemms"]:
         row["ms"]["p80"] = 2 * row["ms"]["p20"]
-    write_json(tmp_path / "gemm_analysis.json", measured)
-    said = gemm_operations.analyze(tmp_path / "gemm_analysis.json").terminal()
+    said = gemm_operations.analyze(measured).terminal()
     lines = [line.split() for line in said.splitlines() if line.split()[1:2] in (["qkv_proj"], ["gate_up_proj"])]
     assert [line[:2] for line in lines] == [[rows, name] for rows in ("16", "32") for name in ("gate_up_proj", "qkv_proj")]
     assert {tuple(line[4:]) for line in lines} == {("2",)}, "half the time"
@@ -95,7 +92,7 @@ def test_the_report_compares_fused_with_separate_products_and_names_doubts(tmp_p
 def test_the_script_measures_and_reports(execute, config, tmp_path):
     arguments = ("--model-config", config, "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
     printed = execute(SCRIPT, *arguments, "--output-dir", "out")
-    measured = files.read(tmp_path / "out/gemm_analysis.json", Gemms)
+    measured = files.read_json(tmp_path / "out/gemm_analysis.json")
     assert measured["device"]["kind"] == "cpu" and len(measured["gemms"]) == 30 and len(measured["fused"]) == 6
     for row in measured["gemms"] + measured["fused"]:
         assert 0 < row["ms"]["p20"] <= row["ms"]["median"] <= row["ms"]["p80"]
