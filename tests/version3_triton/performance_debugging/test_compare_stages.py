@@ -59,11 +59,10 @@ def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_comp
     ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
     ({"step_ms": slow(80.0)}, "4.0 times stage 5's step; of +60.0 ms: +46.0 aten::bmm, +14.0 aten::mm"),
     ({"step_ms": slow(10.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
-    ({"step_ms": slow(5.0)}, "nothing found"),  # too short for a CPU's clock beside other programs
-    ({"step_ms": slow(23.0)}, "nothing found"),  # within the spread
-    ({"phases_ms": {"forward": slow(8.0) | {"count": 3}}, "device": {"kind": "cuda"}},
+    ({"step_ms": slow(25.0)}, "nothing found"),  # within the spread of processes
+    ({"phases_ms": dict.fromkeys(("forward", "backward", "optimizer"), slow(8 / 3) | {"count": 3}), "device": {"kind": "cuda"}},
      "the phases add up to 40% of the step: their clock does not wait for the device"),
-], ids=("start", "learning", "gradient", "slower", "faster", "short", "spread", "clock"))  # fmt: skip
+], ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock"))  # fmt: skip
 def test_each_rule(results, changes, found):
     for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
         rows = "".join(
@@ -120,4 +119,4 @@ def test_the_stages_measured_on_an_h100_show_their_symptoms():
         6: "never get a gradient",
     }  # fmt: skip
     assert all(symptom in said[number, False][0] for number, symptom in symptoms.items())
-    assert [said[number, True] for number in (1, 3, 4, 6)] == [[]] * 4 and said[5, False] == []
+    assert [said[number, True] for number in symptoms] == [[]] * 5 and said[5, False] == []

@@ -83,7 +83,7 @@ def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):
 def test_a_cpu_gets_a_small_model(run_all):
     _, calls = run_all("--stages", "1", DEVICE_FOUND="cpu")
     for call in trained(calls):
-        assert (value(call, "--num-kv-heads"), value(call, "--seq-len")) == ("2", "512") and "--preset" not in call
+        assert (value(call, "--num-kv-heads"), value(call, "--seq-len")) == ("2", "1024") and "--preset" not in call
 
 
 def test_a_failing_stage_is_named_and_the_rest_runs_but_not_after_wrong_input(run_all):

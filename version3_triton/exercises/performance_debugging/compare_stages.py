@@ -12,9 +12,9 @@ parameters that ever got a gradient. These rules decide "what is wrong":
     gradient    the optimizer never had a gradient for a parameter
     learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower or faster than those of stage 5 by more than 1.1, the ranges from the 20th to the 80th
-                percentile do not overlap, and on a CPU both steps take 10 ms or more. For slower steps the report names the
-                three rows of the profile that grew most in ms (share of the profile x step); runs with a fix have no profile
+    speed       the steps are slower or faster than those of stage 5 by more than 1.5: one process a side cannot tell less. For
+                slower steps the report names the three rows of the profile that grew most in ms (share of the profile x step);
+                runs with a fix have no profile
 """
 
 import argparse
@@ -41,9 +41,8 @@ from typing_extensions import TypedDict
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
 V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
-START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.1  # limits of the rules
+START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.5  # limits of the rules
 LAST_STEPS = 5
-CPU_MS = 10.0  # a shorter step of a CPU is not judged
 
 
 class Updates(TypedDict):
@@ -140,12 +139,9 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
         found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
     if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
         found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
-    ours, theirs = stage.run["step_ms"], v3.run["step_ms"]
-    short = stage.run["device"]["kind"] == "cpu" and min(stage.step, v3.step) < CPU_MS
-    apart = not short and (ours["p20"] > theirs["p80"] or theirs["p20"] > ours["p80"])
-    if apart and stage.step > SPEED * v3.step:
+    if stage.step > SPEED * v3.step:
         found.append(f"{stage.step / v3.step:.1f} times stage 5's step{grown(stage, v3)}")
-    if apart and v3.step > SPEED * stage.step:
+    if v3.step > SPEED * stage.step:
         found.append(f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?")
     return found
 

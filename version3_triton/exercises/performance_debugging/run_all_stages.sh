@@ -59,7 +59,7 @@ if [ "$device" = cuda ]; then
     size+=(--preset medium --num-layers 4 --hidden-dim 2048 --num-heads 16 --intermediate-dim 5632 --batch-size 32
         --use-amp --num-steps 60)
 else
-    size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 512 --num-steps 40)
+    size+=(--num-layers 2 --hidden-dim 128 --num-heads 8 --intermediate-dim 256 --batch-size 1 --seq-len 1024 --num-steps 40)
 fi
 arguments=("${size[@]}" --time-phases --measure-peak ${arguments[@]+"${arguments[@]}"}) # before bash 4.4 an empty array is unset
 echo "every run: ${arguments[*]}" >&2

@@ -1,7 +1,8 @@
 """What the stages share. A stage is Version 3 with one part replaced, which its file hands to `Stage`.
 
 Every stage takes Version 3's flags but --mode, and `--diagnose`, which prints statistics of the first batch in place of training.
-All but stage 5 take `--fixed`, which undoes the replacement. The record of a run (schema tiny-llama-run/1) gets a section more:
+All stages time their phases, so that the line of phases gives none of them away. All but stage 5 take `--fixed`, which undoes the
+replacement. The record of a run (schema tiny-llama-run/1) gets a section more:
 
     "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 
@@ -70,7 +71,7 @@ class Stage:
     def options(self, arguments: Sequence[str] | None = None) -> StageOptions:
         """The options from these arguments, or from those of the command line."""
         parser = version_files.run_parser(v3, self.description)
-        parser.set_defaults(**self.defaults)
+        parser.set_defaults(time_phases=True, **self.defaults)
         group = parser.add_argument_group("stage")
         if self.fixable:
             group.add_argument("--fixed", action="store_true", help="with the fix")

@@ -4,7 +4,7 @@
 of a channel side by side, and every query head has its own, so that one piece of code serves and trains. Then comes PyTorch's
 fused attention. And yet a step takes longer than before, and with longer sequences memory runs out. What is left to fuse?"
 
-    python v3_stage2_slow_performance.py --seq-len 512 --num-steps 20 --profile-operators
+    python v3_stage2_slow_performance.py --seq-len 1024 --num-steps 20 --profile-operators
 """
 
 import sys

@@ -52,7 +52,7 @@ class SynchronizedClock(PythonClock):
         return super().mark()
 
 
-STAGE = Stage(__doc__, __file__, replaced=with_own_clock, caveat=caveat, defaults={"time_phases": True})
+STAGE = Stage(__doc__, __file__, replaced=with_own_clock, caveat=caveat)
 
 if __name__ == "__main__":
     STAGE.main()
