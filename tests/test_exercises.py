@@ -20,11 +20,17 @@ import pytest
 LAB = V1 / "exercises/profiling_lab"
 V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
 LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
+MEMORY = ROOT / "version2_pytorch_fused/exercises/memory_you_choose"
+LESSONS = (LADDER, MEASURING, MEMORY)  # a test's name begins with its problem
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
-STARTERS = [LAB / "src/profiling.py", *KERNEL_STARTERS, *sorted(LADDER.glob("starter/*.py")), MEASURING / "starter/checks.py"]
+STARTERS = [
+    LAB / "src/profiling.py",
+    *KERNEL_STARTERS,
+    *(path for folder in LESSONS for path in sorted(folder.glob("starter/*.py"))),
+]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
-CASES = [pytest.param(LAB, 20, id="lab"), pytest.param(MEASURING, 15, id="measuring")] + [
+CASES = [pytest.param(LAB, 20, id="lab"), pytest.param(MEASURING, 15, id="measuring"), pytest.param(MEMORY, 8, id="memory")] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))
 ]
@@ -80,7 +86,7 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder,
         assert found and found[1] in written, f"{name}: {message}"
         if folder == LAB:
             assert message.startswith("NotImplementedError: "), name
-        elif folder in (LADDER, MEASURING):
+        elif folder in LESSONS:
             assert name.startswith(f"test_problem{found[2]}_"), f"{name} fails with {found[2]}"
         else:
             problem = name.removeprefix("test_").removeprefix("exercise").replace("_", "")  # 1aadd, ropeforward

@@ -23,6 +23,7 @@ from version2_pytorch_fused import tiny_llama_v2
 
 def main() -> int:
     parser = version_files.parser(__doc__, "--batch-size")
+    cli.add(parser, "--checkpoint-activations")
     add, maximum = parser.add_argument, batch_size.MAXIMUM
     searched = "what to search for (default: throughput)"
     add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)

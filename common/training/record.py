@@ -53,7 +53,7 @@ def name(version: ModuleType) -> str:
 def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
     """How the switches of a version stand, by the model that was made, and whether its step was captured."""
     switches = {name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()}
-    own = {"capture_step": True} if options.capture_step else {}
+    own: dict[str, bool | str] = {"capture_step": True} if options.capture_step else {}
     if options.checkpoint_activations != "none":
         own["checkpoint_activations"] = options.checkpoint_activations
     return switches | own

@@ -1,0 +1,61 @@
+"""Memory that you choose: one way to do it. ../README.md has the problems."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from common.analysis.formulas import flops
+from common.config import ModelConfig
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+KEPT = {
+    aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+}  # fmt: skip
+
+
+def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
+    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or selective."""
+    hidden, ffn, heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
+    kv = model.num_key_value_heads * model.head_dim
+    if kind == "block":
+        return tokens * 4 * hidden  # the residual stream
+    qkv, gate_up, attended = 2 * (hidden + 2 * kv), 4 * ffn, 2 * hidden + 4 * heads
+    if kind == "selective":
+        return tokens * (4 * hidden + qkv + attended + 2 * hidden + gate_up + 2 * hidden)
+    norms = 2 * (4 * hidden + 4 * hidden + 4)  # x, x / rms, 1 / rms
+    inputs, rotated = 2 * 2 * hidden, 2 * (hidden + kv)
+    return tokens * (norms + inputs + qkv + rotated + attended + gate_up + 2 * 2 * ffn)  # silu(gate), silu(gate) * up
+
+
+def peak_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
+    """Bytes at the peak of a training step in bf16 by autocast, the largest of its three moments."""
+    weights = flops.parameters(model)["total"]
+    last_block = (model.num_layers - 1) * kept_bytes(model, tokens, kind) + (2 * weights if kind == "none" else 0)
+    in_a_block = kept_bytes(model, tokens, "none") + 4 * tokens * model.intermediate_size
+    return 12 * weights + max(last_block + in_a_block, 4 * weights + in_a_block, 8 * weights)
+
+
+def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
+    """Bytes at the peak of a --memory-snapshot, by place; those from before its step as `before`."""
+    alive, now, most, peak = {}, 0, -1, {}
+    for block, size, place in snapshot["events"]:
+        now += size
+        if size > 0:
+            alive[block] = size, place
+        else:
+            del alive[block]
+        if now > most:
+            most, peak = now, dict(alive)
+    held = Counter({"before": snapshot["before_bytes"]})
+    for size, place in peak.values():
+        held[snapshot["places"][place]] += size
+    return held
+
+
+def policy(context: object, operator: object, *arguments: object, **named: object) -> CheckpointPolicy:
+    """Keeps the results of matrix products and of fused attention; all else is computed again."""
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,105 @@
+"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution takes the latter).
+
+    pytest test_exercises.py -k problem1       # one problem
+
+Kept bytes and peaks are those of the CPU's allocator, in bf16 by autocast.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common import exercises, recompute
+from common.config import ModelConfig
+from version2_pytorch_fused import tiny_llama_v2
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+memory = exercises.load(Path(__file__).parent, "memory")
+IDS = torch.zeros(8, 128, dtype=torch.long)
+KINDS = ("none", "block", "selective")
+
+
+def config(layers: int = 2) -> ModelConfig:
+    sizes = {"vocab_size": 64, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512}
+    return ModelConfig(num_layers=layers, **sizes)
+
+
+def build(layers: int = 2, kind: str = "none") -> tiny_llama_v2.TinyLlama:
+    model = tiny_llama_v2.TinyLlama(config(layers))
+    if kind == "yours":
+        recompute.recompute(model, context_fn=functools.partial(create_selective_checkpoint_contexts, memory.policy))
+    elif kind != "none":
+        recompute.apply(model, kind)
+    return model
+
+
+def loss(model: tiny_llama_v2.TinyLlama) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.loss(IDS, IDS)
+
+
+def allocated(work: Callable[[], object], path: Path) -> tuple[int, int]:
+    """Bytes that are left after it, and the most at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = work()
+    profiler.export_chrome_trace(str(path))
+    del result
+    now, most = 0, 0
+    events = json.loads(path.read_text())["traceEvents"]
+    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+        now += event["args"]["Bytes"]
+        most = max(most, now)
+    return now, most
+
+
+def kept_by_a_block(kind: str, path: Path) -> int:
+    """The difference of two models. Without recomputation, a block's weights are kept too, cast to 16 bits."""
+    models = build(2, kind), build(3, kind)
+    casts = 2 * sum(weight.numel() for weight in models[0].layers[0].parameters()) if kind == "none" else 0
+    two, three = (allocated(functools.partial(loss, model), path)[0] for model in models)
+    return three - two - casts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_problem1_kept(kind, tmp_path):
+    predicted = memory.kept_bytes(config(), IDS.numel(), kind)
+    assert predicted == pytest.approx(kept_by_a_block(kind, tmp_path / "trace.json"), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_problem2_peak(kind, tmp_path):
+    model = build(8, kind)
+    weights = sum(weight.numel() for weight in model.parameters())
+    _, most = allocated(lambda: loss(model).backward(), tmp_path / "trace.json")
+    assert memory.peak_bytes(config(8), IDS.numel(), kind) == pytest.approx(12 * weights + most, rel=0.1)
+
+
+def test_problem2_a_small_batch():
+    weights = sum(weight.numel() for weight in build().parameters())
+    assert memory.peak_bytes(config(), 1, "none") == 20 * weights
+
+
+def test_problem3_holders():
+    events = [[0, 5, 0], [1, 7, 1], [0, -5, 0], [3, 6, 0], [1, -7, 1], [3, -6, 0], [6, 12, 1], [7, 2, 0], [7, -2, 0]]
+    held = memory.holders({"before_bytes": 100, "places": ["a", "b"], "events": events})
+    assert held == {"before": 100, "a": 2, "b": 12}
+
+
+def products(kind: str) -> int:
+    """FLOPs of the matrix products of a forward and a backward pass."""
+    model = build(kind=kind)
+    with FlopCounterMode(display=False) as counter:
+        loss(model).backward()
+    return counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+
+
+def test_problem4_no_product_runs_again(tmp_path):
+    assert products("yours") == products("none") < products("block"), "policy: problem 4 of README.md: products run again"
+    assert kept_by_a_block("yours", tmp_path / "trace.json") <= 1.01 * kept_by_a_block("selective", tmp_path / "trace.json")
