@@ -5,15 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import run_facts
 from common.analysis.page import run_page
 from common.analysis.profiles import chrome_trace, graph_replays
-from common.analysis.profiles.chrome_trace import Trace
-from common.analysis.reports import memory_timeline, profile_summary
 from common.errors import RunError, UsageError
 from common.files import write_json, write_text
 from common.records import run_record, step_profile
-from common.records.step_profile import Profile
+from common.records.run_record import TimedRun
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -56,7 +53,7 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
     write_json(path, profile)
     written = [path, folder / content["trace"], *([eager] if eager else [])]
     written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
-    written.append(write_events(step_profile.events(path, profile["run"]), profile, trace))
+    written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
     if profile["profiled_steps"] and profile["operators"]:
         if profile["memory_peak_bytes"] is not None:
             write_text(folder / "memory_timeline.html", MEMORY_PAGE)
@@ -65,28 +62,14 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
     return written
 
 
-def write_events(folder: Path, profile: Profile, trace: Trace) -> Path:
-    """Writes one event file into `folder`, which is a run of its own for TensorBoard: loss, step time and tokens/s by step, the
-    results of the run, its conditions, and a picture of its memory.
-    """
-    run = profile["run"]
+def write_events(folder: Path, run: TimedRun) -> Path:
+    """Writes one event file into `folder`, which is a run of its own for TensorBoard: loss, step time and tokens/s by step."""
     training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
     tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]  # of all processes
     first = training.get("first_step", 1)  # above 1 in a run that went on from a checkpoint
-    results = {
-        "step_ms_median": run["step_ms"]["median"], "tokens_per_second": run["tokens_per_second"],
-        "peak_memory_mib": run["memory"]["peak_mib"], "loss_last": losses[-1],
-    }  # fmt: skip
-    if (mfu := run_facts.mfu(run)) is not None:
-        results["mfu"] = mfu / 100
     with SummaryWriter(str(folder)) as writer:
         for step, (loss, milliseconds) in enumerate(zip(losses, times, strict=True), start=first):
             writer.add_scalar("train/loss", loss, step)
             writer.add_scalar("train/step_ms", milliseconds, step)
             writer.add_scalar("train/tokens_per_second", tokens / milliseconds * 1e3, step)
-        for name, value in results.items():
-            writer.add_scalar(f"result/{name}", value, step)
-        writer.add_text("profile/run", f"{profile_summary.conditions(profile)}.\n\n{run_facts.origin(run)}.", step)
-        if profile["memory_peak_bytes"] is not None:
-            writer.add_figure("profile/memory", memory_timeline.figure(trace), step)
     return folder

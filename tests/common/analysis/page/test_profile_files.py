@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from common.analysis.output import run_facts
 from common.analysis.page import profile_files
-from common.analysis.profiles import chrome_trace
 from common.records import step_profile
 from tests.small_traces import write_profile
 
@@ -21,19 +19,9 @@ def load(folder: Path) -> Any:
 def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step(cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, training__world_size=4, training__first_step=101)
     profile = step_profile.read(tmp_path / "profile_1.json")
-    events = load(profile_files.write_events(tmp_path / "run", profile, chrome_trace.load(cpu_trace)))
+    events = load(profile_files.write_events(tmp_path / "run", profile["run"]))
     training, milliseconds = profile["run"]["training"], profile["run"]["step_ms"]["all"]
     tokens = 4 * training["batch_size"] * training["sequence_length"]
     rates = events.Scalars("train/tokens_per_second")
     assert [event.value for event in rates] == pytest.approx([tokens / ms * 1e3 for ms in milliseconds])
     assert [event.step for event in rates] == [101 + i for i in range(len(milliseconds))]
-    assert events.Scalars("result/loss_last")[0].step == 100 + len(milliseconds)
-
-
-def test_the_results_of_a_gpus_profile(gpu_profile, tmp_path):
-    profile = step_profile.read(gpu_profile)
-    events = load(
-        profile_files.write_events(tmp_path / "run", profile, chrome_trace.load(gpu_profile.with_name(profile["trace"])))
-    )
-    assert "profile/run/text_summary" in events.Tags()["tensors"]
-    assert events.Scalars("result/mfu")[0].value == pytest.approx(run_facts.mfu(profile["run"]) / 100)
