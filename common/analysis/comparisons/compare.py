@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 
 from common import files
 from common.analysis.comparisons import ablation_effects, growth, launch_changes
-from common.analysis.formulas.optimization_targets import Step, read_step
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.reports import roofline
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
@@ -169,16 +167,11 @@ def _add_newest(
 
 def _medians(*sides: Sequence[TimedRun]) -> str:
     """The medians of the processes of both sides, or that one process on a side does not tell; a profile's run counts once."""
-    found = [{run["date"]: run["step_ms"]["median"] for run in runs}.values() for runs in sides]
-    if min(map(len, found)) == 1:
+    ours, theirs = ({run["date"]: run["step_ms"]["median"] for run in runs}.values() for runs in sides)
+    if 1 in (len(ours), len(theirs)):
         return run_facts.ONE_PROCESS
-    medians = [median(times) for times in found]
-    said = [
-        f"{runs[0]['version']} {tables.format_number(middle)} ms of {len(times)} ({tables.format_number(min(times))} to "
-        f"{tables.format_number(max(times))})"
-        for runs, middle, times in zip(sides, medians, found, strict=True)
-    ]
-    return f"Medians of processes: {', '.join(said)}; {medians[0] / medians[1]:.3g} times as fast."
+    said = " and ".join(f"{median(times):.3g} ms ({min(times):.3g} to {max(times):.3g})" for times in (ours, theirs))
+    return f"Medians of {len(ours)} and {len(theirs)} processes: {said}; {median(ours) / median(theirs):.3g} times as fast."
 
 
 def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
@@ -217,8 +210,9 @@ def fusion_report(
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
     reduction = launch_changes.compare(_newest(baseline), _newest(fused))
-    steps = dict(zip(("baseline", "fused"), map(read_step, reduction.paths), strict=True))
-    runs = {name: (path, steps[name].profile["run"]) for name, path in zip(steps, reduction.paths, strict=True)}
+    runs = {
+        name: (path, step_profile.read(path)["run"]) for name, path in zip(("baseline", "fused"), reduction.paths, strict=True)
+    }
     report = Report("What fusion changes")
     report.section("Conditions")
     add_runs(report, runs)
@@ -230,7 +224,6 @@ def fusion_report(
         report.include(growth.sequence_memory(sequences), "Memory against sequence length")
     else:
         _not_measured(report, "Memory against sequence length", "`analyze_sequence_memory.py --help` has the commands")
-    add_roofline(report, steps)
     if ablation:
         report.include(ablation_effects.analyze(ablation), "Ablation")
     else:
@@ -238,14 +231,6 @@ def fusion_report(
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in (*(run["command"] for _, run in runs.values()), shlex.join(sys.argv))])
-    return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
-
-
-def nothing_measured(commands: Sequence[str], output: Path) -> str:
-    """Writes a fusion report that has no numbers yet: the commands that measure them; returns a line that names its files."""
-    report = Report("What fusion changes")
-    report.text("Not measured yet. These commands measure it; then run the last one again:")
-    report.commands([*commands, f"python {shlex.join(sys.argv)}"])
     return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
 
 
@@ -262,19 +247,3 @@ def _newest(places: Sequence[Path]) -> Path:
 def _not_measured(report: Report, title: str, remedy: str) -> None:
     report.section(title)
     report.text(f"Not measured: {remedy}.")
-
-
-def add_roofline(report: Report, steps: Mapping[str, Step]) -> None:
-    """Adds how near each span is to the baseline's ceilings, before and after."""
-    run = steps["baseline"].profile["run"]
-    if not run["ceilings"]:
-        _not_measured(report, "Roofline", "profile the baseline again with `--measure-peak`")
-        return
-    points = [
-        point._replace(group=name)
-        for name, step in steps.items()
-        for point in roofline.from_profile(step.profile)
-        if point.group == "span" and point.flops
-    ]
-    points.sort(key=lambda point: point.name)
-    report.include(roofline.report(points, run["ceilings"], "Spans of the baseline and of the fused version"), "Roofline")

@@ -126,7 +126,7 @@ def test_medians_of_processes_are_compared_where_both_sides_have_several(folders
     save(after / "metrics_1_v2.json", "2026-01-01", step_ms__median=10.0)
     assert ONE_PROCESS in " ".join(compare.versions(before, after).terminal().split())
     save(after / "metrics_2_v2.json", "2026-01-02", step_ms__median=12.0)
-    said = "Medians of processes: v1 22 ms of 3 (20 to 30), v2 11 ms of 2 (10 to 12); 2 times as fast."
+    said = "Medians of 3 and 2 processes: 22 ms (20 to 30) and 11 ms (10 to 12); 2 times as fast."
     assert said in " ".join(compare.versions(before, after).terminal().split())
 
 
@@ -143,14 +143,8 @@ def test_the_newest_pair_says_why_and_what_to_run(folders):
 # -------------------------------------------------------------------------------------------------------- fusion report
 
 
-def test_a_fusion_report_without_profiles_has_the_commands(execute, tmp_path):
-    execute(FUSION, "--output-dir", "out")
-    text = (tmp_path / "out/fusion_report.md").read_text()
-    assert "python tiny_llama_v2.py --num-steps 20" in text and "tiny_llama_v1.py" in text
-
-
 TITLES = [
-    "Conditions", "Kernel counts and step time", "Memory against sequence length", "Roofline", "Ablation", "How to repeat",
+    "Conditions", "Kernel counts and step time", "Memory against sequence length", "Ablation", "How to repeat",
 ]  # fmt: skip
 
 
@@ -174,7 +168,7 @@ def test_the_page_has_what_the_markdown_has_and_needs_nothing_from_elsewhere(exe
     markdown, page = ((tmp_path / "out/fusion_report").with_suffix(suffix).read_text() for suffix in (".md", ".html"))
     titles = re.findall("^## (.*)", markdown, re.MULTILINE)
     assert titles == TITLES == re.findall(r"<h2[^>]*>([^<]+)", page)
-    assert page.count("<svg") == 1 and "fusion_ablation_study.py --all-combinations" in markdown
+    assert "fusion_ablation_study.py --all-combinations" in markdown
     assert not re.search("<(script|img|iframe|object|embed)", page) and "&lt;script&gt;" in page
     targets = re.findall(r"""\b(?:src|href)=["']?([^"'\s>]*)""", page)
     assert targets and all(target.startswith(("#", "data:")) for target in targets)
