@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 Count = Annotated[int, Field(gt=0, le=10**9)]  # below that, memory sets the limit
 Amount = Annotated[float, Field(gt=0, strict=False)]  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
 
+RENAMED = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}  # by transformers
+
 
 class StrictModel(BaseModel):
     """Unknown keys are errors, values do not change, and true is not 1."""
@@ -52,9 +54,13 @@ class ModelConfig(StrictModel):
 
     def for_transformers(self) -> dict[str, Any]:
         """The same shape under the names of transformers' LlamaConfig."""
-        names = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}
-        shape = {names.get(name, name): value for name, value in self}
+        shape = {RENAMED.get(name, name): value for name, value in self}
         return shape | {"initializer_range": self.initializer_std, "tie_word_embeddings": True}
+
+    @classmethod
+    def from_transformers(cls, shape: dict[str, Any]) -> "ModelConfig":
+        """The shape back again. KeyError: a name is missing."""
+        return cls(**{name: shape[RENAMED.get(name, name)] for name in cls.model_fields})
 
     @model_validator(mode="before")
     @classmethod

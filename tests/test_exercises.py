@@ -20,8 +20,8 @@ import pytest
 LAB = V1 / "exercises/profiling_lab"
 V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
 LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
-MEMORY = ROOT / "version2_pytorch_fused/exercises/memory_you_choose"
-LESSONS = (LADDER, MEASURING, MEMORY)  # a test's name begins with its problem
+MEMORY, DECODING = ROOT / "version2_pytorch_fused/exercises/memory_you_choose", ROOT / "decoding"
+LESSONS = (LADDER, MEASURING, MEMORY, DECODING)  # a test's name begins with its problem
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
 STARTERS = [
     LAB / "src/profiling.py",
@@ -30,7 +30,8 @@ STARTERS = [
 ]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
-CASES = [pytest.param(LAB, 20, id="lab"), pytest.param(MEASURING, 15, id="measuring"), pytest.param(MEMORY, 8, id="memory")] + [
+PLAIN = ((LAB, 20, "lab"), (MEASURING, 15, "measuring"), (MEMORY, 8, "memory"), (DECODING, 5, "decoding"))
+CASES = [pytest.param(folder, least, id=name) for folder, least, name in PLAIN] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))
 ]

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from common import ROOT
 
-PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*")
+PATTERNS = (
+    "*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*",
+    "decoding/*.py",
+)  # fmt: skip
 START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
 RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
 

@@ -127,6 +127,28 @@ def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
     return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
 
 
+class Decoding(Header):
+    """Text that one process wrote (decoding/generate.py): one pass over the prompt, then a step for each token."""
+
+    schema: Literal["tiny-llama-decoding/1"]
+    preset: str
+    model: Model
+    precision: Compute
+    operations: str  # the version whose they are, or "fused"
+    mode: Literal["eager", "captured", "compiled", "compiled, captured"]
+    prompt_tokens: PositiveInt
+    tokens: PositiveInt
+    prefill_ms: Summary
+    token_ms: Summary
+    weight_bytes: PositiveInt
+    cache_bytes: PositiveInt  # of a mean step
+    token_intensity: PositiveAmount  # FLOPs by formula / bytes
+    prefill_intensity: PositiveAmount  # its bytes: the weights once, and the cache that it writes
+    bytes_per_second: PositiveAmount  # of a step
+    copy_percent: PositiveAmount | None  # that rate in percent of a measured copy
+    ceilings: Ceilings | None
+
+
 class Work(TypedDict):
     """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is not known."""
 

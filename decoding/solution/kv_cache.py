@@ -1,0 +1,39 @@
+"""A solution of ../README.md: the KV cache, attention of one query to it, and the bytes that a token needs.
+
+T is the length of the cache, of which the tokens so far fill the beginning. No shape depends on the position, which stays on the
+device: so one graph holds every step.
+"""
+
+import math
+
+from common.analysis.formulas import flops
+from common.config import ModelConfig
+
+import torch
+from torch import Tensor
+
+
+def append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
+    """Writes the keys and values of S tokens, [1, K, S, Dh], into the cache, [K, T, Dh], at their positions, [S]."""
+    keys.index_copy_(1, positions, k[0])
+    values.index_copy_(1, positions, v[0])
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+    """One query, [1, H, 1, Dh], to the cached keys up to its own position, [1] -> [1, H, 1, Dh].
+
+    Query head h reads key/value head h // (H / K).
+    """
+    kv_heads, length, head_dim = keys.shape
+    grouped = q.reshape(kv_heads, -1, head_dim)  # [K, H / K, Dh]: the queries of a group are the rows of one product
+    scores = grouped @ keys.transpose(1, 2) / math.sqrt(head_dim)  # [K, H / K, T]
+    future = torch.arange(length, device=q.device) > position  # [T]
+    scores = scores.masked_fill(future, float("-inf"))
+    return (scores.softmax(dim=-1) @ values).reshape(q.shape)
+
+
+def token_bytes(config: ModelConfig, length: int, itemsize: int) -> tuple[int, int]:
+    """The bytes of all weights, and of the cache of `length` tokens, which the next token reads once; numbers of `itemsize`."""
+    weights = flops.parameters(config)["total"]
+    cache = 2 * config.num_layers * config.num_key_value_heads * config.head_dim * length
+    return weights * itemsize, cache * itemsize

@@ -1,0 +1,53 @@
+"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution selects that)."""
+
+from pathlib import Path
+
+from common import exercises
+from common.attention import attention
+from common.config import ModelConfig
+
+import pytest
+import torch
+
+cache = exercises.load(Path(__file__).parent, "kv_cache")
+SHAPES = [(4, 4), (8, 2), (3, 1)]  # H and K
+
+
+def prompt(heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
+    """q, k and v of five tokens in float64, and caches of eight positions that hold the rest of an older text."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, n, 5, 16, dtype=torch.float64) for n in (heads, kv_heads, kv_heads))
+    return q, k, v, torch.randn(kv_heads, 8, 16, dtype=torch.float64), torch.randn(kv_heads, 8, 16, dtype=torch.float64)
+
+
+def test_problem1_append():
+    _, k, v, keys, values = prompt(4, 2)
+    before = keys.clone(), values.clone()
+    assert cache.append(keys, values, k, v, torch.arange(2, 7)) is None
+    for held, new, old in ((keys, k, before[0]), (values, v, before[1])):
+        torch.testing.assert_close(held, torch.cat((old[:, :2], new[0], old[:, 7:]), dim=1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("heads, kv_heads", SHAPES)
+def test_problem1_attend(heads, kv_heads):
+    """Token by token it is causal attention of the whole prompt, whatever stands in the cache after the position."""
+    q, k, v, keys, values = prompt(heads, kv_heads)
+    expected = attention(q, k, v)
+    for i in range(5):
+        position = torch.tensor([i])
+        cache.append(keys, values, k[:, :, i : i + 1], v[:, :, i : i + 1], position)
+        torch.testing.assert_close(cache.attend(q[:, :, i : i + 1], keys, values, position), expected[:, :, i : i + 1])
+
+
+def test_problem1_attend_reads_no_position():
+    """On the device `meta` no number exists, so code that reads one fails; a captured step reads none either."""
+    q, keys = torch.empty(1, 8, 1, 16, device="meta"), torch.empty(2, 8, 16, device="meta")
+    assert cache.attend(q, keys, keys, torch.empty(1, dtype=torch.long, device="meta")).shape == q.shape
+
+
+def test_problem2_bytes():
+    """Numbers of 2 bytes: the embedding, which is also the head; of each of two layers its matrices and norms; the last norm."""
+    sizes = {"num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = ModelConfig(vocab_size=100, hidden_size=64, intermediate_size=128, **sizes)
+    weights = 100 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+    assert cache.token_bytes(config, 10, 2) == (2 * weights, 2 * 10 * 2 * 2 * 2 * 16)
