@@ -21,8 +21,9 @@ setup-jax: $(STAMP) ## add JAX on the CPU, for the profiling lab (1 min)
 preflight: $(STAMP) ## check what this machine can do; JSON=FILE: also as a file (1 min)
 	.venv/bin/python -m common.preflight $${JSON:+--json "$$JSON"}
 
-train: $(STAMP) ## train Version 1 at the default configuration (1 min)
-	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py
+train: $(STAMP) ## train Version 1 at the default configuration, and save the model (1 min)
+	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py --save-model model
+	@echo "or let it write: .venv/bin/python decoding/generate.py --checkpoint version1_pytorch_baseline/model --prompt 'def '"
 
 compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET (5 to 10 min)
 	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -143,6 +143,7 @@ def recorded(arguments: Namespace, options: Options, decoder: Decoder, prompt: i
     length = prompt + arguments.tokens // 2  # in the mean
     weight_bytes, cache_bytes = decoder.token_bytes(length)
     one, whole = flops.forward(decoder.config, 1, 1), flops.forward(decoder.config, 1, prompt)
+    prefill_flops = whole["total"] - whole["head"] + one["head"]  # the head reads the last position alone
     rate = 1e3 * (weight_bytes + cache_bytes) / token_ms["median"]
     compute = None if arguments.dtype == "fp32" else DTYPES[arguments.dtype]
     peak = ceilings.measure(decoder.device, Precision(decoder.device, compute)) if arguments.measure_peak else None
@@ -153,7 +154,7 @@ def recorded(arguments: Namespace, options: Options, decoder: Decoder, prompt: i
         "weight_bytes": weight_bytes, "cache_bytes": cache_bytes, "bytes_per_second": rate,
         "copy_percent": peak and 100 * rate / peak["bytes_per_second"], "ceilings": peak,
         "token_intensity": (one["total"] + (length - 1) * one["attention"]) / (weight_bytes + cache_bytes),
-        "prefill_intensity": (whole["total"] - whole["head"] + one["head"]) / sum(decoder.token_bytes(prompt)),
+        "prefill_flops": prefill_flops, "prefill_intensity": prefill_flops / sum(decoder.token_bytes(prompt)),
     })  # fmt: skip
 
 

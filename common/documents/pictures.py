@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from common import files
 from common.analysis.formulas import footprint, peaks
 from common.analysis.output import plots, run_facts
 from common.analysis.output.tables import format_number
@@ -19,6 +20,7 @@ from common.config import ModelConfig
 from common.documents import versions
 from common.errors import UsageError
 from common.records import step_profile
+from common.records.study_files import Decoding
 
 import pandas
 from matplotlib.figure import Figure
@@ -206,15 +208,42 @@ def roofline(path: Path) -> Picture:
     """A profile's longest operators under its data sheet's roof. UsageError: the data sheet is not known."""
     profile = step_profile.read(path)
     run = profile["run"]
-    compute, device = run["precision"]["compute"], run_facts.device(run)
+    compute, device, points = run["precision"]["compute"], run_facts.device(run), {}
+    for row in sorted(bandwidth.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]:
+        if row.flops:
+            points[row.name.removeprefix("aten::")] = row.flops / row.bytes, row.flops / row.seconds / 1e12
+    figure, roof = _under_the_roof(path, device, compute, points)
+    step = f"a step of {run['version']} at {run['training']['preset']} in {compute}"
+    figure.suptitle(f"The longest operators of {step}, measured on one {device}, under the roof of its data sheet")
+    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
+    description = f"Roofline of one {device} with operators of {step}: {', '.join(said[:4])}"
+    return Picture(f"roofline-{path.parent.name}", [*roof, points], description, figure)
+
+
+def decoding(*paths: Path) -> Picture:
+    """The prefill and the decode steps of records under their data sheet's roof, which they meet at its two ends."""
+    points = {}
+    for path in paths:
+        run = files.read(path, Decoding)
+        how, prefill = f"{run['operations']}, {run['mode']}", run["prefill_flops"] / run["prefill_ms"]["median"] / 1e9
+        points |= {f"prefill, {run['operations']}": (run["prefill_intensity"], prefill)}
+        points |= {f"decode, {how}": (run["token_intensity"], run["token_intensity"] * run["bytes_per_second"] / 1e12)}
+    device = run_facts.device(run)
+    figure, roof = _under_the_roof(path, device, run["precision"]["compute"], points)
+    text = f"a prompt of {run['prompt_tokens']} tokens, and one token at a time after it, at {run['preset']}"
+    figure.suptitle(f"Two ends of the roof of one {device}: {text}")
+    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
+    return Picture("roofline-decoding", [*roof, points], f"Roofline of one {device} with {text}: {', '.join(said)}", figure)
+
+
+def _under_the_roof(
+    path: Path, device: str, compute: str, points: dict[str, tuple[float, float]]
+) -> tuple[Figure, tuple[float, float]]:
+    """A roofline with points (FLOP/byte, TFLOP/s), and the roof's TFLOP/s and TB/s. UsageError: the data sheet is not known."""
     known = peaks.datasheet(device)
     if not known:
         raise UsageError(f"{path}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
     peak, rate = known[compute] / 1e12, known["bandwidth"] / 1e12
-    points = {}
-    for row in sorted(bandwidth.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]:
-        if row.flops:
-            points[row.name.removeprefix("aten::")] = row.flops / row.bytes, row.flops / row.seconds / 1e12
     figure = plots.new(WIDTH, 4.2)
     axes = figure.subplots()
     ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate
@@ -230,8 +259,4 @@ def roofline(path: Path) -> Picture:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
     figure.legend(loc="outside right center")
-    step = f"a step of {run['version']} at {run['training']['preset']} in {compute}"
-    figure.suptitle(f"The longest operators of {step}, measured on one {device}, under the roof of its data sheet")
-    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
-    description = f"Roofline of one {device} with operators of {step}: {', '.join(said[:4])}"
-    return Picture(f"roofline-{path.parent.name}", [peak, rate, points], description, figure)
+    return figure, (peak, rate)

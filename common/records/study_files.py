@@ -143,6 +143,7 @@ class Decoding(Header):
     weight_bytes: PositiveInt
     cache_bytes: PositiveInt  # of a mean step
     token_intensity: PositiveAmount  # FLOPs by formula / bytes
+    prefill_flops: PositiveInt
     prefill_intensity: PositiveAmount  # its bytes: the weights once, and the cache that it writes
     bytes_per_second: PositiveAmount  # of a step
     copy_percent: PositiveAmount | None  # that rate in percent of a measured copy
