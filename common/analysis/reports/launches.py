@@ -64,8 +64,8 @@ def gaps(kernels: Kernels) -> Gaps | None:
 
 
 def idle_percent(kernels: Kernels) -> float | None:
-    """The share of the time from the first kernel to the last in which none runs; None where `gaps` is, or that time is none."""
-    found = gaps(kernels)
+    """The share of the time from the first kernel to the last in which none runs; None on a CPU, or where not known."""
+    found = None if kernels.are_operators else gaps(kernels)
     return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
 
 

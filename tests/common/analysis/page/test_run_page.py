@@ -54,6 +54,13 @@ def test_a_page_begins_with_what_limits_the_step(path, verdict):
     assert build(path).sections[0].items[0].content.startswith(verdict)
 
 
+def test_a_cpus_trace_without_steps_tells_of_no_idle_gpu(tmp_path):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
+    (tmp_path / "trace.json").write_text(json.dumps([event]))
+    said = "Limited by the CPU's work: 100 % of the operators' time is matrix products."
+    assert build(tmp_path / "trace.json").sections[0].items[0].content == said
+
+
 def test_a_captured_step_that_waits_is_not_told_to_capture(tmp_path):
     profile = branched_traces.write(tmp_path, captured=True)
     for path in (profile, tmp_path / "trace_1.json"):
