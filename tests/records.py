@@ -103,7 +103,7 @@ def batch_search(trials: list[dict], found: dict, **changes) -> dict:
 
 
 def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
-    """A whole gemm_analysis.json: every product of a step runs at a quarter of the GEMM ceiling, every fused one at half."""
+    """A whole gemm_analysis.json: every product of a step runs at a quarter of the GEMM ceiling."""
     peak = 1e12
 
     def timed(products, point, share):
@@ -117,7 +117,6 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
         "model": config.model_dump(), "batch_sizes": [2, 4], "sequence_lengths": [8],
         "ceilings": {"flops_per_second": peak, "bytes_per_second": 1e11, "operation_seconds": 1e-12, "precision": "fp32"},
         "gemms": [row for point in grid for row in timed(gemm_operations.products(config, *point), point, 0.25)],
-        "fused": [row for point in grid for row in timed(gemm_operations.fused_products(config, *point), point, 0.5)],
     }  # fmt: skip
 
 

@@ -30,17 +30,12 @@ def main() -> None:
     ablation = next(Path().glob("fusion_ablation/fusion_ablation.json"), None)
     measured = "default: fusion_ablation/fusion_ablation.json if it is there"
     parser.add_argument("--ablation", type=Path, default=ablation, metavar="FILE", help=measured)
-    lengths, sequences = (
-        "profiles at several sequence lengths (default: *_attention_seq*)",
-        sorted(Path().glob("*_attention_seq*")),
-    )
-    parser.add_argument("--sequence-dirs", type=Path, nargs="+", default=sequences, metavar="DIR", help=lengths)
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument("--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html")
     written.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")
     options = cli.parse(parser)
     output = options.output or options.output_dir / "fusion_report.md"
-    print(compare.fusion_report(options.baseline, options.fused, options.ablation, options.sequence_dirs, output))
+    print(compare.fusion_report(options.baseline, options.fused, options.ablation, output))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ A linear layer y = x W^T is three products of a step. With T = B S tokens, and W
 
 Attention's two products are batched over B H heads; their "input" is the left operand and their "weight" is the right one. All
 are C [M, N] = A [M, K] @ B [K, N], `batch` times. The two letters of a layout stand for A and B: N is stored row by row, T is
-stored transposed. Shapes and layouts are those that eager PyTorch runs in Version 1 from batch 2 on. One product [D, (H + 2 K)
-Dh] could replace those of Q, K and V, and one product [D, 2 F] those of gate and up; these fused products are timed as well.
+stored transposed. Shapes and layouts are those that eager PyTorch runs in Version 1 from batch 2 on.
 
 Products of one shape and layout are timed once and share the result, such as q_proj and o_proj. All are timed in several rounds,
 so that a slow spell of the machine affects every product. Operands are used again and again, so small ones are read from a cache.
@@ -23,7 +22,7 @@ import itertools
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ from common.precision import AMP_DTYPES, Precision
 from common.terminal import progress
 from common.timing import benchmark, summarize
 from common.training import ceilings, record
-from common.weights import FUSED
 
 import pandas
 import torch
@@ -49,6 +47,7 @@ BUDGET_MS = 40.0  # of samples for one product and round
 MIN_SAMPLES, MAX_SAMPLES = 3, 30  # for one product and round
 SAMPLE_MS = 1.0  # a sample repeats a short product until it lasts about this long
 POINT = ["batch_size", "sequence_length"]  # of the grid
+SHOWN = ["gemm", "phase", "m", "n", "k", "ms", "tflops", "intensity", "ceiling_percent", "limit"]  # columns of the table
 Shape = tuple[int, int, int, int, str]  # batch, M, N, K, layout
 
 
@@ -109,14 +108,6 @@ def products(config: ModelConfig, batch_size: int, sequence_length: int) -> list
     ]
 
 
-def fused_products(config: ModelConfig, batch_size: int, sequence_length: int) -> list[Product]:
-    """The products that could replace q, k, v_proj and gate, up_proj: their outputs side by side."""
-    sizes = {each.gemm: each.n for each in products(config, batch_size, sequence_length) if each.phase == "forward"}
-    fused = {whole: sum(sizes[part] for part in parts) for whole, parts in FUSED.items()}
-    tokens, hidden, layers = batch_size * sequence_length, config.hidden_size, config.num_layers
-    return [each for whole, size in fused.items() for each in linear(whole, tokens, hidden, size, layers)]
-
-
 def time_product(product: Product, precision: Precision) -> list[float]:
     """Milliseconds of a product on random operands, in several samples. RunError: memory ran out.
 
@@ -162,24 +153,21 @@ def measure(config: ModelConfig, asked: Namespace, device: torch.device, path: P
         "ceilings": ceilings.measure(device, precision),
     }  # fmt: skip
 
-    def timings(of: Callable[..., list[Product]]) -> list[dict[str, Any]]:
-        return [
-            dict(zip(POINT, point, strict=True)) | product._asdict() | {"ms": summarize(samples[product.shape])}
-            for point in complete
-            for product in of(config, *point)
-        ]
-
     complete: list[tuple[int, int]] = []  # the points of which all products are timed
     for number in range(1, ROUNDS + 1):
         start, timed = time.perf_counter(), set()
         with progress(f"round {number} of {ROUNDS}"):
             for point in grid:
-                for product in (*products(config, *point), *fused_products(config, *point)):
+                for product in products(config, *point):
                     if product.shape not in timed:
                         samples[product.shape] += time_product(product, precision)
                         timed.add(product.shape)
                 complete += [point] if number == 1 else []
-                measured["gemms"], measured["fused"] = timings(products), timings(fused_products)
+                measured["gemms"] = [
+                    dict(zip(POINT, each, strict=True)) | product._asdict() | {"ms": summarize(samples[product.shape])}
+                    for each in complete
+                    for product in products(config, *each)
+                ]
                 files.write_measurement(path, measured, "--output-dir")
         print(f"round {number} of {ROUNDS}: {len(timed)} shapes in {time.perf_counter() - start:.1f} s", flush=True)
     return measured
@@ -200,12 +188,9 @@ def analyze(measured: Mapping[str, Any]) -> Report:
         f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
     report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
-    report.section("Separate against fused products")
-    report.text(
-        "qkv_proj is one product with N = (H + 2 K) Dh in place of three, gate_up_proj one with N = 2 F in place of two. Times "
-        "are of all in a step. A ratio above 1 says that the fused product is faster."
-    )
-    report.table(*fusion_table(measured))
+    last = rows[(rows[POINT] == rows[POINT].iloc[-1]).all(axis=1)]
+    size = " x ".join(map(str, last[POINT].iloc[0]))
+    report.table(SHOWN, last[SHOWN].astype(object).to_numpy().tolist(), f"Products at B x S = {size}; the CSV file has all")
     report.csv("gemm_analysis", list(rows.columns), rows.astype(object).to_numpy().tolist())
     report.json("gemm_analysis", measured)
     return report
@@ -232,21 +217,6 @@ def describe(measured: Mapping[str, Any]) -> pandas.DataFrame:
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
         ceiling_percent=1e5 * least["compute"] / rows["ms"], limit=least.idxmax(axis=1),
     )  # fmt: skip
-
-
-def fusion_table(measured: Mapping[str, Any]) -> tables.Table:
-    """For each number of tokens and fused product: the time of a step's products apart and fused, and their ratio."""
-
-    def summed(timings: list[Any], fused: dict[str, str]) -> pandas.Series:
-        rows = frame(timings)
-        rows = rows.assign(tokens=rows[POINT].prod(axis=1), whole=rows["gemm"].map(fused), ms=rows["ms"] * rows["per_step"])
-        rows = rows.drop_duplicates(["tokens", "gemm", "phase"])  # the same products at another point
-        return rows.groupby(["tokens", "whole"])["ms"].sum()
-
-    apart = summed(measured["gemms"], {part: fused for fused, parts in FUSED.items() for part in parts})
-    together = summed(measured["fused"], {fused: fused for fused in FUSED})
-    times = pandas.DataFrame({"separate": apart, "fused": together, "ratio": apart / together}).reset_index()
-    return ["tokens B S", "fused", "separate ms", "fused ms", "separate / fused"], times.astype(object).to_numpy().tolist()
 
 
 def figure(measured: Mapping[str, Any], rows: pandas.DataFrame, title: str) -> "plots.Figure":

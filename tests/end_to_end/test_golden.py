@@ -42,8 +42,7 @@ COMMANDS = {
     "regression": (V2 / "performance_regression_test.py", "--baseline-results v1_metrics.json --current-results v2_metrics.json"),
     "fusion_report": (
         V2 / "generate_fusion_report.py",
-        "--baseline before --fused after --output out/fusion.md --ablation ablation.json "
-        "--sequence-dirs flash128 flash256 flash512 plain128 plain256 plain512",
+        "--baseline before --fused after --output out/fusion.md --ablation ablation.json",
     ),
     "critical_path": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json --output-dir path"),
 }

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from common import files
-from common.analysis.comparisons import ablation_effects, growth, launch_changes
+from common.analysis.comparisons import ablation_effects, launch_changes
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.errors import UsageError
@@ -199,13 +199,10 @@ def add_spans(report: Report, runs: Runs) -> None:
     report.text(*reduction.notes)
 
 
-def fusion_report(
-    baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, sequences: Sequence[Path], output: Path
-) -> str:
+def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, output: Path) -> str:
     """Writes `output` (Markdown) and the page beside it, of the same name in .html; returns a line that names both.
 
-    The two profiles, in files or folders, must be there. A section without its measurement, a fusion_ablation.json or folders of
-    profiles at several sequence lengths, names the command that makes it.
+    The two profiles, in files or folders, must be there. Without a fusion_ablation.json the report names its command.
     """
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
@@ -220,14 +217,11 @@ def fusion_report(
     report.section("Kernel counts and step time", "kernels")
     report.text("A mean step under the profiler. Backward work counts for the span whose forward work it differentiates.")
     launch_changes.add_section(report, reduction, "kernels", TOP)
-    if sequences:
-        report.include(growth.sequence_memory(sequences), "Memory against sequence length")
-    else:
-        _not_measured(report, "Memory against sequence length", "`analyze_sequence_memory.py --help` has the commands")
     if ablation:
         report.include(ablation_effects.analyze(ablation), "Ablation")
     else:
-        _not_measured(report, "Ablation", "run `python fusion_ablation_study.py --all-combinations`")
+        report.section("Ablation")
+        report.text("Not measured: run `python fusion_ablation_study.py --all-combinations`.")
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in (*(run["command"] for _, run in runs.values()), shlex.join(sys.argv))])
@@ -242,8 +236,3 @@ def _newest(places: Sequence[Path]) -> Path:
             f"{places[0]} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {places[0]}"
         )
     return max(found, key=lambda path: path.name)
-
-
-def _not_measured(report: Report, title: str, remedy: str) -> None:
-    report.section(title)
-    report.text(f"Not measured: {remedy}.")

@@ -143,9 +143,7 @@ def test_the_newest_pair_says_why_and_what_to_run(folders):
 # -------------------------------------------------------------------------------------------------------- fusion report
 
 
-TITLES = [
-    "Conditions", "Kernel counts and step time", "Memory against sequence length", "Ablation", "How to repeat",
-]  # fmt: skip
+TITLES = ["Conditions", "Kernel counts and step time", "Ablation", "How to repeat"]
 
 
 def write_profiles(folder: Path, **changes) -> tuple[Path, Path]:
