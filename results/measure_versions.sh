@@ -6,6 +6,7 @@
 #
 # PARTS, and the files that they write into results/NAME:
 #
+#     v1          v1_PRESET.json, v1_PRESET_profile.json.gz    Version 1, fp32, with its phases
 #     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
 #     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
 #     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
@@ -25,7 +26,7 @@ parts=${2//,/ }
 shift 2
 mkdir -p "$out"
 cd "$results/.."
-v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
+v1=version1_pytorch_baseline v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 code=0
@@ -40,6 +41,17 @@ keep() { # FILE TARGET COMMAND...: runs a study that writes FILE into its --outp
         [ ! -e "$work/$1" ] || mv "$work/$1" "$out/$2.interrupted"
         exit $((ended ? ended : 1))
     fi
+}
+
+v1() {
+    local run preset
+    for run in "$@"; do
+        preset=${run%:*}
+        python $v1/tiny_llama_v1.py --preset "$preset" --num-steps "${run#*:}" --measure-peak --time-phases \
+            --metrics-out "$out/v1_$preset.json"
+        python $v1/tiny_llama_v1.py --preset "$preset" --num-steps 30 --profile-dir "$work/$preset" --metrics-out "$work/run.json"
+        gzip --no-name --best --stdout "$work/$preset"/profile_*.json >"$out/v1_${preset}_profile.json.gz"
+    done
 }
 
 ablation() {
@@ -96,7 +108,7 @@ for part in $parts; do
     declare -F "$part" >/dev/null || { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 for part in $parts; do
-    case $part in formats | sequence | kernels) "$part" "$@"; continue ;; esac
+    case $part in v1 | formats | sequence | kernels) "$part" "$@"; continue ;; esac
     for run in "$@"; do
         for precision in fp32 bf16; do
             preset=${run%:*} steps=${run#*:}

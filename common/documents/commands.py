@@ -10,10 +10,7 @@ from pathlib import Path
 
 from common import ROOT
 
-PATTERNS = (
-    "*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "version*_*/exercises/*.py", "version*_*/exercises/*/*.*",
-    "decoding/*.py",
-)  # fmt: skip
+PATTERNS = ("*.*", "results/*.sh", "slurm/*.sbatch", "version*_*/*.*", "decoding/*.py")  # those of exercises are on their pages
 START = {".py": '\nif __name__ == "__main__":', ".sh": "#!", ".sbatch": "#!"}  # in a file that is a command
 RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
 
@@ -21,7 +18,7 @@ RUN = {".py": "python", ".sh": "bash", ".sbatch": "sbatch"}
 def scripts() -> list[Path]:
     """The commands in files, folder by folder."""
     found = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if path.suffix in START]
-    return [path for path in found if path.parent.name not in ("common", "handouts") and START[path.suffix] in path.read_text()]
+    return [path for path in found if path.parent.name != "common" and START[path.suffix] in path.read_text()]
 
 
 def purpose(script: Path) -> str:
