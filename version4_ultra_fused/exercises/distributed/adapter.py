@@ -22,7 +22,7 @@ from common import exercises
 import numpy as np
 import torch
 import torch.distributed as dist
-from small_model import FeedForward, SmallModel, random_batch
+from small_model import SmallModel, random_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,12 +95,6 @@ def share(step: int = 0) -> list[Tensor]:
     return [part.chunk(RANKS)[dist.get_rank()] for part in batch(step)]
 
 
-def layer_inputs() -> tuple[FeedForward, Tensor, Tensor]:
-    """A feed-forward layer, its input x and the gradient dy of its output, [3, 15] each."""
-    torch.manual_seed(0)
-    return FeedForward(15, 20), torch.randn(3, 15, requires_grad=True), torch.randn(3, 15)
-
-
 def arrays(named: Iterable[tuple[str, Tensor | None]]) -> Arrays:
     return {name: tensor.detach().numpy() for name, tensor in named if tensor is not None}
 
@@ -156,15 +150,3 @@ def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
             optimizer.step()
     moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
     return arrays(ours.named_parameters()), counted.calls, sum(moment.numel() for moment in moments)
-
-
-def split_layer() -> tuple[Arrays, Counter, Counter]:
-    """Problem 4: output, gradient of the input and of this rank's weights, the collectives of the forward and backward pass."""
-    whole, x, dy = layer_inputs()
-    layer = load("problem4_tensor_parallel").ParallelFeedForward(whole)
-    with Collectives() as forward:
-        y = layer(x)
-    with Collectives() as backward:
-        y.backward(dy)
-    weights = ((f"{name} gradient", parameter.grad) for name, parameter in layer.named_parameters())
-    return arrays([("y", y), ("x gradient", x.grad), *weights]), forward.calls, backward.calls
