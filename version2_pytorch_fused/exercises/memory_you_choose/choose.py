@@ -1,7 +1,7 @@
 """Shows what your functions predict, who holds the peak of a snapshot, and trains Version 2 with your policy.
 
     python choose.py --preset medium --limit-gib 16
-    python choose.py --snapshot memory.json
+    python choose.py --snapshot ../../../results/h100/memory_snapshot_v2_medium.json
     python choose.py --train --preset tiny --num-steps 20            # what follows --train are flags of tiny_llama_v2.py
 
 KERNEL_EXERCISES=solution in front of a command takes the solution.
