@@ -254,9 +254,7 @@ def _end_of_a_rank(error: UsageError | RunError) -> int:
 
     Where the first of all, or of a node, may say the same, the others wait for GRACE seconds: torchrun ends them meanwhile.
     """
-    here, code = ranks.Ranks(), 2 if isinstance(error, UsageError) else 1
-    with contextlib.suppress(UsageError):  # of an environment that names no process
-        here = ranks.here()
+    here, code = ranks.here(), 2 if isinstance(error, UsageError) else 1
     if (here.rank and error.shared) or (here.local_rank and code == 2):
         time.sleep(GRACE)
     if here.main_process or not error.shared:

@@ -3,11 +3,8 @@
 import os
 from typing import NamedTuple
 
-from common.errors import UsageError
-
 FORMS = ("ddp", "zero1", "fsdp")  # of --parallel
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-NUMBERS = [name for name in VARIABLES if name != "MASTER_ADDR"]
 gloo_started = False  # in this process; its threads outlive the process group
 
 
@@ -26,13 +23,8 @@ class Ranks(NamedTuple):
 
 
 def here() -> Ranks:
-    """This process's place in its job. UsageError: the environment names none."""
+    """This process's place in its job."""
     if not all(name in os.environ for name in VARIABLES):
         return Ranks()
-    given = [os.environ[name] for name in NUMBERS]
-    if all(text.isascii() and text.isdigit() for text in given):
-        rank, local_rank, world_size, port = map(int, given)
-        if rank < world_size and port < 2**16:
-            return Ranks(rank, local_rank, world_size, launched=True)
-    said = ", ".join(f"{name}={text}" for name, text in zip(NUMBERS, given, strict=True))
-    raise UsageError(f"the environment names no process of a job ({said}): torchrun sets these variables; or unset them")
+    rank, local_rank, world_size = (int(os.environ[name]) for name in VARIABLES[:3])
+    return Ranks(rank, local_rank, world_size, launched=True)

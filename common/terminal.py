@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from common import ranks
+
 LEAST, MOST = 80, 120  # columns
 SECONDS = 5.0  # between two lines of progress
 
@@ -59,7 +61,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     done, start, notes, line = threading.Event(), time.monotonic(), [""], Line(sys.stderr)
 
     def speak() -> None:
-        while not done.wait(SECONDS) and os.environ.get("RANK", "0") == "0":  # `ranks.here` may refuse the environment
+        while not done.wait(SECONDS) and ranks.here().main_process:
             line.show(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}")
 
     def note(text: str) -> None:

@@ -268,12 +268,6 @@ def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
         distributed.form(run_options(tiny_llama_v1, *QUICK, "--parallel", "fsdp", *flags), forms)
 
 
-def test_an_environment_that_names_no_process_is_refused(as_rank, refused):
-    as_rank(2)
-    said = refused(SCRIPT, *QUICK)
-    assert "RANK=2, LOCAL_RANK=2, WORLD_SIZE=2" in said and said.endswith(": torchrun sets these variables; or unset them\n")
-
-
 @pytest.mark.parametrize("rank, shared, said", [(0, True, "error: lost\n"), (1, True, ""), (1, False, "error: rank 1: lost\n")])
 def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_rank, monkeypatch, capsys, rank, shared, said):
     def fail():
