@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -56,21 +56,18 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is done, and for how long, after SECONDS; yields a function that takes how far it has come ("12% encoded")."""
-    done, start, notes, line = threading.Event(), time.monotonic(), [""], Line(sys.stderr)
+def progress(what: str) -> Iterator[None]:
+    """Says what is done, and for how long, after SECONDS."""
+    done, start, line = threading.Event(), time.monotonic(), Line(sys.stderr)
 
     def speak() -> None:
         while not done.wait(SECONDS) and ranks.here().main_process:
-            line.show(f"{what}: {time.monotonic() - start:.0f} s{notes[-1]}")
-
-    def note(text: str) -> None:
-        notes[-1] = f", {text}"
+            line.show(f"{what}: {time.monotonic() - start:.0f} s")
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()
     try:
-        yield note
+        yield
     finally:
         done.set()
         thread.join()

@@ -1,6 +1,6 @@
 """The files of the studies: the fields of each schema, checked when a file is read.
 
-benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json, sequence_memory.json and predictions.json.
+benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json and predictions.json.
 Unknown keys are allowed, and kept. Times are in ms.
 """
 
@@ -168,14 +168,6 @@ class FlopCounts(TypedDict):
     parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]  # forward FLOPs: needed, and executed by code that masks
     run: TimedRun
     work: NotRequired[list[Work]]
-
-
-class SequenceMemory(TypedDict):
-    """The runs of a group stand together, the shortest first: a `growth.Run` each, its record without losses and step times."""
-
-    schema: Literal["tiny-llama-sequence-memory/1"]
-    command: str
-    runs: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class Prediction(TypedDict):

@@ -89,12 +89,8 @@ def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
     return replace(options, switches=cli.switches(cli.parse(own, flags), defaults))
 
 
-def random_batch(options: Options, device: torch.device, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
-    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S].
-
-    Of several processes, each gets its part of a batch of world_size x B sequences, in the order of the ranks.
-    """
-    generator = torch.Generator().manual_seed(options.seed)
-    shape = (world_size, options.batch_size, options.seq_len + 1)
-    ids = torch.randint(options.model.vocab_size, shape, generator=generator)[rank].to(device)
+def random_batch(options: Options, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S]."""
+    generator, shape = torch.Generator().manual_seed(options.seed), (options.batch_size, options.seq_len + 1)
+    ids = torch.randint(options.model.vocab_size, shape, generator=generator).to(device)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

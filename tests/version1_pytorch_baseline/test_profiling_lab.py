@@ -3,8 +3,7 @@
 import shutil
 import sys
 
-from common.files import read, read_json
-from common.records import lab_file
+from common.files import read_json
 from tests.conftest import ROOT, V1, finished
 
 import pytest
@@ -17,22 +16,12 @@ SOLVED = ("--implementation", "solution")
 def test_measure_writes_every_part_and_its_conditions(run_script, tmp_path):
     done = run_script(LAB, "measure", *SOLVED, "--output", "lab.json", *SMALL, TORCHDYNAMO_DISABLE="1")
     assert "qkv_projection" in done.stdout and "written: lab.json" in done.stdout
-    result = read_json(tmp_path / "lab.json", lab_file.SCHEMA)
+    result = read_json(tmp_path / "lab.json", "tiny-llama-profiling-lab/1")
     assert {"command", "date", "device", "environment", "jax", "ceilings"} <= result.keys()
     assert result["precision"] == "fp32" and result["sizes"]["seq_lens"] == [16, 32]
-    assert all(result[part] for part in lab_file.PARTS)
+    assert all(result[part] for part in ("components", "optimizations", "frameworks"))
     assert {row["bound"] for row in result["components"]["pytorch"]} <= {"compute", "memory", "launch"}
     assert [row["seq_len"] for row in result["frameworks"]] == [16, 32]
-
-
-@pytest.mark.parametrize("device", ["cpu", "h100"])
-def test_recorded_files_fill_the_tables(device):
-    result = read(ROOT / "results" / device / "profiling_lab.json", lab_file.Lab)
-    for part in lab_file.PARTS:
-        header, rows = lab_file.rows(part, result[part])
-        assert rows and all(len(row) == len(header) for row in rows)
-    shares = [row[3] for row in lab_file.rows("components", result["components"])[1] if row[0] == "PyTorch"]
-    assert len(shares) == 5 and sum(shares) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

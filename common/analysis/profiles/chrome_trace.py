@@ -126,8 +126,8 @@ def length(intervals: list[Interval]) -> float:
 
 def load(path: Path) -> Trace:
     """Reads a .json or .json.gz file."""
-    with progress(f"reading {path}") as note:
-        host, device, notes = trace_events.read(path, note)
+    with progress(f"reading {path}"):
+        host, device, notes = trace_events.read(path)
     operators = [event for event in host if event.kind == "operator"]
     if not device and not operators:
         raise UsageError(f"{path} is not a trace of torch.profiler (no operators, no kernels): `page.py` draws it")

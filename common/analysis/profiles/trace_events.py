@@ -6,7 +6,7 @@ Times are microseconds as the profiler wrote them, with their fractions. Events 
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,17 +97,12 @@ def is_of_pytorch(path: Path) -> bool:
     return any(isinstance(event, dict) and kind(str(event.get("cat"))) in ("operator", *DEVICE) for event in events(path))
 
 
-def read(path: Path, note: Callable[[str], None]) -> tuple[list[Event], list[Event], tuple[str, ...]]:
-    """The events of the host and of the device in order of start, the outermost first, and notes on those that were left out.
-
-    `note` is told from time to time how many were read.
-    """
+def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
+    """The events of the host and of the device in order of start, the outermost first, and notes on those that were left out."""
     found: list[Event] = []
     damaged: list[str] = []
     shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
-    for number, event in enumerate(events(path)):
-        if number % 10_000 == 0:
-            note(f"{number:,} events")
+    for event in events(path):
         try:
             if made := _event(event, shared):
                 found.append(made)

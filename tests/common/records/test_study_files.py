@@ -11,7 +11,7 @@ import pytest
 
 READERS = {
     files.schema_of(model): lambda path, model=model: files.read(path, model)
-    for model in (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark, study_files.SequenceMemory)
+    for model in (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark)
 } | {files.schema_of(study_files.Benchmark): study_files.read_benchmark}
 MEASURED = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") in READERS]
 

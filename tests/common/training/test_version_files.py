@@ -62,11 +62,9 @@ def test_a_flag_that_the_version_does_not_have_is_refused():
         version_files.switched(tiny_llama_v1, options, "--enable-qkv-fusion")
 
 
-def test_several_processes_share_the_random_batch_of_one():
+def test_the_random_batch_is_that_of_the_seed():
     options = version_files.resolve(version_files.parser(None).parse_args(["--batch-size", "2", "--seq-len", "8"]))
-    ranks = [version_files.random_batch(options, torch.device("cpu"), rank, 3) for rank in range(3)]
-    options = replace(options, batch_size=6)
-    for parts, expected in zip(zip(*ranks, strict=True), version_files.random_batch(options, torch.device("cpu")), strict=True):
-        assert torch.equal(torch.cat(parts), expected)
+    ids, targets = version_files.random_batch(options, torch.device("cpu"))
+    assert ids.shape == (2, 8) and torch.equal(ids[:, 1:], targets[:, :-1])
     other = version_files.random_batch(replace(options, seed=1), torch.device("cpu"))
     assert not torch.equal(other[0], version_files.random_batch(options, torch.device("cpu"))[0])

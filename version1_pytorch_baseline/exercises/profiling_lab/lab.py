@@ -36,7 +36,6 @@ from common.errors import UsageError
 from common.files import writable_file, write_measurement
 from common.precision import Precision
 from common.records.fields import Ceilings
-from common.records.lab_file import PARTS, SCHEMA, rows
 from common.training import ceilings, record
 
 import torch
@@ -46,6 +45,8 @@ LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
 OPTIMIZATIONS = {"baseline": 0, "compiled": 1, "sdpa": 2, "flash": 3}  # name: optimization level
+WAYS = {"optimizations": tuple(OPTIMIZATIONS), "frameworks": ("PyTorch eager", "PyTorch compiled", "JAX jit")}
+PARTS = ("components", *WAYS)  # of profiling_lab.json; one that was not measured is None
 WARMUP, ITERATIONS = 3, 20  # calls in every measurement of profiling.py
 UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor bytes explain it
 MIB = 2**20
@@ -193,6 +194,21 @@ def measure_part(part: str, profiling: ModuleType, options: Namespace, device: t
     return [{"seq_len": length, "ms": compare(1, heads, length, d_k, kind)} for length in options.seq_lens]
 
 
+def rows(part: str, measured: Any) -> tuple[list[str], list[list[Any]]]:
+    """The header and the rows of a part's table."""
+    if part in WAYS:
+        ways = WAYS[part]
+        return ["S", *(f"{way} ms" for way in ways)], [[row["seq_len"], *map(row["ms"].get, ways)] for row in measured]
+    body = []
+    for framework, found in measured.items():
+        total = sum(result["time_ms"] for result in found or [])
+        for result in found or []:
+            flops, moved, memory = result["flops"], result["bytes_moved"], result["memory_mb"] or None  # 0: not measured
+            time = [result["time_ms"], 100 * result["time_ms"] / total, memory]
+            body.append([framework, result["name"], *time, flops / 1e9, moved / 1e6, flops / moved, result["bound"]])
+    return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], body
+
+
 def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
     """Measures the parts and writes the file after each, so that a stopped measurement keeps the parts before."""
     if not options.output:
@@ -200,7 +216,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     writable_file(options.output, "--output")
     devices.configure(device, seed=0)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
-    result = record.header(SCHEMA, device) | dict.fromkeys(PARTS) | {
+    result = record.header("tiny-llama-profiling-lab/1", device) | dict.fromkeys(PARTS) | {
         "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None, "precision": peaks(device)["precision"],
         "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks(device),
     }  # fmt: skip
