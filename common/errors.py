@@ -19,7 +19,3 @@ class UsageError(_OneLine, ValueError):
 
 class RunError(_OneLine, RuntimeError):
     """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1."""
-
-
-class OutOfMemory(RunError):
-    """Memory ran out."""

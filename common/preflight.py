@@ -8,7 +8,6 @@ Exit code 0 says that Version 1 can be run, 1 that it can't.
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -30,7 +29,7 @@ import torch
 SCHEMA = "tiny-llama-preflight/1"
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "amd-smi", "nsys", "ncu", "nvidia-smi")
-NEEDED = ("torch", "packages", "training", "text")  # without which no version runs
+NEEDED = ("torch", "training", "text")  # without which no version runs
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,6 @@ def pytorch() -> Check:
 def _numbers(version: str) -> list[int]:
     """ "2.13.0+cpu" -> [2, 13]."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
-
-
-def packages() -> Check:
-    [block] = re.findall(r"^dependencies = \[(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
-    installed = {package.name.lower() for package in importlib.metadata.distributions()}
-    missing = [name for name in re.findall(r'"([\w-]+)>=', block) if name not in installed]
-    return Check("packages", not missing, f"no {', '.join(missing)}: run `make setup`" if missing else "all are installed")
 
 
 def gpu(device: torch.device) -> Check:
@@ -130,7 +122,6 @@ def tools() -> Check:
 def checks(device: torch.device) -> Iterator[Check]:
     """Each check as soon as it is made."""
     yield pytorch()
-    yield packages()
     yield gpu(device)
     yield training(device)
     yield text()

@@ -11,7 +11,7 @@ captured-tuned (that with max-autotune) and captured-fp8 (by torchao). FP8, Lige
 model can be captured too (v1-captured), and a version's switch be off (v4-no-early-update). `--models available` takes all that
 can run here but these, FP8 and captured-tuned, and names those that cannot. The metric energy needs an NVIDIA GPU.
 
-Writes benchmark.json (measured), and from it benchmark.csv, .html and .md, into --output-dir.
+Writes benchmark.json (measured), and from it benchmark.csv and .md, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same.
 """
 
@@ -26,7 +26,6 @@ from common.files import writable_file
 from common.studies import benchmark, benchmark_report, known_models
 from common.training import version_files
 
-KINDS = ("csv", "html", "json", "md")
 AVAILABLE, PRESET = "available", "preset"
 
 
@@ -60,7 +59,7 @@ def main() -> int:
     models, shapes = benchmark.plan(options, known)
     path = writable_file(options.output_dir / "benchmark.json", "--output-dir")
     code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
-    print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark', KINDS)}")
+    print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark')}")
     return code
 
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]  # by the names in COLUMNS
 
 
 def analyze(path: Path) -> Report:
-    """The report on a benchmark.json, as .csv, .html, .json and .md. Errors of `read`; RunError: nothing was measured."""
+    """The report on a benchmark.json, as .csv, .json and .md. Errors of `read`; RunError: nothing was measured."""
     measured = study_files.read_benchmark(path)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]

@@ -11,7 +11,6 @@ from types import ModuleType
 from common import cli
 from common.analysis.reports import critical_path, flop_counts, profile_summary
 from common.errors import UsageError
-from common.files import writable_folder
 from common.records import step_profile
 from common.training import version_files
 
@@ -41,19 +40,13 @@ def profile(version: ModuleType, description: str | None) -> int:
 def profile_kernels(version: ModuleType, description: str | None) -> int:
     """Parses the command line, profiles `version` or takes a profile, and shows the kernels of a step; returns the exit code."""
     parser = version_files.run_parser(version, description, analyzed="a profile, or a folder of some,")
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write the report there too, and every launch as CSV")
     arguments = cli.parse(parser)
-    paths, folder, code = [step_profile.find(path) for path in arguments.analyze_existing or ()], arguments.output_dir, 0
-    if folder:
-        writable_folder(folder, "--output-dir")
-        if len(paths) > 1:
-            raise UsageError("--output-dir takes the report on one profile: give one to --analyze-existing")
+    paths, code = [step_profile.find(path) for path in arguments.analyze_existing or ()], 0
     if not paths:
         run = version.train(version_files.run_options(version, arguments))
         paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
     for path in paths:
-        report = critical_path.report(path, step_profile.read(path), arguments.sort_by)
-        print(report.publish(folder, critical_path.STEM) if folder else report.terminal())
+        print(critical_path.report(path, step_profile.read(path), arguments.sort_by).terminal())
     return code
 
 

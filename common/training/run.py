@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common import data, files, ranks, signals, spans
 from common import device as devices
-from common.errors import OutOfMemory, RunError, UsageError, first_line
+from common.errors import RunError, UsageError, first_line
 from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
@@ -371,7 +371,7 @@ def explained(options: Options) -> Iterator[None]:
         raise
     except (RuntimeError, MemoryError) as error:
         if devices.is_out_of_memory(error):
-            raise OutOfMemory(
+            raise RunError(
                 f"out of memory: lower --batch-size or --seq-len (now {options.batch_size} and {options.seq_len}), "
                 "take a smaller --preset, or try --use-amp"
             ) from error

@@ -44,7 +44,7 @@ COMMANDS = {
         V2 / "generate_fusion_report.py",
         "--baseline before --fused after --output out/fusion.md --ablation ablation.json",
     ),
-    "critical_path": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json --output-dir path"),
+    "critical_path": (V4 / "run_ultra_profiling.py", "--analyze-existing branches/profile_1.json"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from common.files import write_json
 from tests import branched_traces
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT
 from tests.records import profile, record
 
 import pytest
@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="needs Triton")
 
 V4 = ROOT / "version4_ultra_fused"
 SCRIPT = V4 / "run_ultra_profiling.py"
-QUICK = (*TINY, "--data", "synthetic", "--num-steps", "3", "--warmup-steps", "1")
 
 
 def row(shown: str, name: str) -> list[str]:
@@ -26,14 +25,8 @@ def test_a_profile_is_shown(execute, tmp_path):
     assert row(shown, "_adamw")[-2:] == ["10", "3"]  # us on the path, and the gap before
 
 
-def test_no_profile_one_without_its_trace_other_conditions_and_a_folder_that_is_none_are_refused(refused, tmp_path):
+def test_no_profile_and_one_without_its_trace_are_refused(refused, tmp_path):
     assert "profile_1.json does not exist" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
 
     write_json(tmp_path / "profile_1.json", profile(record(version="v4"), [{"name": "aten::mm"}]))
     assert "cannot read trace_1.json" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
-
-    paths = [branched_traces.write(tmp_path / str(size), training__batch_size=size) for size in (4, 8)]
-    assert "--output-dir takes the report on one profile" in refused(SCRIPT, "--analyze-existing", *paths, "--output-dir", "out")
-
-    (tmp_path / "file").touch()
-    assert "--output-dir: cannot write in file" in refused(SCRIPT, *QUICK, "--output-dir", "file")

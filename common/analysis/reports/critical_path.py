@@ -23,7 +23,6 @@ from common.records.step_profile import Profile
 import numpy
 import pandas
 
-STEM = "critical_path"  # of the report's files
 ROWS = 30  # in the table of kernels
 HOW_TO_READ = (
     "The critical path goes back from the kernel that ends last, each time to the one that ended last before the start. "
@@ -118,7 +117,7 @@ def kernel_table(step: Step) -> tables.Table:
 
 
 def report(path: Path, profile: Profile, sort_by: str | None = None) -> Report:
-    """Conditions, summary and kernels of a step (critical_path.csv); the summary of the profile instead where no kernel of a GPU
+    """Conditions, summary and kernels of a step; the summary of the profile instead where no kernel of a GPU
     ran. The trace lies beside the profile at `path`; `sort_by` is as in `profile_summary.report`.
     """
     result, trace = Report("Critical path of a training step"), graph_replays.load(path.parent / profile["trace"])
@@ -131,6 +130,6 @@ def report(path: Path, profile: Profile, sort_by: str | None = None) -> Report:
     result.table(["quantity", "of the step"], summary(measured).items())
     header, rows = kernel_table(measured)
     title = f"Kernels of the step, {min(ROWS, len(rows))} of {len(rows)}, those longest on the critical path first"
-    result.table(header, rows, title, csv=STEM, code=["kernel"], least=["launches", "phase"], top=ROWS)
+    result.table(header, rows, title, code=["kernel"], least=["launches", "phase"], top=ROWS)
     result.text(HOW_TO_READ)
     return result

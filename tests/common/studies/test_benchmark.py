@@ -108,7 +108,7 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
     assert "process RSS" in printed.out
     folder = tmp_path / "benchmark_suite"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".html", ".json", ".md"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md"]
     measured = read_json(folder / "benchmark.json", schema_of(Benchmark))
     assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
