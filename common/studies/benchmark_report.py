@@ -131,8 +131,8 @@ def energy_table(measured: Benchmark) -> Table:
         if cell["status"] == "ok":
             size, length, ms = cell["batch_size"], cell["sequence_length"], job_runner.medians(cell)["ms"]
             mj = 1e3 * median(run["joules"] for run in cell["runs"])
-            rows.append([cell["model"], size, length, ms, mj / 1e3, mj / (size * length), mj / ms])
-    return ["model", "B", "S", "ms/step", "J/step", "mJ/token", "W"], rows
+            rows.append([cell["model"], size, length, ms, mj / 1e3, mj / (size * length)])
+    return ["model", "B", "S", "ms/step", "J/step", "mJ/token"], rows
 
 
 def accuracy_table(measured: Benchmark) -> Table:

@@ -20,7 +20,7 @@ def waits_and_warms_up(harness: Harness, start: Start) -> float:
 
 
 def reads_memory(harness: Harness, start: Start) -> float:
-    """Seconds of an update of all buffers / the claim."""
+    """Seconds of an update of all buffers, after some that do not count (a real GPU captures the first) / the claim."""
     device = start()
     claim = harness(lambda: device).seconds
     timed(device, update_all)

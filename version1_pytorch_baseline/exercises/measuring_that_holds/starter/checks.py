@@ -20,7 +20,7 @@ def waits_and_warms_up(harness: Harness, start: Start) -> float:
 
 
 def reads_memory(harness: Harness, start: Start) -> float:
-    """Seconds of an update of all buffers / the claim."""
+    """Seconds of an update of all buffers, after some that do not count (a real GPU captures the first) / the claim."""
     raise NotImplementedError("reads_memory: problem 1 of README.md")
 
 
