@@ -135,7 +135,7 @@ class Decoding(Header):
     model: Model
     precision: Compute
     operations: str  # the version whose they are, or "fused"
-    mode: Literal["eager", "captured", "compiled", "compiled, captured"]
+    mode: Literal["eager", "captured"]
     prompt_tokens: PositiveInt
     tokens: PositiveInt
     prefill_ms: Summary

@@ -1,7 +1,7 @@
 """The problems of ../README.md: the KV cache, attention of one query to it, and the bytes that a token needs.
 
-Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above. Then `generate.py --exercise`
-writes text with your functions. No shape may depend on the position, and the host may not read it.
+Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above. With KERNEL_EXERCISES=starter in
+front, `python generate.py` writes text with your functions. No shape may depend on the position, which the host may not read.
 """
 
 from common.config import ModelConfig
