@@ -21,6 +21,7 @@ LAB = V1 / "exercises/profiling_lab"
 V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
 LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
 MEMORY, DECODING = ROOT / "version2_pytorch_fused/exercises/memory_you_choose", ROOT / "decoding"
+COMPILER = ROOT / "version2_pytorch_fused/exercises/why_compile_did_not_help"
 LESSONS = (LADDER, MEASURING, MEMORY, DECODING)  # a test's name begins with its problem
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
 STARTERS = [
@@ -92,6 +93,17 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder,
         else:
             problem = name.removeprefix("test_").removeprefix("exercise").replace("_", "")  # 1aadd, ropeforward
             assert problem.startswith(found[2] if folder == V4 else found[2][0]), f"{name} fails with {found[2]}"
+
+
+def test_each_addition_to_version_2_fails_a_test_until_it_is_repaired(tmp_path):
+    code, cases = run_tests(COMPILER, "starter", tmp_path / "results.xml")
+    failed = {name for name, message in cases if message is not None}
+    assert code == 1 and failed == {
+        "test_the_loss_is_one_graph", "test_steps_after_the_first_compile_nothing",
+        "test_the_optimizer_takes_all_parameters_at_once",
+    }  # fmt: skip
+    code, cases = run_tests(COMPILER, "solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) == 6
 
 
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)

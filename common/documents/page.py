@@ -27,7 +27,14 @@ def main() -> None:
 
 def report(*paths: Path) -> Report:
     """The page of one file or of two."""
-    return run_page.compare(paths) if paths[1:] else run_page.build(paths[0])
+    return run_page.compare(paths, study_report) if paths[1:] else run_page.build(paths[0], study_report)
+
+
+def study_report(schema: str) -> run_page.Renderer | None:
+    """What makes the report of a study's record; it needs PyTorch, which the pages of other files do not."""
+    from common.documents import sections
+
+    return sections.RENDERERS.get(schema)
 
 
 def command() -> None:

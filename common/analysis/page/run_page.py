@@ -4,12 +4,12 @@
     trace of torch.profiler              timeline, time by span, kernels, memory, critical path
     file of another profiler             kernels; a timeline where it has times, and memory traffic where it has counters
     other Chrome trace                   timeline, and the events by name
-    record of a run                      its report
+    record of a run or of a study        its report
 
 Two files have both timelines, what limits each step, and the launches that went and came.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile, Sums
 
+Renderer = Callable[[Path], Report]
+Renderers = Callable[[str], Renderer | None]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
@@ -139,11 +141,13 @@ def _add_critical_path(result: Report, trace: Trace) -> None:
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
 
 
-def build(path: Path) -> Report:
-    """The page of a file."""
+def build(path: Path, renderers: Renderers) -> Report:
+    """The page of a file; `renderers` gives that of a study's record by its schema."""
     source, schema = load_kernels.recognize(path), _schema(path)
     if schema == run_record.SCHEMA:
         return runs.show([path])
+    if schema.startswith("tiny-llama") and source == "JSON" and (render := renderers(schema)):
+        return render(path)
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None)
@@ -154,13 +158,13 @@ def build(path: Path) -> Report:
     return of_kernels(path, load_kernels.load(path))
 
 
-def compare(paths: Sequence[Path]) -> Report:
+def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
     """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
     if all(_schema(path) == run_record.SCHEMA for path in paths):
         result = runs.show(paths)
         result.text(run_facts.ONE_PROCESS)
         return result
-    both = [build(path) for path in paths]
+    both = [build(path, renderers) for path in paths]
     sections = [section for report in both for section in report.sections]
     timelines = [item.content for section in sections for item in section.items if item.kind == "timeline"]
     have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)

@@ -37,6 +37,7 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
     (H200 / "traces/v4_small.json.gz", ["Time of the step by kind of work", "Timeline", "Kernels", "Critical path"]),
     (FIXTURES / "new_kernel_trace.csv", ["Timeline", "Kernels"]),
     (FIXTURES / "ncu_raw.csv", ["Kernels", "Memory traffic"]),
+    (H200 / "kernels_loss.json", ["Rates", "Times"]),
 ], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
 def test_other_files(path, expected):
     assert titles(build(path)) == expected
@@ -129,8 +130,8 @@ def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_pat
     page = build(gpu_profile.with_name("trace_2.json"), tmp_path / "trace_3.json")
     assert "kernels per step, by span" in page.markdown()
 
-    with pytest.raises(UsageError, match=r"curve_v1\.json have nothing in common"):
-        build(gpu_profile, H200 / "curve_v1.json")
+    with pytest.raises(UsageError, match=r"kernels_loss\.json have nothing in common"):
+        build(gpu_profile, H200 / "kernels_loss.json")
 
     page = build(H200 / "curve_v1.json", H200 / "curve_v3.json")
     assert [row[0] for row in page.sections[0].items[1].content.rows] == ["curve_v1.json", "curve_v3.json"]

@@ -1,0 +1,24 @@
+"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution those of solution/. All flags are Version 2's.
+
+    python run.py --num-steps 10 --enable-torch-compile
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+from common import cli, exercises
+from version2_pytorch_fused import tiny_llama_v2 as v2
+
+additions = exercises.load(Path(__file__).parent, "additions")
+
+
+def main() -> int:
+    v2.swiglu, v2.TinyLlama, v2.make_optimizer = additions.swiglu, additions.TinyLlama, additions.make_optimizer
+    return v2.main()
+
+
+if __name__ == "__main__":
+    cli.command(main)

@@ -1,0 +1,79 @@
+"""Tests of your repairs: `pytest test_exercises.py`, or with KERNEL_EXERCISES=solution of the solution. They need no compiler."""
+
+from pathlib import Path
+
+from common import exercises
+from common.config import ModelConfig
+from common.training import version_files
+from version2_pytorch_fused import tiny_llama_v2 as v2
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.utils._python_dispatch import TorchDispatchMode
+
+additions = exercises.load(Path(__file__).parent, "additions")
+OPTIONS = version_files.switched(v2, version_files.resolve(version_files.parser(None).parse_args([])))
+CONFIG = ModelConfig(hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64, max_sequence_length=8)
+IDS = torch.arange(16).view(2, 8)
+
+
+@pytest.fixture
+def model() -> v2.TinyLlama:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    return additions.TinyLlama(CONFIG, v2.SWITCHES)
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_loss_is_one_graph(model, monkeypatch):
+    monkeypatch.setattr(v2, "swiglu", additions.swiglu)
+    loss = torch.compile(model.loss, backend="eager", fullgraph=True)  # raises where a graph would break
+    assert loss(IDS, IDS).isfinite()
+
+
+def test_steps_after_the_first_compile_nothing(model):
+    counter = torch._dynamo.testing.CompileCounter()
+    loss = torch.compile(model.loss, backend=counter)
+    loss(IDS, IDS)
+    compiled = counter.frame_count
+    for _ in range(3):
+        loss(IDS, IDS)
+    assert counter.frame_count == compiled
+
+
+def test_the_optimizer_takes_all_parameters_at_once(model):
+    optimizer = additions.make_optimizer(model, OPTIONS)
+    model.loss(IDS, IDS).backward()
+    optimizer.step()  # makes its state
+    with Counted() as counted:
+        optimizer.step()
+    assert counted.count < 5 * len(list(model.parameters()))
+
+
+def test_activations_are_clipped():
+    gate, up = torch.tensor([20.0, 20.0, 1.0]), torch.tensor([1e4, -1e4, 2.0])
+    torch.testing.assert_close(additions.swiglu(gate, up), torch.tensor([1e4, -1e4, 2 * torch.tensor(1.0).sigmoid().item()]))
+
+
+def test_passes_are_counted(model):
+    for _ in range(3):
+        model.loss(IDS, IDS)
+    assert int(model.passes) == 3
+
+
+def test_the_model_computes_what_version_2_does(model):
+    plain = v2.TinyLlama(CONFIG, v2.SWITCHES)
+    plain.load_state_dict(model.state_dict())
+    for each in (model, plain):
+        each.loss(IDS, IDS).backward()
+    torch.testing.assert_close(model.embed_tokens.weight.grad, plain.embed_tokens.weight.grad)

@@ -1,0 +1,160 @@
+"""Times launches on the host, for the problem (explanations): what one costs in PyTorch, Triton, a compiled and a captured graph.
+
+    python launch_cost.py                     # needs a GPU; two to four minutes, most of them torch.compile's
+    python launch_cost.py --presets tiny
+
+Nothing waits for the GPU while the host is timed, and the kernels of calls and chains are shorter than their launches. The file
+launch_cost.json has three lists:
+
+    calls     one launch, with less and more of Python around it
+    chains    x = silu(x W) x, 20 times over with its gradient: eager, compiled, with Version 3's kernel, and that captured
+    steps     a training step in bf16 of compiled Version 2 and of Version 3, in turns
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
+sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import cli
+from common import device as devices
+from common.analysis.output import tables
+from common.config import PRESETS
+from common.errors import UsageError
+from common.files import write_measurement
+from common.options import Options
+from common.precision import Precision
+from common.terminal import progress
+from common.timing import benchmark
+from common.training import record, version_files
+from version3_triton import kernels
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import DeviceType
+
+OUT = Path("launch_cost.json")
+LINKS = 20  # of a chain
+VERSIONS = {"v2-compile": ("2_pytorch_fused/tiny_llama_v2.py", "--enable-torch-compile"), "v3": ("3_triton/tiny_llama_v3.py",)}
+
+
+def host_us(function: Callable[[], object], calls: int) -> float:
+    """Microseconds of the host for a call, the median of seven rounds; the GPU catches up between the rounds."""
+    times = []
+    for _ in range(8):  # the first warms up
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(times[1:])
+
+
+def launches(function: Callable[[], object]) -> int:
+    """Kernels and copies that one call launches, after one that may compile."""
+    function()
+    with torch.profiler.profile() as profile:
+        function()
+        torch.cuda.synchronize()
+    return sum(event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in profile.events())
+
+
+def calls(device: torch.device) -> list[dict[str, Any]]:
+    from version3_triton.kernels.launch_sizes import ceil_div, tile
+    from version3_triton.kernels.rms_norm import _rms_norm_forward
+
+    rows, size = 256, 512
+    x, out, weight = (torch.ones(shape, device=device) for shape in ((rows, size), (rows, size), size))
+    y, rstd = torch.empty_like(x), torch.empty(rows, device=device)
+    blocks = tile("norm_forward", size, device)
+    constants = {"ADD": False, "COPY": False, "ROWS": blocks.rows, "BLOCK": blocks.columns}
+    arguments, grid = (x, None, weight, x, y, rstd, None, rows, size, 1e-6), (ceil_div(rows, blocks.rows), 1, 1)
+
+    def triton_launch() -> Any:
+        return _rms_norm_forward[grid](*arguments, **constants, num_warps=blocks.warps)
+
+    compiled = triton_launch()
+    ways: dict[str, Callable[[], object]] = {
+        "PyTorch, an operation that has its result's memory": lambda: torch.mul(x, x, out=out),
+        "PyTorch, its own RMSNorm": lambda: F.rms_norm(x, (size,), weight, 1e-6),
+        "Triton, a compiled kernel by its handle": lambda: compiled[grid](*arguments, *constants.values(), False),
+        "Triton, the same by kernel[grid]": triton_launch,
+        "Version 3's rms_norm around it": lambda: kernels.rms_norm(x, weight, 1e-6),
+    }
+    return [{"call": name, "host_us": host_us(way, calls=200)} for name, way in ways.items()]
+
+
+def chains(device: torch.device) -> list[dict[str, Any]]:
+    x = torch.ones(256, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
+    matrix = torch.eye(256, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def chain(value: Tensor, swiglu: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        for _ in range(LINKS):
+            value = swiglu(value @ matrix, value)
+        return value
+
+    def with_gradient(function: Callable[..., Tensor], swiglu: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(function(x, swiglu).sum(), (x, matrix))
+
+    ours = with_gradient(chain, kernels.swiglu)
+    ways = {
+        "eager": with_gradient(chain, kernels.reference.swiglu),
+        "compiled": with_gradient(torch.compile(chain), kernels.reference.swiglu),
+        "Version 3's kernel": ours,
+    }
+    found = [{"chain": name, "launches": launches(way), "host_us": host_us(way, calls=20)} for name, way in ways.items()]
+    captured = host_us(devices.capture_graph(ours), calls=20)
+    return [*found, {"chain": "that, captured", "launches": found[-1]["launches"], "host_us": captured}]
+
+
+def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
+    made: dict[str, Callable[[], object]] = {}
+    for name, (path, *flags) in VERSIONS.items():
+        version = version_files.load(Path(f"{ROOT}/version{path}"))
+        wanted = version_files.parser(None).parse_args(["--preset", preset, "--use-amp"])
+        options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
+        model = version.make_model(options).to(device)
+        step = version.make_step(model, version.make_optimizer(model, options), Precision(device, torch.bfloat16))
+        batch = version_files.random_batch(options, device)
+        made[name] = lambda step=step, batch=batch: step(batch)
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(5):
+        for name, step in made.items():
+            times[name] += benchmark(step, device, warmup=5)
+    found = []
+    for name, step in made.items():
+        ms, count = statistics.median(times[name]), launches(step)
+        found.append({"preset": preset, "version": name, "launches": count, "ms": ms, "us_per_launch": 1e3 * ms / count})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="*", choices=PRESETS, default=["tiny", "small", "medium"], help="of the whole steps")
+    arguments = cli.parse(parser)
+    device = devices.select("auto")
+    if not devices.is_gpu(device) or kernels.missing(device):
+        raise UsageError("launch_cost.py times launches of Triton kernels: it needs a GPU")
+    devices.configure(device, seed=0)
+    measured = record.header("tiny-llama-launch-cost/1", device, "bf16")
+    with progress("timing launches"):
+        measured["calls"], measured["chains"] = calls(device), chains(device)
+        for row in measured["chains"]:
+            row["us_per_launch"] = row["host_us"] / row["launches"]
+        measured["steps"] = [row for preset in arguments.presets for row in steps(preset, device)]
+    write_measurement(OUT, measured, "launch_cost.json")
+    for part in ("calls", "chains", "steps"):
+        rows = measured[part]
+        print(tables.markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else "")
+
+
+if __name__ == "__main__":
+    cli.command(main)
