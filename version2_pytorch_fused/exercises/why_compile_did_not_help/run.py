@@ -1,6 +1,6 @@
-"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution those of solution/. All flags are Version 2's.
+"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution with those of solution/. Flags as Version 2.
 
-    python run.py --num-steps 10 --enable-torch-compile
+python run.py --num-steps 10 --enable-torch-compile
 """
 
 import sys

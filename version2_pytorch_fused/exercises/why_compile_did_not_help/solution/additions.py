@@ -14,7 +14,7 @@ LIMIT = 1e4
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, clipped to [-LIMIT, LIMIT]; all [..., F]. No value decides what runs: clipping is one more fused operation."""
+    """silu(gate) * up, clipped to [-LIMIT, LIMIT]; all [..., F]. Clipping is one more elementwise operation to fuse."""
     return (F.silu(gate) * up).clamp(-LIMIT, LIMIT)
 
 
