@@ -154,17 +154,44 @@ def problem(page: Path, anchor: str) -> str:
     return text[start:]
 
 
+def rows_of_table(text: str, first: str) -> list[list[str]]:
+    """The cells of the table whose first heading is `first`, without its headings."""
+    table = text.partition(f"\n| {first} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
 def test_the_route_of_four_hours_adds_up_and_has_the_minutes_of_its_problems():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| stop |")[2].partition("\n\n")[0]
     total = 0
-    for row in table.splitlines()[2:]:
-        _, reading, problems, minutes = (cell.strip() for cell in row.strip("|").split("|"))
+    for stop, reading, problems, minutes in rows_of_table((ROOT / "README.md").read_text(encoding="utf-8"), "stop"):
         own = [(page, anchor, int(number)) for page, anchor, number in re.findall(r"\]\(([^)#]+)#([^)]+)\) (\d+)", problems)]
         for page, anchor, number in own:
             assert problem(ROOT / page, anchor).lstrip().startswith(f"*{number} min on a laptop"), anchor
-        assert int(reading) + sum(number for *_, number in own) == int(minutes), row
+        assert int(reading) + sum(number for *_, number in own) == int(minutes), stop
         total += int(minutes)
     assert total == 4 * 60
+
+
+def minutes_in(cell: str) -> int:
+    """The sum of a cell's numbers, without those that name a problem."""
+    return sum(map(int, re.findall(r"\d+", re.sub(r"\(\w+\)|problem \d", "", cell))))
+
+
+def test_the_instructors_agendas_add_up_and_have_the_minutes_of_the_problems():
+    """So do the slides."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
+    known = set(re.findall(r"^##+ Problem (?:\d )?\((\w+)\).*\n+\*(\d+) min on a laptop", pages, re.MULTILINE))
+    guide = (ROOT / "INSTRUCTOR_GUIDE.md").read_text(encoding="utf-8")
+    for text in (guide, (ROOT / "slides/slides.md").read_text(encoding="utf-8")):
+        named = set(re.findall(r"\((\w+)\),? (\d+)", text))
+        assert named and named <= known
+    clock = 0
+    for start, minutes, block, talk, problems in rows_of_table(guide, "start"):
+        assert start == f"{clock // 60}:{clock % 60:02}"
+        assert block == "Break" or int(minutes) == int(talk) + minutes_in(problems), block
+        clock += int(minutes)
+    assert clock == 4 * 60
+    whole_day = sum(minutes_in(cell) for _, cell in rows_of_table(guide, "block"))
+    assert f"## A full day: {whole_day} minutes\n" in guide
 
 
 def numbers(text: str) -> set[str]:
