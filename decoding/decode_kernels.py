@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 CHUNK = 128  # keys of a program
 TILES = {  # rows of a weight and columns that a program holds at once, and its warps: of 20, the fastest step on an H100
-    "qkv": (4, 512, 4), "o": (4, 1024, 8), "gate_up": (16, 256, 4), "down": (4, 1024, 8), "head": (8, 256, 4),
+    "qkv": (4, 512, 4), "o": (8, 1024, 8), "gate_up": (16, 256, 4), "down": (4, 1024, 8), "head": (8, 256, 4),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 VERSIONS = {path.stem[-2:]: path for path in sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))}
 DTYPES = {name: dtype for dtype, name in SHORT.items()}
-WARMUP = 3  # steps
+WARMUP = 3  # steps before the first, whose tokens the prompt then overwrites
 
 
 class Decoder:
@@ -55,9 +55,10 @@ class Decoder:
             self.model = version.make_model(version_files.switched(version, options)).to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
-        shape = (2, self.config.num_layers, self.config.num_key_value_heads, length + WARMUP, self.config.head_dim)
+        length = max(length, WARMUP + 1)
+        shape = (2, self.config.num_layers, self.config.num_key_value_heads, length, self.config.head_dim)
         self.keys, self.values = torch.zeros(shape, dtype=dtype, device=self.device)  # [L, K, T, Dh] each
-        self.ids = torch.zeros(length + WARMUP, dtype=torch.long, device=self.device)  # prompt and text
+        self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)  # of the newest token, which the cache lacks
         self.one: Callable[[Tensor, Tensor], Tensor] = self.logits  # of a decode step
         if operations == "fused":
@@ -80,10 +81,9 @@ class Decoder:
 
     def choose(self, logits: Tensor) -> Tensor:  # [V] -> [1]
         """The likeliest token; with a temperature, token i with the probability softmax(logits / temperature)_i."""
-        if not self.temperature:
-            return logits.argmax(0, keepdim=True)
-        waits = torch.empty_like(logits, dtype=torch.float32).exponential_()  # the first of exponential clocks, p_i their rates
-        return ((logits.float() / self.temperature).softmax(0) / waits).argmax(0, keepdim=True)
+        if self.temperature:  # noise of Gumbel's distribution makes the largest a draw of that softmax
+            logits = logits.float() / self.temperature - torch.empty_like(logits, dtype=torch.float32).exponential_().log()
+        return logits.argmax(0, keepdim=True)
 
     def prefill(self, prompt: Tensor) -> None:
         """Reads the prompt, [S], in one pass, and writes the first token."""
@@ -154,16 +154,14 @@ def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[l
     })  # fmt: skip
 
 
-def report(measured: Decoding) -> str:
-    decode, copy = measured["token_ms"], measured["copy_percent"]
-    return "\n".join([
-        f"prefill  {measured['prompt_tokens']} tokens in {measured['prefill_ms']['median']:.3g} ms; "
-        f"{measured['prefill_intensity']:,.3g} FLOP/byte",
-        f"decode   {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g}), "
-        f"{1e3 / decode['median']:,.4g} tokens/s; {measured['token_intensity']:,.3g} FLOP/byte",
-        f"bytes    {measured['weight_bytes'] / 1e6:,.4g} MB of weights and {measured['cache_bytes'] / 1e6:,.3g} MB of cache a "
-        f"token: {measured['bytes_per_second'] / 1e9:,.4g} GB/s" + (f", {copy:.1f}% of a measured copy" if copy else ""),
-    ])  # fmt: skip
+def report(measured: Decoding) -> None:
+    prefill, decode, copy = measured["prefill_ms"]["median"], measured["token_ms"], measured["copy_percent"]
+    print(f"prefill   {prefill:.3g} ms for {measured['prompt_tokens']} tokens; {measured['prefill_intensity']:,.3g} FLOP/byte")
+    print(f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})", end="; ")
+    print(f"{measured['token_intensity']:,.3g} FLOP/byte")
+    print(f"tokens/s  {1e3 / decode['median']:,.4g}")
+    print(f"MB/token  {measured['weight_bytes'] / 1e6:,.4g} of weights, {measured['cache_bytes'] / 1e6:,.3g} of cache")
+    print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}" + (f", {copy:.1f}% of a measured copy" if copy else ""))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -208,7 +206,7 @@ def main() -> None:
     if tokenizer:
         print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
     measured = recorded(arguments, decoder, len(prompt), times)
-    print(report(measured))
+    report(measured)
     if arguments.metrics_out:
         files.write_measurement(arguments.metrics_out, measured, "--metrics-out")
 
