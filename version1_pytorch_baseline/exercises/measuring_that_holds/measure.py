@@ -94,7 +94,7 @@ def show_checks(mine, on_gpu: bool) -> dict:
 def show_processes(mine, path: Path) -> None:
     one, other = study_files.read_benchmark(path)["cells"][:2]
     a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
-    compared = {f"both versions, {n} processes each": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
+    compared = {f"both versions, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
     compared[f"{one['model']}, first half and second half"] = a[: len(a) // 2], a[len(a) // 2 :]
     rows = [
         [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)] for name, (first, second) in compared.items()
