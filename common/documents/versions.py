@@ -8,10 +8,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from common import files
+from common.analysis.formulas import flops
 from common.analysis.output import run_facts, tables
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace, kernel_names
-from common.config import PRESETS
+from common.config import PRESETS, ModelConfig
 from common.documents.rows import conditions
 from common.errors import UsageError
 
@@ -138,6 +139,20 @@ def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
         return [kernels, None, None, median(case.times(model)), None]
     step, alone = median(case.times(model)), median(captured)
     return [kernels, 1e3 * step / kernels if kernels else None, step, alone, max(0.0, 100 * (1 - alone / step))]
+
+
+def batches(*paths: Path) -> str:
+    """Larger batches in bf16: a row for each cell of benchmarks, with its rate and, but in FP8, its MFU."""
+    rows, studies = [], [files.read_json(path) for path in paths]
+    for study in studies:
+        peak, config = run_facts.peak_flops(study | {"precision": {"compute": "bf16", "tf32": False}}), study["model"]
+        for cell in (each for each in study["cells"] if each["runs"]):
+            batch, length, ms = cell["batch_size"], cell["sequence_length"], cell["runs"][0]["step_ms"]["median"]
+            rate = flops.training_step(ModelConfig(**config), batch, length)["total"] / ms * 1e3
+            mfu = None if cell["model"].endswith("-fp8") or not peak else 100 * rate / peak
+            rows.append([cell["model"], f"{batch} x {length}", batch * length, ms, 1e3 * batch * length / ms, rate / 1e12, mfu])
+    header = ["model", "B x S", "tokens a step", "ms/step", "tokens/s", "TFLOP/s", "MFU %"]
+    return f"{conditions(studies)}\n\n{tables.markdown(header, rows)}"
 
 
 def kinds(*traces: Path) -> str:

@@ -43,7 +43,7 @@ for sections in PRESETS.values():
 EXPECTED = {  # by version: files that its pages name, of which some are left by each command
     V1: [
         "metrics_v1.json", "pytorch_profiles/profile_*.json", "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*",
-        "memory_analysis/run.html",
+        "memory_analysis/run.html", "memory_analysis/memory_timeline.html",
         "flops_analysis/flops_profile.json", "flops_analysis/mfu_analysis.csv",
         "flops_analysis/model_profile.txt", "bottleneck_analysis/bottlenecks_v1.md",
         "bottleneck_analysis/operator_timing.csv", "scaling_bs32/profile_*.json",

@@ -228,6 +228,14 @@ def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Pat
     return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
 
 
+def nothing_measured(commands: Sequence[str], output: Path) -> str:
+    """Writes a fusion report that has no numbers yet: the commands that measure them; returns a line that names its files."""
+    report = Report("What fusion changes")
+    report.text("Not measured yet. These commands measure it; then run the last one again:")
+    report.commands([*commands, f"python {shlex.join(sys.argv)}"])
+    return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
+
+
 def _newest(places: Sequence[Path]) -> Path:
     """The newest profile among files and folders; the names of profiles begin with their time."""
     found = [path for place in places for path in ([place] if place.is_file() else place.rglob("profile_*.json"))]

@@ -8,15 +8,21 @@ from typing import Any
 from common.analysis.page import run_page
 from common.analysis.profiles import chrome_trace, graph_replays
 from common.errors import RunError, UsageError
-from common.files import write_json
+from common.files import write_json, write_text
 from common.records import run_record, step_profile
 from common.records.run_record import TimedRun
 
 from torch.utils.tensorboard import SummaryWriter
 
+MEMORY_PAGE = """<!doctype html>
+<meta charset="utf-8"><meta http-equiv="refresh" content="0; url=run.html#memory"><title>Memory timeline</title>
+<a href="run.html#memory">The memory of this run</a>
+"""
+
 
 def write(path: Path, content: dict[str, Any], eager: Path | None = None) -> list[Path]:
-    """Writes a profile, TensorBoard's events and run.html from the trace that the profile names, beside it.
+    """Writes a profile, TensorBoard's events, run.html and, with memory, memory_timeline.html from the trace that the profile
+    names, beside it.
 
     Args:
         path: of the profile, profile_STAMP.json.
@@ -49,6 +55,9 @@ def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path
     written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
     written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
     if profile["profiled_steps"] and profile["operators"]:
+        if profile["memory_peak_bytes"] is not None:
+            write_text(folder / "memory_timeline.html", MEMORY_PAGE)
+            written.append(folder / "memory_timeline.html")
         written += run_page.of_run(path, trace).write(folder, "run", ("html",))
     return written
 

@@ -55,7 +55,7 @@ def test_memory_and_operators_are_shown_and_tensorboard_serves_them(execute, tmp
     for namespace in ("http://www.w3.org", "http://purl.org", "http://creativecommons.org"):
         page = page.replace(namespace, "")
     assert "<svg" in page and "http://" not in page, "the page needs nothing from elsewhere"
-    assert 'id="memory"' in page
+    assert 'id="memory"' in page and "run.html#memory" in (tmp_path / "pytorch_profiles/memory_timeline.html").read_text()
     assert printed.out.splitlines()[-2] == "  page         pytorch_profiles/run.html"
     assert "MiB allocated" in printed.out and "count as 0" not in " ".join(printed.out.split())
     (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")

@@ -143,6 +143,12 @@ def test_the_newest_pair_says_why_and_what_to_run(folders):
 # -------------------------------------------------------------------------------------------------------- fusion report
 
 
+def test_a_fusion_report_without_profiles_has_the_commands(execute, tmp_path):
+    execute(FUSION, "--output-dir", "out")
+    text = (tmp_path / "out/fusion_report.md").read_text()
+    assert "python tiny_llama_v2.py --num-steps 20" in text and "tiny_llama_v1.py" in text
+
+
 TITLES = ["Conditions", "Kernel counts and step time", "Ablation", "How to repeat"]
 
 
