@@ -222,7 +222,7 @@ def roofline(path: Path) -> Picture:
 
 def decoding(*paths: Path) -> Picture:
     """The prefill and the decode steps of records under their data sheet's roof, which they meet at its two ends."""
-    points = {}
+    points: dict[str, tuple[float, float]] = {}
     for path in paths:
         run = files.read(path, Decoding)
         how, prefill = f"{run['operations']}, {run['mode']}", run["prefill_flops"] / run["prefill_ms"]["median"] / 1e9

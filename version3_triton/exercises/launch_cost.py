@@ -18,6 +18,7 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -123,8 +124,7 @@ def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
         options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
         model = version.make_model(options).to(device)
         step = version.make_step(model, version.make_optimizer(model, options), Precision(device, torch.bfloat16))
-        batch = version_files.random_batch(options, device)
-        made[name] = lambda step=step, batch=batch: step(batch)
+        made[name] = functools.partial(step, version_files.random_batch(options, device))
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(5):
         for name, step in made.items():

@@ -16,7 +16,8 @@ additions = exercises.load(Path(__file__).parent, "additions")
 
 
 def main() -> int:
-    v2.swiglu, v2.TinyLlama, v2.make_optimizer = additions.swiglu, additions.TinyLlama, additions.make_optimizer
+    for name in ("swiglu", "TinyLlama", "make_optimizer"):
+        setattr(v2, name, getattr(additions, name))
     return v2.main()
 
 
