@@ -226,14 +226,14 @@ def decoding(*paths: Path) -> Picture:
     for path in paths:
         run = files.read(path, Decoding)
         how, prefill = f"{run['operations']}, {run['mode']}", run["prefill_flops"] / run["prefill_ms"]["median"] / 1e9
-        points |= {f"prefill, {run['operations']}": (run["prefill_intensity"], prefill)}
+        points |= {f"prefill, {how}": (run["prefill_intensity"], prefill)}
         points |= {f"decode, {how}": (run["token_intensity"], run["token_intensity"] * run["bytes_per_second"] / 1e12)}
     device = run_facts.device(run)
     figure, roof = _under_the_roof(path, device, run["precision"]["compute"], points)
     text = f"a prompt of {run['prompt_tokens']} tokens, and one token at a time after it, at {run['preset']}"
     figure.suptitle(f"Two ends of the roof of one {device}: {text}")
-    said = [f"{name} {format_number(reached)} TFLOP/s at {format_number(at)} FLOP/byte" for name, (at, reached) in points.items()]
-    return Picture("roofline-decoding", [*roof, points], f"Roofline of one {device} with {text}: {', '.join(said)}", figure)
+    said = [f"{name} {format_number(reached)}" for name, (_, reached) in points.items()]
+    return Picture("roofline-decoding", [*roof, points], f"Roofline of one {device}, TFLOP/s: {'; '.join(said)}", figure)
 
 
 def _under_the_roof(
