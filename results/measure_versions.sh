@@ -69,7 +69,7 @@ captured() {
 
 peers() {
     local models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
-    [ "$precision" = fp32 ] || models+=,captured-bf16,captured-tuned
+    [ "$precision" = fp32 ] || models+=,captured-bf16
     at_the_preset peers "$models"
 }
 

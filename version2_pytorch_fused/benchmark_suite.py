@@ -6,10 +6,10 @@
 
 Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile) or products in FP8 (v4-fp8),
 transformers' LLaMA: hf (eager), hf-compile, liger and liger-compile (with Liger's kernels), and a LLaMA fused by hand with
-PyTorch, compiled and captured as one graph: captured; with --use-amp captured-bf16 (bf16 weights over fp32 masters),
-captured-tuned (that with max-autotune) and captured-fp8 (by torchao). FP8, Liger and capture need a GPU. The step of each other
-model can be captured too (v1-captured), and a version's switch be off (v4-no-early-update). `--models available` takes all that
-can run here but these, FP8 and captured-tuned, and names those that cannot. The metric energy needs an NVIDIA GPU.
+PyTorch, compiled and captured as one graph: captured, and with --use-amp captured-bf16 (bf16 weights over fp32 masters). FP8,
+Liger and capture need a GPU. The step of each other model can be captured too (v1-captured), and a version's switch be off
+(v4-no-early-update). `--models available` takes all that can run here but these and FP8, and names those that cannot. The metric
+energy needs an NVIDIA GPU.
 
 Writes benchmark.json (measured), and from it benchmark.csv and .md, into --output-dir.
 The exit code is 1 if a model failed for another reason than memory, and the other models are measured all the same.

@@ -156,7 +156,7 @@ class CompiledAdamW(torch.optim.Optimizer):
     It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date; load weights before it is made.
     """
 
-    def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool | str) -> None:
+    def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool) -> None:
         # the other numbers are torch.optim.AdamW's
         super().__init__(model.parameters(), dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True))
         self.working = {}  # parameter: its copy

@@ -6,8 +6,6 @@
     liger-compile   the same compiled, with transformers' loss, as Liger's waits for the GPU; so its step can also be captured
     captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
     captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
-    captured-tuned  captured-bf16 compiled with max-autotune and coordinate descent, which takes minutes (GPU)
-    captured-fp8    captured with torchao's FP8 training of the blocks, one scale a tensor (GPU)
 
 A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. These
 choices keep transformers from doing extra work:
@@ -40,8 +38,6 @@ from torch import Tensor, nn
 
 # Module to import: what installs it, without a torch or triton that would replace the one that is there.
 TRANSFORMERS = {"transformers": "pip install 'transformers>=4.53'"}
-TORCHAO = {"torchao": "pip install --no-deps torchao"}
-TUNED = "max-autotune-no-cudagraphs"  # the mode of torch.compile
 LIGER = {"liger_kernel": "pip install --no-deps liger-kernel", "triton": "a GPU build of PyTorch, which brings triton"}
 
 
@@ -85,11 +81,10 @@ class Peer:
 
     name: str
     packages: dict[str, str] = field(default_factory=dict)
-    compiled: bool | str = False  # or a mode of torch.compile
+    compiled: bool = False
     liger: bool = False
     CAPTURED: bool = False  # as in a version: the model of `captured_peer`, whose step is captured unless asked otherwise
     working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
-    fp8: bool = False  # products of the blocks
 
     def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
         """Raises UsageError if the baseline cannot run here, or not in this precision (`precision.amp_dtype`)."""
@@ -98,34 +93,26 @@ class Peer:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")
         if (self.liger or self.CAPTURED) and not devices.is_gpu(device):
             raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU")
-        if (self.working or self.fp8) and amp_dtype != torch.bfloat16:
+        if self.working and amp_dtype != torch.bfloat16:
             raise UsageError(f"{self.name} needs --use-amp with bfloat16")
         if self.CAPTURED and (problem := devices.compile_problem(device)):
             raise UsageError(problem)
 
     def make_model(self, options: Options) -> nn.Module:
-        if not self.CAPTURED:
-            model = TinyLlama(options.model)
-            if self.liger:
-                from liger_kernel.transformers import apply_liger_kernel_to_llama
+        if self.CAPTURED:
+            return captured_peer.TinyLlama(options.model)
+        model = TinyLlama(options.model)
+        if self.liger:
+            from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-                apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
-            return model
-        from torch._inductor import config
-
-        config.coordinate_descent_tuning = self.compiled == TUNED
-        fused = captured_peer.TinyLlama(options.model)
-        if self.fp8:
-            from torchao.float8 import convert_to_float8_training
-
-            convert_to_float8_training(fused.layers)  # the head and attention stay in 16 bits
-        return fused
+            apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
+        return model
 
     def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
         if self.working:
             assert isinstance(model, captured_peer.TinyLlama)
             return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, self.compiled)
-        fused = self.CAPTURED or (self.liger and bool(self.compiled))
+        fused = self.CAPTURED or (self.liger and self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
 
     def make_step(self, model: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
@@ -145,15 +132,12 @@ class Peer:
         return step
 
 
-BF16 = torch.bfloat16
 EVERY = (
     Peer("hf", TRANSFORMERS),
     Peer("hf-compile", TRANSFORMERS, compiled=True),
     Peer("liger", TRANSFORMERS | LIGER, liger=True),
     Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
     Peer("captured", compiled=True, CAPTURED=True),
-    Peer("captured-bf16", compiled=True, CAPTURED=True, working=BF16),
-    Peer("captured-tuned", compiled=TUNED, CAPTURED=True, working=BF16),
-    Peer("captured-fp8", TORCHAO, compiled=True, CAPTURED=True, fp8=True),
+    Peer("captured-bf16", compiled=True, CAPTURED=True, working=torch.bfloat16),
 )
 PEERS = {peer.name: peer for peer in EVERY}

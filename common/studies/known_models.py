@@ -16,7 +16,7 @@ from common.precision import amp_dtype
 from common.studies import external_baselines
 from common.training import version_files
 
-COMPILED, FP8, CAPTURED, TUNED = "-compile", "-fp8", "-captured", "-tuned"
+COMPILED, FP8, CAPTURED = "-compile", "-fp8", "-captured"
 WITHOUT = "-no-"
 
 
@@ -59,13 +59,13 @@ def find(root: Path = ROOT) -> dict[str, Model]:
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The models that can run here, by name, but captured, FP8 and tuned ones and those without a switch.
+    """The models that can run here, by name, but captured and FP8 ones and those without a switch.
 
     A line says why each other model cannot.
     """
     device, names = devices.select(options.device), []
     for name, model in known.items():
-        if model.captured or name.endswith((FP8, TUNED)) or WITHOUT in name:
+        if model.captured or name.endswith(FP8) or WITHOUT in name:
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         try:

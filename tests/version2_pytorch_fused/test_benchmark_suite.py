@@ -28,7 +28,6 @@ def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypat
     monkeypatch.setattr(devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler")
     files = {"v1": Path("v1.py"), "v1-compile": Path("v1.py"), "absent": None, "present": None, "v1-fp8": Path("v1.py")}
     known = {name: known_models.Model(name, path) for name, path in files.items()}
-    known |= {"present-tuned": known_models.Model("present-tuned")}
     known |= {"v1-captured": known_models.Model("v1-captured", Path("v1.py"), captured=True)}
     assert known_models.available(CPU, known) == ["v1", "present"]
     assert capsys.readouterr().out.splitlines() == [
