@@ -15,7 +15,8 @@ import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-VENDOR_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
+OPTIONAL_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys", "tlparse")
+UNSOLVED = "why_compile_did_not_help"  # its page reads what the compiler says of the starter
 # Flags that are added last, and so replace the command's own: they repeat the work less often, or search less far.
 TRAINING = "--num-steps 4 --data synthetic"
 SMALL = {
@@ -87,10 +88,10 @@ def expanded(line: str) -> list[str]:
 def runs_here(line: str) -> bool:
     """TensorBoard does not end, and tests/test_exercises.py runs what pytest does here.
 
-    A vendor's profiler has to be there, an interpreter that works, and GPUs for their sizes.
+    An optional tool has to be there, an interpreter that works, and GPUs for their sizes.
     """
     tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
-    if tool in ("tensorboard", "pip", "pytest") or " pytest " in line or (tool in VENDOR_TOOLS and not shutil.which(tool)):
+    if tool in ("tensorboard", "pip", "pytest") or " pytest " in line or (tool in OPTIONAL_TOOLS and not shutil.which(tool)):
         return False
     if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
         return False
@@ -152,7 +153,9 @@ def clone(tmp_path: Path) -> Path:
     with open(folder / "common/config.py", "a") as config:
         config.write(PRESETS)
     for solution in folder.glob("version*/exercises/**/solution/*.py"):
-        shutil.copy(solution, solution.parents[1] / ("src" if solution.parents[1].name == "profiling_lab" else "starter"))
+        exercise = solution.parents[1]
+        if exercise.name != UNSOLVED:
+            shutil.copy(solution, exercise / ("src" if exercise.name == "profiling_lab" else "starter"))
     return folder
 
 
