@@ -103,7 +103,7 @@ def test_each_addition_to_version_2_fails_a_test_until_it_is_repaired(tmp_path):
         "test_the_optimizer_takes_all_parameters_at_once",
     }  # fmt: skip
     code, cases = run_tests(COMPILER, "solution", tmp_path / "results.xml")
-    assert code == 0 and len(cases) == 6
+    assert code == 0 and len(cases) == 9
 
 
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
