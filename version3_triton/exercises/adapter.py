@@ -109,23 +109,3 @@ def launch_attention(
         H=heads, GROUPS=heads // k.shape[1], DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
     )  # fmt: skip
     return o, lse, visited
-
-
-# ------------------------------------------------------------------------------------------------------------------- rope
-
-
-def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """Every head of x turned by its position; one program per token and head.
-
-    Args:
-        x: [B, S, heads, Dh]; tokens with one stride, as the queries of one product with keys and values are. Others are copied.
-        cos, sin: [S, Dh].
-        sign: 1 or -1.
-    """
-    batch, length, heads, head_dim = x.shape
-    out, grid, tokens = new_output(x, *x.shape), (batch * length, heads), x.flatten(0, 1)
-    if tokens.stride()[1:] != (head_dim, 1):
-        tokens = tokens.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
-    launch(kernel, grid, (out,), tokens, cos, sin, out, length, tokens.stride(0), SIGN=sign, HALF=head_dim // 2)
-    return out

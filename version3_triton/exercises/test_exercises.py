@@ -2,7 +2,6 @@
 
     pytest test_exercises.py -k exercise1         # one exercise
     pytest test_exercises.py -k exercise1_b       # one problem
-    pytest test_exercises.py -k rope              # one of MORE_PROBLEMS.md
 
 On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
 wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
@@ -26,7 +25,6 @@ import adapter  # noqa: E402
 basics = adapter.load("exercise1_triton_basics")
 swiglu = adapter.load("exercise2_swiglu_optimization")
 flash = adapter.load("exercise3_flash_attention")
-rope = adapter.load("rope")
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 ROUNDINGS = 16  # tolerance, in roundings of the largest number
@@ -173,34 +171,3 @@ def test_exercise3_d_the_kernel_skips_the_others(length, block_m, block_n):
     q, k, v = heads_of_one_product(1, 1, length, 16)
     _, _, visited = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, block_m, block_n)
     assert visited.sum(-1).unique().tolist() == [flash.visited_blocks(length, block_m, block_n)]
-
-
-def rope_inputs(batch: int, length: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x [B, S, heads, Dh] as a part of longer sequences and wider tokens, and tables of angles; NaN after each token."""
-    x = random(batch, length, heads * head_dim, dtype=dtype).unflatten(2, (heads, head_dim))
-    angles = torch.randn(length, head_dim // 2, device=DEVICE).repeat(1, 2)
-    return x, angles.cos(), angles.sin()
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
-
-
-ROPE_SHAPES = [(1, 1, 1, 2), (1, 7, 3, 16), (2, 5, 3, 16), (3, 7, 2, 64)]  # a batch of one keeps the stride of a token
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
-def test_rope_forward(shape: tuple[int, int, int, int], dtype: torch.dtype):
-    x, cos, sin = rope_inputs(*shape, dtype)
-    check(adapter.launch_rope(rope.rope_kernel, x, cos, sin, 1), turned(x.double(), cos.double(), sin.double()), dtype)
-
-
-@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
-def test_rope_backward(shape: tuple[int, int, int, int]):
-    """The same kernel with SIGN = -1 computes the gradient of x."""
-    x, cos, sin = rope_inputs(*shape, torch.float32)
-    dy, wide = torch.randn(*shape, 2, device=DEVICE)[..., 0], x.double().requires_grad_()
-    (exact,) = torch.autograd.grad(turned(wide, cos.double(), sin.double()), wide, dy.double())
-    check(adapter.launch_rope(rope.rope_kernel, dy, cos, sin, -1), exact, torch.float32)
