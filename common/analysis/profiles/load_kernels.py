@@ -42,31 +42,17 @@ SUPPORTED_FILES_HINT = (
     "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv or *_results.db of rocprofv3, "
     "pmc_perf.csv of rocprof-compute, or the output of ncu --csv"
 )
-# Other files that a user may give, with the message for each.
+FOREIGN = f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}"
+# Other files: what would be taken for launches, and what a profiler writes beside the file that holds kernels.
 REFUSALS = {
     "empty": "is empty",
-    "other": f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
-    "binary": f"is binary, and none of the files that hold kernels: give {SUPPORTED_FILES_HINT}",
-    "zstd": "is packed by zstd: unpack it with `zstd -d`",
-    "UTF-16": "is text in UTF-16: save it as UTF-8",
-    "JSON": f"is JSON, but neither a trace (no traceEvents) nor a profile: give {SUPPORTED_FILES_HINT}",
-    "rocpd without kernels": f"(rocpd) {NO_ROWS}",
-    "database": "is a SQLite database, but not one of rocpd (no view `kernels`): give a *_results.db of rocprofv3",
+    "other": FOREIGN,
+    "JSON": FOREIGN,
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
-    "API trace": "holds API calls, copies or allocations, not kernels: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
     "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
     "counters of a pass": "is one pass of rocprof-compute: run `rocprof-compute analyze -p FOLDER`, give the pmc_perf.csv",
-    "ceilings": "holds measured ceilings, not kernels: give the pmc_perf.csv beside it",
-    "rocprof v1": "is of rocprof, before rocprofv3: profile with `rocprofv3 --kernel-trace --output-format csv --`",
-    "nsys": "is a table of nsys: profile with torch.profiler or ncu",
-    "ncu report": "is a report of ncu: export it with `ncu --import FILE --page raw --csv > kernels.csv`",
-    "ncu summary": "is a summary of ncu, without launches: leave --print-summary out",
-    "ncu log": "is output of ncu without a table: profile with --csv, and look for ==ERROR== in it",
 }
-BEGINNINGS = {
-    b"(\xb5/\xfd": "zstd", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", b"NVR\0": "ncu report",
-}  # fmt: skip
 JSON_MARKS = {"rocprofiler-sdk-tool": "rocprofv3 JSON", step_profile.SCHEMA: "profile", "traceEvents": "pytorch-trace"}
 # Columns that tell the CSV files of AMD's and NVIDIA's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
@@ -74,12 +60,7 @@ CSV_KINDS: tuple[tuple[set[str], str], ...] = (
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID", *TIMES}, "rocprof-compute"),
     ({"Kernel_Name", "Counter_Name"}, "counters"),
     ({"Kernel_Name", *TIMES}, "rocprofv3-kernel-trace"),
-    (TIMES, "API trace"),
     ({"Name", "Calls", "TotalDurationNs"}, "rocprofv3-kernel-stats"),
-    ({"KernelName", "BeginNs", "EndNs"}, "rocprof v1"),
-    ({"HBMBw"}, "ceilings"),
-    ({"Time (%)", "Total Time (ns)"}, "nsys"),
-    ({"Start (ns)", "Duration (ns)"}, "nsys"),
     (set(), "other"),
 )
 
@@ -154,20 +135,15 @@ def recognize(path: Path) -> str:
         head = file.read(HEAD_BYTES)
     if head.startswith(rocm.SQLITE):
         return rocm.source_of_database(path)
-    for beginning, source in BEGINNINGS.items():
-        if head.startswith(beginning):
-            return source
     head = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if b"\0" in head or not head:
-        return "binary" if head else "empty"
+        return "other" if head else "empty"
     if head[:1] in (b"{", b"["):
         marks = JSON_MARKS | ({"ph": "pytorch-trace"} if head[:1] == b"[" else {})
         return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "JSON")
     text = files.read_text(path)
     if match := ncu.HEADER.search(text):
-        return "ncu summary" if "Invocations" in match[0] else "ncu"
-    if "==PROF==" in text or "==ERROR==" in text:
-        return "ncu log"
+        return "other" if "Invocations" in match[0] else "ncu"  # a summary has no launches
     first_line = text.lstrip().split("\n", 1)[0]
     columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))
     source = next(source for needed, source in CSV_KINDS if needed <= columns)

@@ -71,9 +71,7 @@ def source_of_database(path: Path) -> str:
     counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
     if "counters_collection" in views and _query(path, counted):
         return "counters of a pass"
-    if "kernels" not in views:
-        return "database"
-    return "rocpd" if _query(path, "SELECT 1 FROM kernels LIMIT 1") else "rocpd without kernels"
+    return "rocpd" if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
 
 
 def read_rocpd(path: Path) -> Kernels:

@@ -24,9 +24,9 @@ DETAILS = (FIXTURES / "ncu_details.csv").read_text()
     (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
     (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
     (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "API calls"),
-    ('Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n', "is a table of nsys"),
+    ('Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n', "is none of the files that hold kernels"),
     (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
-    ('{"schema": "tiny-llama-run/1"}', "neither a trace"),
+    ('{"schema": "tiny-llama-run/1"}', "is none of the files that hold kernels"),
     (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
 ], ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None)  # fmt: skip
 def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message):
