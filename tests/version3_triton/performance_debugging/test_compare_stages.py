@@ -57,18 +57,13 @@ def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_comp
     ({"loss": {"all": [200.0, 9.0, 6.0]}}, "the loss starts at 200.0, a uniform guess costs 6.9"),
     ({"loss": {"all": [6.9, 6.9, 8.0]}}, "it learns less: the loss ends at 7.27, Version 1's at"),
     ({"stage": {"updated": 1}}, "13 of 14 parameters never get a gradient"),
-    ({"step_ms": slow(80.0)}, "4.0 times stage 5's step; of +60.0 ms: +46.0 aten::bmm, +14.0 aten::mm"),
+    ({"step_ms": slow(80.0)}, "4.0 times stage 5's step"),
     ({"step_ms": slow(10.0)}, "2.0 times as fast as stage 5: what does it leave out?"),
     ({"step_ms": slow(25.0)}, "nothing found"),  # within the spread of processes
     ({"phases_ms": dict.fromkeys(("forward", "backward", "optimizer"), slow(8 / 3) | {"count": 3}), "device": {"kind": "cuda"}},
      "the phases add up to 40% of the step: their clock does not wait for the device"),
 ], ids=("start", "learning", "gradient", "slower", "faster", "spread", "clock"))  # fmt: skip
 def test_each_rule(results, changes, found):
-    for name, shares in {"stage2": (0.6, 0.4), "stage5": (0.1, 0.9)}.items():
-        rows = "".join(
-            f"{operator},operator,1,1,1,,,{share}\n" for operator, share in zip(("aten::bmm", "aten::mm"), shares, strict=True)
-        )
-        (results / f"{name}_profile.csv").write_text("name,category,calls,total_ns,mean_ns,min_ns,max_ns,share\n" + rows)
     if "device" in changes:
         for path in results.glob("*.json"):
             change(path, device=changes["device"])

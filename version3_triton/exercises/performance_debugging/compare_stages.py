@@ -4,7 +4,7 @@
     python compare_stages.py --results-dir results --output results/comparison.md
 
 It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version 1), stageN_metrics.json and
-stageN_fixed_metrics.json, and the profiles stageN_profile.csv. All runs must have the same configuration. `loss` is the loss of
+stageN_fixed_metrics.json. All runs must have the same configuration. `loss` is the loss of
 the first step, and the mean of the last five; samples/s is the batch size over the median step; the optimizer has moments for the
 parameters that ever got a gradient. These rules decide "what is wrong":
 
@@ -12,9 +12,8 @@ parameters that ever got a gradient. These rules decide "what is wrong":
     gradient    the optimizer never had a gradient for a parameter
     learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower or faster than those of stage 5 by more than 1.5: one process a side cannot tell less. For
-                slower steps the report names the three rows of the profile that grew most in ms (share of the profile x step);
-                runs with a fix have no profile
+    speed       the steps are slower or faster than those of stage 5 by more than 1.5: one process a side cannot tell less;
+                where the time went, the profiles stageN_profile.csv say
 """
 
 import argparse
@@ -31,7 +30,6 @@ from typing import NamedTuple
 from common import cli
 from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.profiles import kernel_names, kernel_table
 from common.errors import UsageError
 from common.files import Amount, check, writable_file, write_text
 from common.records import run_record
@@ -60,13 +58,12 @@ class StageRun(run_record.TimedRun):
 
 
 class Stage(NamedTuple):
-    """A run of a stage, and the share of each name in its profile; empty without a profile."""
+    """A run of a stage."""
 
     number: int
     fixed: bool
     run: run_record.TimedRun
     updates: Updates | None  # None for Version 1
-    shares: dict[str, float]
 
     @property
     def name(self) -> str:
@@ -106,8 +103,7 @@ def read(folder: Path) -> list[Stage]:
             if problems := run_record.unusable(path, run):
                 raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
             updates = None if number == V1 else check(path, run, StageRun)["stage"]
-            profile = {} if fixed else shares(folder / f"stage{number}_profile.csv")
-            found.append(Stage(number, fixed, run, updates, profile))
+            found.append(Stage(number, fixed, run, updates))
     found.sort(key=lambda stage: stage[:2])
     for number in (V1, V3):
         if not any(stage.number == number for stage in found):
@@ -117,14 +113,6 @@ def read(folder: Path) -> list[Stage]:
         if differing := run_record.differences(conditions[0], own):
             raise UsageError(f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again")
     return found
-
-
-def shares(path: Path) -> dict[str, float]:
-    """The share of the time of each name in the table of a profile, 0 to 1; empty without a file."""
-    if not path.exists():
-        return {}
-    frame = kernel_table.read_frame(path)
-    return dict(zip(frame["name"], kernel_table.numbers(path, frame, "share"), strict=True))
 
 
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
@@ -140,20 +128,10 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
     if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
         found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
     if stage.step > SPEED * v3.step:
-        found.append(f"{stage.step / v3.step:.1f} times stage 5's step{grown(stage, v3)}")
+        found.append(f"{stage.step / v3.step:.1f} times stage 5's step")
     if v3.step > SPEED * stage.step:
         found.append(f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?")
     return found
-
-
-def grown(stage: Stage, v3: Stage) -> str:
-    """The three rows of the profile whose time in a step grew most compared with stage 5."""
-    if not stage.shares or not v3.shares:
-        return ""
-    more = {name: share * stage.step - v3.shares.get(name, 0.0) * v3.step for name, share in stage.shares.items()}
-    most = sorted(more, key=more.__getitem__, reverse=True)[:3]
-    named = (f"{more[name]:+.1f} {kernel_names.short_name(name, 40)}" for name in most if more[name] > 0)
-    return f"; of {stage.step - v3.step:+.1f} ms: {', '.join(named)}"
 
 
 def row(stage: Stage, v1: Stage) -> list[object]:
