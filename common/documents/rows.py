@@ -92,16 +92,9 @@ def conditions(records: Iterable[Mapping[str, Any]]) -> str:
 def profile_facts(path: Path) -> dict[str, object]:
     """What the profile beside a run's record says of a step: limits, launches, and the share of each span in a profiled step."""
     run, profile = run_record.read_timed(path), step_profile.read(path.with_name(f"{path.stem}_profile.json.gz"))
-    profiled_ms, step_us = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3, 1e3 * run["step_ms"]["median"]
+    profiled_ms = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     limits, shares = bandwidth.step_limits(profile, run), dict.fromkeys((f"{span} %" for span in SPANS), 0.0)
     for span, phases in step_profile.span_milliseconds(profile).items():
         shares[f"{span} %"] = 100 * sum(phases.values()) / profiled_ms
     idle = limits["GPU idle %"]
-    facts: dict[str, object] = {"rest %": 100 - sum(shares.values()) if idle is None else idle, **shares, **limits}
-    busy_us, launches = profile["device_busy_us"] / profile["profiled_steps"], profile["launch"]["count"]
-    if profile["kernels"] and launches:
-        facts["us of work per launch"] = busy_us * profile["profiled_steps"] / launches
-        facts["us of the step per launch"] = step_us * profile["profiled_steps"] / launches
-        facts["no kernel %"] = 100 * (1 - busy_us / step_us)
-        facts["bound: no waiting"] = step_us / busy_us
-    return facts
+    return {"rest %": 100 - sum(shares.values()) if idle is None else idle, **shares, **limits}
