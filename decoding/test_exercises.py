@@ -39,15 +39,18 @@ def test_problem1_attend(heads, kv_heads):
         torch.testing.assert_close(cache.attend(q[:, :, i : i + 1], keys, values, position), expected[:, :, i : i + 1])
 
 
-def test_problem1_attend_reads_no_position():
+def test_problem1_reads_no_position():
     """On the device `meta` no number exists, so code that reads one fails; a captured step reads none either."""
     q, keys = torch.empty(1, 8, 1, 16, device="meta"), torch.empty(2, 8, 16, device="meta")
-    assert cache.attend(q, keys, keys, torch.empty(1, dtype=torch.long, device="meta")).shape == q.shape
+    position = torch.empty(1, dtype=torch.long, device="meta")
+    assert cache.append(keys, keys, q[:, :2], q[:, :2], position) is None
+    assert cache.attend(q, keys, keys, position).shape == q.shape
 
 
 def test_problem2_bytes():
-    """Numbers of 2 bytes: the embedding, which is also the head; of each of two layers its matrices and norms; the last norm."""
+    """The embedding, which is also the head; of each of two layers its matrices and norms; the last norm."""
     sizes = {"num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = ModelConfig(vocab_size=100, hidden_size=64, intermediate_size=128, **sizes)
     weights = 100 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
-    assert cache.token_bytes(config, 10, 2) == (2 * weights, 2 * 10 * 2 * 2 * 2 * 16)
+    for itemsize in (2, 4):
+        assert cache.token_bytes(config, 10, itemsize) == (itemsize * weights, itemsize * 10 * 2 * 2 * 2 * 16)
