@@ -9,7 +9,7 @@ Harness = Callable[[Start], Claim]
 
 
 def waits_and_warms_up(harness: Harness, start: Start) -> float:
-    """The larger of two ratios: first claim / second claim, and seconds a launch by your own clock / second claim."""
+    """The larger of: first / second claim, and the second call's seconds per launch by `device.now()` / second claim."""
     device = start()
     first = harness(lambda: device).seconds
     launches, begin = device.launches, device.now()
@@ -20,7 +20,7 @@ def waits_and_warms_up(harness: Harness, start: Start) -> float:
 
 
 def reads_memory(harness: Harness, start: Start) -> float:
-    """Seconds of an update of all buffers, after some that do not count (a real GPU captures the first) / the claim."""
+    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures its first update."""
     device = start()
     claim = harness(lambda: device).seconds
     timed(device, update_all)
@@ -44,7 +44,7 @@ def repeats(harness: Harness, start: Start, processes: int = 10) -> float:
 
 
 def computes(harness: Harness, start: Start) -> float:
-    """The result that x, doubled in place, should have / the result that the harness claims then."""
+    """The result that x, doubled in place, should give / the result that the harness then claims."""
     device = start()
     before = harness(lambda: device).result
     device.x *= 2

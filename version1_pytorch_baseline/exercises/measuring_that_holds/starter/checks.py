@@ -1,7 +1,11 @@
 """Five checks of harnesses and a permutation test. ../README.md has the problems.
 
-A check returns a ratio: about 1 or less for a harness that holds. `harness(lambda: device)` runs a harness on your device.
-Replace each line that names its problem.
+A check returns a ratio: about 1 or less for a harness that holds. Replace each line that names its problem.
+
+- `harness(lambda: device)` runs a harness on your device, which is warm when you do so again.
+- `device.launches` before and after such a call tells how many launches it made.
+- `device.x *= 2` changes x in place. A captured graph would not see another x.
+- Equal differences may differ in their last bits, so `p_value` needs a tolerance.
 """
 
 # ruff: noqa: F401  (imports for your code)
@@ -15,12 +19,12 @@ Harness = Callable[[Start], Claim]
 
 
 def waits_and_warms_up(harness: Harness, start: Start) -> float:
-    """The larger of two ratios: first claim / second claim, and seconds a launch by your own clock / second claim."""
+    """The larger of: first / second claim, and the second call's seconds per launch by `device.now()` / second claim."""
     raise NotImplementedError("waits_and_warms_up: problem 1 of README.md")
 
 
 def reads_memory(harness: Harness, start: Start) -> float:
-    """Seconds of an update of all buffers, after some that do not count (a real GPU captures the first) / the claim."""
+    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures its first update."""
     raise NotImplementedError("reads_memory: problem 1 of README.md")
 
 
@@ -35,7 +39,7 @@ def repeats(harness: Harness, start: Start, processes: int = 10) -> float:
 
 
 def computes(harness: Harness, start: Start) -> float:
-    """The result that x, doubled in place, should have / the result that the harness claims then."""
+    """The result that x, doubled in place, should give / the result that the harness then claims."""
     raise NotImplementedError("computes: problem 1 of README.md")
 
 
