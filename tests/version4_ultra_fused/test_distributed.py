@@ -11,7 +11,7 @@ import pytest
 
 FOLDER = ROOT / "version4_ultra_fused/exercises/distributed"
 README = (FOLDER / "README.md").read_text()
-SECTIONS = dict(re.findall(r"^## Problem (\d)(.*?)(?=^## )", README, re.MULTILINE | re.DOTALL))
+SECTIONS = dict(re.findall(r"^## Problem (\d)(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL))
 COLLECTIVES = {"0": 1, "1": 2, "3": 3 * 22 + 2}  # of the preset large by stage
 
 
