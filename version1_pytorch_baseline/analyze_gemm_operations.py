@@ -3,7 +3,7 @@
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"
 
-Writes gemm_analysis.json after each shape of batch and sequence, and from it at the end gemm_analysis.csv and .md, into
+Writes gemm_analysis.json after each shape of batch and sequence, and from it at the end gemm_analysis.csv, .md and .png, into
 --output-dir.
 """
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from common import device as devices
 from common import files
-from common.analysis.output import run_facts, tables
+from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.reports import roofline
 from common.config import ModelConfig
@@ -187,6 +187,7 @@ def analyze(measured: Mapping[str, Any]) -> Report:
         "measurement. Repeated calls find operands in a cache, so a small product can be faster than its roofline bound.",
         f"Noisy, since p20 to p80 spans more than {run_facts.NOISY} % of the median: {noisy} of {len(shapes)} shapes.",
     )
+    report.figure(lambda: figure(measured, rows, conditions), "gemm_analysis", "Roofline of all products")
     last = rows[(rows[POINT] == rows[POINT].iloc[-1]).all(axis=1)]
     size = " x ".join(map(str, last[POINT].iloc[0]))
     report.table(SHOWN, last[SHOWN].astype(object).to_numpy().tolist(), f"Products at B x S = {size}; the CSV file has all")
@@ -216,3 +217,17 @@ def describe(measured: Mapping[str, Any]) -> pandas.DataFrame:
         gflop=flops / 1e9, tflops=flops / rows["ms"] / 1e9, intensity=flops / moved,
         ceiling_percent=1e5 * least["compute"] / rows["ms"], limit=least.idxmax(axis=1),
     )  # fmt: skip
+
+
+def figure(measured: Mapping[str, Any], rows: pandas.DataFrame, title: str) -> "plots.Figure":
+    """The roofline with a point for each product and phase."""
+    result = plots.new(8, 6)
+    result.suptitle(f"Matrix products of a training step: {title}", wrap=True)
+    axes = result.subplots()
+    roofline.draw_roof(axes, measured["ceilings"], rows["intensity"])
+    axes.set_title(roofline.describe(measured["ceilings"]), fontsize=10)
+    for i, (name, own) in enumerate(rows.groupby("gemm", sort=False)):
+        colour, marker = plots.style(i).values()
+        axes.scatter(own["intensity"], own["tflops"], c=colour, marker=marker, label=name)
+    result.legend(loc="outside lower center", ncols=5)
+    return result
