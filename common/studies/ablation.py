@@ -144,7 +144,7 @@ def build(
     return train, peak if devices.is_gpu(device) else None
 
 
-def count(train: Callable[[], Tensor]) -> kernel_table.Kernels:
+def count(train: Callable[[], object]) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
     with tempfile.TemporaryDirectory() as folder:

@@ -32,6 +32,7 @@ from common.errors import UsageError
 from common.files import write_measurement
 from common.options import Options
 from common.precision import Precision
+from common.studies import ablation
 from common.terminal import progress
 from common.timing import benchmark
 from common.training import record, version_files
@@ -40,11 +41,13 @@ from version3_triton import kernels
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import DeviceType
 
 OUT = Path("launch_cost.json")
 LINKS = 20  # of a chain
-VERSIONS = {"v2-compile": ("2_pytorch_fused/tiny_llama_v2.py", "--enable-torch-compile"), "v3": ("3_triton/tiny_llama_v3.py",)}
+VERSIONS = {  # file and flags
+    "v2-compile": ("version2_pytorch_fused/tiny_llama_v2.py", "--enable-torch-compile"),
+    "v3": ("version3_triton/tiny_llama_v3.py",),
+}
 
 
 def host_us(function: Callable[[], object], calls: int) -> float:
@@ -60,12 +63,10 @@ def host_us(function: Callable[[], object], calls: int) -> float:
 
 
 def launches(function: Callable[[], object]) -> int:
-    """Kernels and copies that one call launches, after one that may compile."""
-    function()
-    with torch.profiler.profile() as profile:
-        function()
-        torch.cuda.synchronize()
-    return sum(event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in profile.events())
+    """Kernels, copies and fills that one call launches, after one that may compile."""
+    counted = ablation.count(function)
+    assert counted.steps, "a trace of ours marks its steps"
+    return round(counted.table.calls.sum() / counted.steps)
 
 
 def calls(device: torch.device) -> list[dict[str, Any]]:
@@ -119,7 +120,7 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
 def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
     made: dict[str, Callable[[], object]] = {}
     for name, (path, *flags) in VERSIONS.items():
-        version = version_files.load(Path(f"{ROOT}/version{path}"))
+        version = version_files.load(Path(f"{ROOT}/{path}"))
         wanted = version_files.parser(None).parse_args(["--preset", preset, "--use-amp"])
         options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
         model = version.make_model(options).to(device)
