@@ -17,9 +17,9 @@ from torch import Tensor
 GUARD = 4096  # elements after an output: more than any block of the exercises
 
 
-def load(folder: Path, exercise: str) -> ModuleType:
-    """The exercise's file in the folder's starter/, or with KERNEL_EXERCISES=solution in its solution/."""
-    which = os.environ.get("KERNEL_EXERCISES", "starter")
+def load(folder: Path, exercise: str, unset: str = "starter") -> ModuleType:
+    """The exercise's file in the folder that KERNEL_EXERCISES names, starter/ or solution/, or in `unset` if it is not set."""
+    which = os.environ.get("KERNEL_EXERCISES", unset)
     if which not in ("starter", "solution"):
         raise UsageError(f"KERNEL_EXERCISES is {which!r}: set it to solution, or leave it unset for starter/")
     if str(folder / which) not in sys.path:

@@ -5,6 +5,7 @@ python run.py --num-steps 10 --enable-torch-compile
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
@@ -16,9 +17,9 @@ additions = exercises.load(Path(__file__).parent, "additions")
 
 
 def main() -> int:
-    for name in ("swiglu", "TinyLlama", "make_optimizer"):
-        setattr(v2, name, getattr(additions, name))
-    return v2.main()
+    names = ("swiglu", "TinyLlama", "make_optimizer")
+    with mock.patch.multiple(v2, **{name: getattr(additions, name) for name in names}):
+        return v2.main()
 
 
 if __name__ == "__main__":
