@@ -78,10 +78,10 @@ def test_problem2_peak(kind, tmp_path):
     model = build(8, kind)
     weights = sum(weight.numel() for weight in model.parameters())
     _, most = allocated(lambda: loss(model).backward(), tmp_path / "trace.json")
-    assert memory.peak_bytes(config(8), IDS.numel(), kind) == pytest.approx(12 * weights + most, rel=0.1)
+    assert memory.peak_bytes(config(8), IDS.numel(), kind) == pytest.approx(12 * weights + most, rel=0.03)
 
 
-PREDICTED = {16: {"none": 8522, "block": 3620, "selective": 5431}, 32: {"none": 14510, "block": 4129, "selective": 8690}}
+PREDICTED = {16: {"none": 8618, "block": 3620, "selective": 5463}, 32: {"none": 14702, "block": 4193, "selective": 8754}}
 
 
 @pytest.mark.parametrize("kind", KINDS)

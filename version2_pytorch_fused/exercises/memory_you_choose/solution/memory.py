@@ -32,11 +32,13 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
 
 
 def peak_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes at the peak of a training step in bf16 by autocast, the largest of its three moments."""
-    weights = flops.parameters(model)["total"]
-    last_block = (model.num_layers - 1) * kept_bytes(model, tokens, kind) + (2 * weights if kind == "none" else 0)
-    in_a_block = kept_bytes(model, tokens, "none") + 4 * tokens * model.intermediate_size
-    return 12 * weights + max(last_block + in_a_block, 4 * weights + in_a_block, 8 * weights)
+    """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
+    weights, hidden = flops.parameters(model)["total"], model.hidden_size
+    kept, casts = kept_bytes(model, tokens, kind), 2 * weights if kind == "none" else 0
+    in_a_block = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
+    last_norm = casts + model.num_layers * kept + 28 * tokens * hidden
+    last_block = casts + (model.num_layers - 1) * kept + in_a_block
+    return 12 * weights + max(last_norm, last_block, 4 * weights + in_a_block, 8 * weights)
 
 
 def holders(snapshot: Mapping[str, Any]) -> Counter[str]:

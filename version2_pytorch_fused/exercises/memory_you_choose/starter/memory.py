@@ -28,7 +28,7 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
 
 
 def peak_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes at the peak of a training step in bf16 by autocast, the largest of its three moments."""
+    """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
     raise NotImplementedError("peak_bytes: problem 2 of README.md")
 
 
