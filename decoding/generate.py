@@ -26,9 +26,9 @@ from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.options import Options
-from common.precision import SHORT, Precision
+from common.precision import Precision
 from common.records.study_files import Decoding
-from common.timing import Clock, benchmark, summarize
+from common.timing import benchmark, summarize
 from common.training import capture, ceilings, record, version_files
 
 import torch
@@ -37,8 +37,6 @@ from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = {path.stem[-2:]: path for path in sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))}
-DTYPES = {name: dtype for dtype, name in SHORT.items()}
-WARMUP = 3  # steps before the first, whose tokens the prompt then overwrites
 
 
 class Decoder:
@@ -54,7 +52,6 @@ class Decoder:
             self.model = version.make_model(version_files.switched(version, options)).to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
-        length = max(length, WARMUP + 1)
         shape = (2, self.config.num_layers, self.config.num_key_value_heads, length, self.config.head_dim)
         self.keys, self.values = torch.zeros(shape, dtype=dtype, device=self.device)  # [L, K, T, Dh] each
         self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
@@ -109,9 +106,8 @@ def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor], Any]:
         state = {name.removeprefix("model."): weight for name, weight in load_file(folder / "model.safetensors").items()}
     except (KeyError, ValidationError, SafetensorError, OSError) as error:
         raise UsageError(f"--checkpoint: {folder} holds no model that --save-model has written ({error})") from error
-    if not (folder / "tokenizer.json").is_file():
-        raise UsageError(f"--checkpoint: {folder} has no tokenizer.json: give a model that was trained on text")
-    return config, state | {"lm_head.weight": state["embed_tokens.weight"]}, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_str(files.read_text(folder / "tokenizer.json"))  # which only a model of text has
+    return config, state | {"lm_head.weight": state["embed_tokens.weight"]}, tokenizer
 
 
 def measure(decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed: int) -> tuple[list[float], list[float]]:
@@ -124,12 +120,7 @@ def measure(decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed:
     prefills = benchmark(prefill, decoder.device, warmup=1, iterations=5)
     torch.manual_seed(seed)
     prefill()
-    clock = Clock(decoder.device)
-    marks = [clock.mark()]
-    for _ in range(tokens - 1):
-        step()
-        marks.append(clock.mark())
-    return prefills, [clock.milliseconds(mark, mark + 1) for mark in marks[:-1]]
+    return prefills, benchmark(step, decoder.device, warmup=0, iterations=tokens - 1)
 
 
 def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]) -> Decoding:
@@ -154,10 +145,9 @@ def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[l
 
 
 def report(measured: Decoding) -> None:
-    prefill, decode, copy = measured["prefill_ms"]["median"], measured["token_ms"], measured["copy_percent"]
-    print(f"prefill   {prefill:.3g} ms for {measured['prompt_tokens']} tokens; {measured['prefill_intensity']:,.3g} FLOP/byte")
-    print(f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})", end="; ")
-    print(f"{measured['token_intensity']:,.3g} FLOP/byte")
+    decode, copy = measured["token_ms"], measured["copy_percent"]
+    print(f"prefill   {measured['prefill_ms']['median']:.3g} ms for {measured['prompt_tokens']} tokens")
+    print(f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})")
     print(f"tokens/s  {1e3 / decode['median']:,.4g}")
     print(f"MB/token  {measured['weight_bytes'] / 1e6:,.4g} of weights, {measured['cache_bytes'] / 1e6:,.3g} of cache")
     print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}" + (f", {copy:.1f}% of a measured copy" if copy else ""))
@@ -168,13 +158,11 @@ def parser() -> argparse.ArgumentParser:
     source, add = result.add_mutually_exclusive_group(required=True), result.add_argument
     source.add_argument("--checkpoint", type=Path, metavar="DIR", help="a folder that --save-model has written")
     source.add_argument("--prompt-tokens", type=cli.positive, metavar="N", help="random weights, after N random tokens")
-    cli.add(result, "--preset", "--config", "--seed", "--device")
+    cli.add(result, "--preset", "--config", "--seed", "--device", "--capture-step")
     add("--prompt", default="def ", metavar="TEXT", help="what the text begins with (default: 'def ')")
-    add("--tokens", type=cli.positive, default=64, metavar="N", help="tokens to write, at least 2 (default: 64)")
+    add("--tokens", type=cli.positive, default=64, metavar="N", help="tokens to write, at least 4 (default: 64)")
     add("--temperature", type=cli.amount, default=0.0, help="0 writes the likeliest token (default), 1 draws as the model says")
     add("--operations", choices=(*VERSIONS, "fused"), default="v2", help="a version's, or the kernels of decode_kernels.py")
-    add("--dtype", choices=DTYPES, help="of weights and cache (default: bf16 on a GPU, fp32 on a CPU)")
-    add("--capture-step", action="store_true", help="run the prefill and a decode step as one CUDA or HIP graph each")
     add("--measure-peak", action="store_true", help="time a large copy, for the %% of its rate")
     add("--metrics-out", type=Path, metavar="FILE", help="file for the record")
     return result
@@ -189,15 +177,15 @@ def main() -> None:
         config, state, tokenizer = saved(arguments.checkpoint)
         options, prompt = replace(options, model=config), torch.tensor(tokenizer.encode(arguments.prompt).ids)
     length, longest = len(prompt) + arguments.tokens, options.model.max_sequence_length
-    if not len(prompt) or arguments.tokens < 2 or length > longest:
+    if not len(prompt) or arguments.tokens < 4 or length > longest:  # a capture first writes three tokens
         raise UsageError(
-            f"a prompt of {len(prompt)} tokens and --tokens {arguments.tokens}: give 1 or more and 2 or more, together at most "
+            f"a prompt of {len(prompt)} tokens and --tokens {arguments.tokens}: give 1 or more and 4 or more, together at most "
             f"{longest}, the positions of the model"
         )
     if arguments.capture_step:
         capture.check_supported(device)
-    dtype = DTYPES[arguments.dtype or ("bf16" if devices.is_gpu(device) else "fp32")]
-    decoder = Decoder(arguments.operations, options, length, dtype)
+    half = devices.is_gpu(device) and torch.cuda.is_bf16_supported(including_emulation=False)
+    decoder = Decoder(arguments.operations, options, length, torch.bfloat16 if half else torch.float32)
     if tokenizer:
         decoder.model.load_state_dict(state)
     decoder.temperature = arguments.temperature

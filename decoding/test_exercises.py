@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common import exercises
 from common.attention import attention
-from common.config import ModelConfig
+from common.config import PRESETS, ModelConfig
 
 import pytest
 import torch
@@ -48,9 +48,7 @@ def test_problem1_reads_no_position():
 
 
 def test_problem2_bytes():
-    """The embedding, which is also the head; of each of two layers its matrices and norms; the last norm."""
-    sizes = {"num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = ModelConfig(vocab_size=100, hidden_size=64, intermediate_size=128, **sizes)
-    weights = 100 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+    """Prediction 1; the embedding is also the head."""
     for itemsize in (2, 4):
-        assert cache.token_bytes(config, 10, itemsize) == (itemsize * weights, itemsize * 10 * 2 * 2 * 2 * 16)
+        expected = 1_034_512_384 * itemsize, 576 * 11_264 * itemsize
+        assert cache.token_bytes(ModelConfig(**PRESETS["large"]["model"]), 576, itemsize) == expected

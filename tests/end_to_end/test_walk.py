@@ -41,7 +41,7 @@ for sections in PRESETS.values():
     sections["model"] |= dict({SIZES})
     sections["training"]["sequence_length"] = 32
 """
-EXPECTED = {  # by version: files that its pages name, of which some are left by each command
+EXPECTED = {  # by folder: files that its pages name, of which some are left by each command
     V1: [
         "metrics_v1.json", "pytorch_profiles/profile_*.json", "pytorch_profiles/trace_*.json", "pytorch_profiles/run_*/events*",
         "memory_analysis/run.html", "memory_analysis/memory_timeline.html",
@@ -65,6 +65,7 @@ EXPECTED = {  # by version: files that its pages name, of which some are left by
         "flops_analysis/flops_profile.json", "exercises/performance_debugging/results/comparison.md",
     ],
     V4: ["metrics_v4.json", "pytorch_profiles/profile_*.json", "flops_analysis/flops_profile.json"],
+    ROOT / "decoding": [],
 }  # fmt: skip
 # Steps are captured and clocks are sampled on a GPU; without one the script says so, with exit code 2.
 GPU_ONLY = ("--capture-step",)
@@ -86,12 +87,12 @@ def expanded(line: str) -> list[str]:
 
 
 def runs_here(line: str) -> bool:
-    """TensorBoard does not end, and tests/test_exercises.py runs what pytest does here.
+    """TensorBoard does not end, tests/test_exercises.py runs what pytest does here, and `make train` has saved no model.
 
     An optional tool has to be there, an interpreter that works, and GPUs for their sizes.
     """
     tool = "rocprofv3" if "run_rocprof_triton.sh" in line else line.split()[0]
-    if tool in ("tensorboard", "pip", "pytest") or " pytest " in line or (tool in OPTIONAL_TOOLS and not shutil.which(tool)):
+    if re.search("^(tensorboard|pip|pytest) | pytest |/model ", line) or (tool in OPTIONAL_TOOLS and not shutil.which(tool)):
         return False
     if INTERPRETER_FAILS and tool == "TRITON_INTERPRET=1":
         return False
@@ -152,7 +153,7 @@ def clone(tmp_path: Path) -> Path:
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     with open(folder / "common/config.py", "a") as config:
         config.write(PRESETS)
-    for solution in folder.glob("version*/exercises/**/solution/*.py"):
+    for solution in folder.glob("**/solution/*.py"):
         exercise = solution.parents[1]
         if exercise.name != UNSOLVED:
             shutil.copy(solution, exercise / ("src" if exercise.name == "profiling_lab" else "starter"))
