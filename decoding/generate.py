@@ -179,8 +179,7 @@ def main() -> None:
     length, longest = len(prompt) + arguments.tokens, options.model.max_sequence_length
     if not len(prompt) or arguments.tokens < 4 or length > longest:  # a capture first writes three tokens
         raise UsageError(
-            f"a prompt of {len(prompt)} tokens and --tokens {arguments.tokens}: give 1 or more and 4 or more, together at most "
-            f"{longest}, the positions of the model"
+            f"a prompt of {len(prompt)}, --tokens {arguments.tokens}: give at least 1 and 4, at most {longest} in all"
         )
     if arguments.capture_step:
         capture.check_supported(device)

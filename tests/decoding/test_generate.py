@@ -23,11 +23,6 @@ SIZES = (
 PROMPT = torch.tensor([3, 1, 41, 5, 9])
 
 
-@pytest.fixture(autouse=True)
-def solution(monkeypatch) -> None:
-    monkeypatch.setenv("KERNEL_EXERCISES", "solution")
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(SIZES)
@@ -104,7 +99,7 @@ def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--tokens", "20"], "a prompt of 5 tokens and --tokens 20: give 1 or more and 4 or more, together at most 24"),
+    (["--tokens", "20"], "a prompt of 5, --tokens 20: give at least 1 and 4, at most 24 in all"),
     (["--tokens", "3"], "--tokens 3: give"),
     (["--capture-step"], "--capture-step needs a GPU"),
 ])  # fmt: skip
