@@ -18,16 +18,17 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 from common import cli, exercises, files
 from common.options import Options
 
-LONGEST = 2**24  # tokens
+BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
 
 
 def predict(memory, options: Options, limit: float) -> None:
-    batch, length = options.batch_size, options.seq_len
+    batch, length, room = options.batch_size, options.seq_len, limit * 2**30
     print(f"{'kind':<12}{f'MiB at {batch} x {length}':>18}{'largest batch':>15}{'longest sequence':>18}")
     for kind in ("none", "block", "selective"):
         peak = functools.partial(memory.peak_bytes, options.model, kind=kind)
-        tokens = bisect.bisect_right(range(1, LONGEST), limit * 2**30, key=peak)
-        print(f"{kind:<12}{peak(batch * length) / 2**20:18,.0f}{tokens // length:15,}{tokens:18,}")
+        largest = bisect.bisect_right(BATCHES, room, key=lambda size, peak=peak: peak(size, length))
+        longest = bisect.bisect_right(LENGTHS, room, key=functools.partial(peak, 1))
+        print(f"{kind:<12}{peak(batch, length) / 2**20:18,.0f}{largest:15,}{longest:18,}")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Memory that you choose: one way to do it. ../README.md has the problems."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from common.config import ModelConfig
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+MULTIPROCESSORS = 132  # of an H100
 aten = torch.ops.aten
 KEPT = {
     aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default,
@@ -31,11 +33,14 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
     return tokens * (norms + inputs + qkv + rotated + attended + gate_up + 2 * 2 * ffn)  # silu(gate), silu(gate) * up
 
 
-def peak_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
+def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
     """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
-    weights, hidden = flops.parameters(model)["total"], model.hidden_size
+    weights, tokens, hidden = flops.parameters(model)["total"], batch * length, model.hidden_size
+    kv, copies = model.num_key_value_heads * model.head_dim, math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
+    swiglu = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
+    attention = tokens * (28 * hidden + 6 * kv + 4 * hidden * copies)
+    in_a_block = max(swiglu, attention) + (4 * tokens * hidden if kind == "selective" else 0)  # results of o_proj and down_proj
     kept, casts = kept_bytes(model, tokens, kind), 2 * weights if kind == "none" else 0
-    in_a_block = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
     last_norm = casts + model.num_layers * kept + 28 * tokens * hidden
     last_block = casts + (model.num_layers - 1) * kept + in_a_block
     return 12 * weights + max(last_norm, last_block, 4 * weights + in_a_block, 8 * weights)

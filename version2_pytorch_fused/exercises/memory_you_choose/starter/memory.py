@@ -5,6 +5,7 @@ Replace each line that names its problem, and run `pytest test_exercises.py` in 
 
 # ruff: noqa: F401  (imports for your code)
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from common.config import ModelConfig
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+MULTIPROCESSORS = 132  # of an H100
 aten = torch.ops.aten
 KEPT = {
     aten.mm, aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention,
@@ -27,7 +29,7 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
     raise NotImplementedError("kept_bytes: problem 1 of README.md")
 
 
-def peak_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
+def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
     """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
     raise NotImplementedError("peak_bytes: problem 2 of README.md")
 
