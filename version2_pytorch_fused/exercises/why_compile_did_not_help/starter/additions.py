@@ -1,4 +1,4 @@
-"""Three additions to Version 2 that keep torch.compile from helping. Find them in the compiler's logs, then repair them.
+"""Three additions to Version 2 that keep torch.compile from helping. Find them in logs and a profile, then repair them.
 
 What each addition is there for must still work after your repair.
 """
