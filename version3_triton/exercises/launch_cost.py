@@ -8,7 +8,7 @@ launch_cost.json has three lists:
 
     calls     one launch, with less and more of Python around it
     chains    x = silu(x W) x, 20 times over with its gradient: eager, compiled, with Version 3's kernel, and that captured
-    steps     a training step in bf16 of compiled Version 2 and of Version 3, in turns
+    steps     a training step in bf16 of compiled Version 2 and of Versions 3 and 4, not captured, in turns
 """
 
 import sys
@@ -47,6 +47,7 @@ LINKS = 20  # of a chain
 VERSIONS = {  # file and flags
     "v2-compile": ("version2_pytorch_fused/tiny_llama_v2.py", "--enable-torch-compile"),
     "v3": ("version3_triton/tiny_llama_v3.py",),
+    "v4": ("version4_ultra_fused/tiny_llama_v4.py",),
 }
 
 
@@ -75,7 +76,7 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
 
     rows, size = 256, 512
     x, out, weight = (torch.ones(shape, device=device) for shape in ((rows, size), (rows, size), size))
-    y, rstd = torch.empty_like(x), torch.empty(rows, device=device)
+    y, rstd, square = torch.empty_like(x), torch.empty(rows, device=device), torch.empty(size, size, device=device)
     blocks = tile("norm_forward", size, device)
     constants = {"ADD": False, "COPY": False, "ROWS": blocks.rows, "BLOCK": blocks.columns}
     arguments, grid = (x, None, weight, x, y, rstd, None, rows, size, 1e-6), (ceil_div(rows, blocks.rows), 1, 1)
@@ -86,6 +87,7 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
     compiled = triton_launch()
     ways: dict[str, Callable[[], object]] = {
         "PyTorch, an operation that has its result's memory": lambda: torch.mul(x, x, out=out),
+        "PyTorch, a matrix product that has its result's memory": lambda: torch.mm(x.T, x, out=square),
         "PyTorch, its own RMSNorm": lambda: F.rms_norm(x, (size,), weight, 1e-6),
         "Triton, a compiled kernel by its handle": lambda: compiled[grid](*arguments, *constants.values(), False),
         "Triton, the same by kernel[grid]": triton_launch,
