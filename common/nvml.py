@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU has drawn, draws, and at which clock: three readings of NVML, the library that comes with the driver."""
+"""The joules that an NVIDIA GPU has drawn: a reading of NVML, the library that comes with the driver."""
 
 import ctypes
 import functools
@@ -7,8 +7,6 @@ from typing import Any
 from common.errors import RunError
 
 import torch
-
-SM = 1  # NVML_CLOCK_SM
 
 
 @functools.cache
@@ -21,21 +19,10 @@ def _gpu() -> tuple[Any, ctypes.c_void_p]:
     return library, handle
 
 
-def _read(function: str, value: Any, *arguments: int) -> int:
-    library, handle = _gpu()
-    if code := getattr(library, function)(handle, *arguments, ctypes.byref(value)):
-        raise RunError(f"NVML: {function} ends with code {code}")
-    return value.value
-
-
 def joules() -> float:
     """Drawn since the driver was loaded. The counter is updated every 20 to 100 ms."""
-    return _read("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong()) / 1e3
-
-
-def watts() -> float:
-    return _read("nvmlDeviceGetPowerUsage", ctypes.c_uint()) / 1e3
-
-
-def sm_mhz() -> int:
-    return _read("nvmlDeviceGetClockInfo", ctypes.c_uint(), SM)
+    library, handle = _gpu()
+    millijoules = ctypes.c_ulonglong()
+    if code := library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
+        raise RunError(f"NVML: nvmlDeviceGetTotalEnergyConsumption ends with code {code}")
+    return millijoules.value / 1e3

@@ -35,7 +35,7 @@ from common.training import capture, preparation, record, version_files
 import torch
 
 WARMUP = 3  # training steps before the timed ones
-ENERGY_SECONDS = 20  # the counter is updated every 20 to 100 ms, and each end can miss one update: at most 1%
+ENERGY_SECONDS = 20  # the counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%
 
 
 def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:

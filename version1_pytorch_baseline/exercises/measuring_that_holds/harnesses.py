@@ -1,6 +1,6 @@
-"""A harness that holds and five that lie, with a simulated GPU to run them on.
+"""A harness that holds and four that lie, with a simulated GPU to run them on.
 
-A harness takes `start`, which begins a process and returns its device, and returns a Claim. A device has
+A harness takes a device, times a launch on it, and returns a Claim. A device has
 
     update(buffers)  launches an update in place of each of these buffers in turn
     product()        launches the product of `x` and a weight, and returns a number of it
@@ -12,28 +12,27 @@ A harness takes `start`, which begins a process and returns its device, and retu
 import functools
 from collections.abc import Callable, Sequence
 from operator import methodcaller
-from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
 BUFFERS = range(16)
 Device = Any  # SimulatedGPU, or RealGPU of measure.py
-Start = Callable[[], Device]
 update_all, multiply = methodcaller("update", BUFFERS), methodcaller("product")  # of a device
 
 
 class Claim(NamedTuple):
     seconds: float  # of a launch
-    error: float = 0.0  # of these seconds, as the harness says
     result: float = 0.0  # of the last product
 
 
-class SimulatedGPU:
-    """It has a queue, a first launch that compiles, an L2 cache of four buffers, a clock that falls, and a process's luck."""
+Harness = Callable[[Device], Claim]
 
-    def __init__(self, process: int = 0) -> None:
+
+class SimulatedGPU:
+    """It has a queue, a first launch that compiles, an L2 cache of four buffers, and a clock that falls."""
+
+    def __init__(self) -> None:
         self.x, self.launches, self.worked, self.cached = 1.0, 0, 0.0, [0] * 4
         self.host = self.idle_from = 0.0
-        self.luck = 1 + 0.01 * (3 * process % 5 - 2)
 
     def now(self) -> float:
         return self.host
@@ -44,8 +43,7 @@ class SimulatedGPU:
     def _launch(self, seconds: float) -> None:
         self.host += 5e-6 if self.launches else 0.5
         self.launches += 1
-        noise = 1 + 0.001 * (self.launches % 5 - 2)
-        self.idle_from = max(self.host, self.idle_from) + seconds * self.luck * noise
+        self.idle_from = max(self.host, self.idle_from) + seconds
         self.worked += seconds
 
     def update(self, buffers: Sequence[int]) -> None:
@@ -70,43 +68,29 @@ def timed(device: Device, launch: Callable[[Device], object], count: int = 100) 
     return (device.now() - begin) / count
 
 
-def honest(start: Start, launch: Callable[[Device], Any] = update_all, processes: int = 5) -> Claim:
-    found = []
-    for _ in range(processes):
-        device = start()
-        warm = device.now() + 3
-        while device.now() < warm:
-            timed(device, launch)
-        found.append(timed(device, launch))
-    return Claim(median(found), (max(found) - min(found)) / 2, float(launch(device) or 0))
+def honest(device: Device, launch: Callable[[Device], Any] = update_all) -> Claim:
+    warm = device.now() + 3
+    while device.now() < warm:
+        timed(device, launch)
+    return Claim(timed(device, launch), float(launch(device) or 0))
 
 
-def hurried(start: Start) -> Claim:
-    device = start()
+def hurried(device: Device) -> Claim:
     begin = device.now()
     for _ in range(100):
-        device.update(BUFFERS)
+        update_all(device)
     return Claim((device.now() - begin) / 100)
 
 
-def one_buffer(start: Start) -> Claim:
-    device, launch = start(), methodcaller("update", [0] * len(BUFFERS))
+def one_buffer(device: Device) -> Claim:
+    launch = methodcaller("update", [0] * len(BUFFERS))
     timed(device, launch)
     return Claim(timed(device, launch))
 
 
-def short(start: Start) -> Claim:
-    device = start()
+def short(device: Device) -> Claim:
     timed(device, multiply, 3)
     return Claim(timed(device, multiply))
-
-
-def one_process(start: Start) -> Claim:
-    device = start()
-    timed(device, update_all)
-    steps = [timed(device, update_all, 1) for _ in range(1000)]
-    p20, *_, p80 = quantiles(steps, n=5)
-    return Claim(mean(steps), (p80 - p20) / 2)
 
 
 @functools.cache
@@ -114,15 +98,13 @@ def remembered(device: Device) -> float:
     return device.product()
 
 
-def replayed(start: Start) -> Claim:
-    device = start()
-    return Claim(timed(device, remembered), result=float(remembered(device)))
+def replayed(device: Device) -> Claim:
+    return Claim(timed(device, remembered), float(remembered(device)))
 
 
 LIARS = {  # by the check that catches it, and what the honest harness launches there
     "waits_and_warms_up": (hurried, update_all),
     "reads_memory": (one_buffer, update_all),
     "lasts": (short, multiply),
-    "repeats": (one_process, update_all),
     "computes": (replayed, multiply),
 }

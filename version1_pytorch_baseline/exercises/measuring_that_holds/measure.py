@@ -15,8 +15,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 import functools
-import itertools
 import time
+from collections.abc import Callable
 from statistics import mean
 
 from common import cli, exercises, files, nvml
@@ -26,9 +26,7 @@ from common.records import study_files
 from common.training import record
 
 import torch
-from harnesses import BUFFERS, LIARS, SimulatedGPU, honest, multiply, timed
-
-MOMENTS = (0, 1, 2, 5, 10, 20)  # seconds
+from harnesses import BUFFERS, LIARS, Device, SimulatedGPU, honest
 
 
 class RealGPU:
@@ -52,20 +50,6 @@ class RealGPU:
         return (self.x @ self.weight)[0, 0]
 
 
-def falling_clock(device: RealGPU) -> list[dict[str, float]]:
-    """Milliseconds of a product, clock and power after some seconds of products."""
-    timed(device, multiply, 3)
-    rows, begin = [], device.now()
-    for moment in MOMENTS:
-        while device.now() < begin + moment:
-            timed(device, multiply)
-        ms = 1e3 * timed(device, multiply)
-        for _ in range(50):
-            multiply(device)
-        rows.append({"seconds": moment, "ms": ms, "sm_mhz": nvml.sm_mhz(), "watts": nvml.watts()})  # while it works
-    return rows
-
-
 def counter_ms() -> float:
     """Mean time between two updates of the counter of energy, over two seconds."""
     values, moments, end = {nvml.joules()}, [], time.perf_counter() + 2
@@ -76,17 +60,12 @@ def counter_ms() -> float:
     return 1e3 * (moments[-1] - moments[0]) / (len(moments) - 1)
 
 
-def show_checks(mine, on_gpu: bool) -> dict:
-    numbers, rows = itertools.count(), []
-    start = RealGPU if on_gpu else lambda: SimulatedGPU(next(numbers))
+def show_checks(mine, make_device: Callable[[], Device]) -> dict:
+    rows = []
     for name, (liar, launch) in LIARS.items():
-        if on_gpu and name == "repeats":  # it needs new processes, which a benchmark starts
-            continue
-        holds = functools.partial(honest, launch=launch, processes=1 if on_gpu else 5)
-        check = getattr(mine, name)
-        rows.append(
-            {"check": name, "harness": liar.__name__, "of the liar": check(liar, start), "of honest": check(holds, start)}
-        )
+        check, holds = getattr(mine, name), functools.partial(honest, launch=launch)
+        returned = {"of the liar": check(liar, make_device()), "of honest": check(holds, make_device())}
+        rows.append({"check": name, "harness": liar.__name__} | returned)
     print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
     return {"checks": rows}
 
@@ -94,12 +73,13 @@ def show_checks(mine, on_gpu: bool) -> dict:
 def show_processes(mine, path: Path) -> None:
     one, other = study_files.read_benchmark(path)["cells"][:2]
     a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
-    compared = {f"both versions, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
+    both = f"{one['model']} and {other['model']}"
+    compared = {f"{both}, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
     compared[f"{one['model']}, first half and second half"] = a[: len(a) // 2], a[len(a) // 2 :]
     rows = [
         [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)] for name, (first, second) in compared.items()
     ]
-    print(tables.text(["compared", "difference, %", "p"], rows))
+    print(tables.text(["compared", "second - first, %", "p"], rows))
 
 
 def main() -> None:
@@ -111,10 +91,9 @@ def main() -> None:
         show_processes(mine, options.processes)
     elif options.gpu:
         found = record.header("tiny-llama-measuring/1", devices.select("cuda")) | {"counter_ms": counter_ms()}
-        found |= {"clock": falling_clock(RealGPU())} | show_checks(mine, on_gpu=True)
-        files.write_measurement(options.gpu, found, "--gpu")
+        files.write_measurement(options.gpu, found | show_checks(mine, RealGPU), "--gpu")
     else:
-        show_checks(mine, on_gpu=False)
+        show_checks(mine, SimulatedGPU)
 
 
 if __name__ == "__main__":

@@ -1,54 +1,41 @@
-"""Five checks of harnesses and a permutation test: one way to do it."""
+"""Four checks of harnesses and a permutation test: one way to do it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
-from harnesses import Claim, Start, multiply, timed, update_all
-
-Harness = Callable[[Start], Claim]
+from harnesses import Device, Harness, multiply, timed, update_all
 
 
-def waits_and_warms_up(harness: Harness, start: Start) -> float:
+def waits_and_warms_up(harness: Harness, device: Device) -> float:
     """The larger of: first / second claim, and the second call's seconds per launch by `device.now()` / second claim."""
-    device = start()
-    first = harness(lambda: device).seconds
+    first = harness(device).seconds
     launches, begin = device.launches, device.now()
-    second = harness(lambda: device).seconds
+    second = harness(device).seconds
     device.synchronize()
     outside = (device.now() - begin) / (device.launches - launches)
     return max(first / second, outside / second)
 
 
-def reads_memory(harness: Harness, start: Start) -> float:
+def reads_memory(harness: Harness, device: Device) -> float:
     """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures its first update."""
-    device = start()
-    claim = harness(lambda: device).seconds
+    claim = harness(device).seconds
     timed(device, update_all)
     return timed(device, update_all) / claim
 
 
-def lasts(harness: Harness, start: Start, seconds: float = 10) -> float:
+def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
     """Seconds of a product after `seconds` of products / the claim."""
-    device = start()
-    claim, end = harness(lambda: device).seconds, device.now() + seconds
+    claim, end = harness(device).seconds, device.now() + seconds
     while device.now() < end:
         last = timed(device, multiply)
     return last / claim
 
 
-def repeats(harness: Harness, start: Start, processes: int = 10) -> float:
-    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
-    claims = [harness(start) for _ in range(processes)]
-    seconds = [claim.seconds for claim in claims]
-    return (max(seconds) - min(seconds)) / 2 / claims[0].error
-
-
-def computes(harness: Harness, start: Start) -> float:
-    """The result that x, doubled in place, should give / the result that the harness then claims."""
-    device = start()
-    before = harness(lambda: device).result
+def computes(harness: Harness, device: Device) -> float:
+    """The result that `device.x`, doubled after a first call, should give / the result that a second call claims."""
+    before = harness(device).result
     device.x *= 2
-    return 2 * before / harness(lambda: device).result
+    return 2 * before / harness(device).result
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
