@@ -31,7 +31,7 @@ STARTERS = [
 ]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
-PLAIN = ((LAB, 20, "lab"), (MEASURING, 12, "measuring"), (MEMORY, 8, "memory"), (DECODING, 5, "decoding"))
+PLAIN = ((LAB, 20, "lab"), (MEASURING, 13, "measuring"), (MEMORY, 8, "memory"), (DECODING, 5, "decoding"))
 CASES = [pytest.param(folder, least, id=name) for folder, least, name in PLAIN] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 45), ("V4", V4, 30))

@@ -1,23 +1,22 @@
 """Your checks catch each liar and let the honest harness pass, on a simulated GPU whose seconds are the same on every machine."""
 
-import functools
 from pathlib import Path
 
 from common import exercises
 
 import pytest
-from harnesses import LIARS, Claim, SimulatedGPU, honest, hurried, short, timed, update_all
+from harnesses import LIARS, Claim, SimulatedGPU, hurried, short, timed, update_all
 
-RETURNED = {"waits_and_warms_up": 1001, "reads_memory": 2, "lasts": 1.15, "computes": 2}  # for its liar
+RETURNED = {"waits_and_warms_up": 1001, "reads_memory": 2, "lasts": 1.15, "repeats": 11.34, "computes": 2}  # for its liar
 checks = exercises.load(Path(__file__).parent, "checks")
 
 
 @pytest.mark.parametrize("name", LIARS)
 def test_problem1_catches_the_liar_and_lets_the_honest_harness_pass(name):
-    liar, launch = LIARS[name]
+    liar, holds = LIARS[name]
     check = getattr(checks, name)
     assert check(liar, SimulatedGPU()) == pytest.approx(RETURNED[name], rel=0.005)
-    assert check(functools.partial(honest, launch=launch), SimulatedGPU()) == pytest.approx(1, abs=0.005)
+    assert check(holds, SimulatedGPU()) == pytest.approx(0 if name == "repeats" else 1, abs=0.005)
 
 
 def first_launch_counts(device) -> Claim:

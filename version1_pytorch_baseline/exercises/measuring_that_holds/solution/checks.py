@@ -1,4 +1,4 @@
-"""Four checks of harnesses and a permutation test: one way to do it."""
+"""Five checks of harnesses and a permutation test: one way to do it."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -29,6 +29,16 @@ def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
     while device.now() < end:
         last = timed(device, multiply)
     return last / claim
+
+
+def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
+    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
+    claims = []
+    for _ in range(processes):
+        claims.append(harness(device))
+        device = device.next_process()
+    seconds = [claim.seconds for claim in claims]
+    return (max(seconds) - min(seconds)) / 2 / claims[0].error
 
 
 def computes(harness: Harness, device: Device) -> float:

@@ -1,4 +1,4 @@
-"""Four checks of harnesses and a permutation test. ../README.md has the problems.
+"""Five checks of harnesses and a permutation test. ../README.md has the problems.
 
 A check gets a harness and a new device, and returns a ratio: about 1 or less for a harness that holds. `harness(device)` runs the
 harness; after that the device is warm. Replace each line that names its problem.
@@ -28,6 +28,11 @@ def reads_memory(harness: Harness, device: Device) -> float:
 def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
     """Seconds of a product after `seconds` of products / the claim."""
     raise NotImplementedError("lasts: problem 1 of README.md")
+
+
+def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
+    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
+    raise NotImplementedError("repeats: problem 1 of README.md")
 
 
 def computes(harness: Harness, device: Device) -> float:
