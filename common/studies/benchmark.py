@@ -18,23 +18,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from common import cli, nvml
+from common import cli, files, nvml, signals
 from common import device as devices
 from common.errors import UsageError
-from common.files import schema_of
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
 from common.records.fields import Timed
 from common.records.study_files import METRICS, Benchmark
 from common.studies import accuracy, job_runner, known_models
-from common.studies.job_runner import Job
 from common.studies.known_models import Model
+from common.terminal import format_time, progress
 from common.timing import benchmark, summarize
 from common.training import capture, preparation, record, version_files
 
 import torch
 
 WARMUP = 3  # training steps before the timed ones
+FAILED = ("failed", "timed out")  # otherwise than by memory
+Job = tuple[dict[str, Any], Callable[[], Any]]  # a cell, and what a process measures of it
 ENERGY_SECONDS = 20  # the counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%
 
 
@@ -57,9 +58,9 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
 
 
 def measure(arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path) -> int:
-    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `run_all`'s."""
+    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `_run`'s."""
     smallest, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
-    measured = record.header(schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]) | {
+    measured = record.header(files.schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]) | {
         "status": "interrupted",  # until the end is reached
         "packages": {module: _version(module) for module in sorted(packages)},
         "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
@@ -68,24 +69,47 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
         "steps": arguments.num_steps, "repeats": arguments.repeats, "cells": [], "accuracy": [],
     }  # fmt: skip
 
-    def job(entry: dict[str, Any], store: Callable[[dict], object], work: Callable[[], object]) -> Job:
-        run = partial(job_runner.in_a_process, work, smallest.device, arguments.timeout)
-        return Job(entry, place(entry), run, lambda outcome: store(outcome["found"]))
-
     jobs: list[Job] = []
     energy = "energy" in arguments.metrics
     for model in models if "accuracy" in arguments.metrics else []:
         entry = _blank(model, smallest)
         measured["accuracy"].append(entry)
-        jobs.append(job(entry, entry.update, partial(errors, model, baseline, smallest)))
+        jobs.append((entry, partial(errors, model, baseline, smallest)))
     for shape in shapes if arguments.metrics != ["accuracy"] else []:
         row = []
         for model in models:
             cell = _blank(model, shape) | {"runs": []}
             measured["cells"].append(cell)
-            row.append(job(cell, cell["runs"].append, partial(speed, model, shape, arguments.num_steps, energy)))
+            row.append((cell, partial(speed, model, shape, arguments.num_steps, energy)))
         jobs += row * arguments.repeats
-    return job_runner.run_all(jobs, measured, path, _line)
+    return _run(jobs, measured, path, lambda work: job_runner.in_a_process(work, smallest.device, arguments.timeout))
+
+
+def _run(jobs: list[Job], measured: dict[str, Any], path: Path, in_a_process: Callable[[Callable], dict[str, Any]]) -> int:
+    """Runs the jobs in turn; after each it prints a line and writes `measured`, which holds the cells.
+
+    A cell that has failed keeps its status and its reason, and is not repeated. The others go on. After a signal no job starts.
+    Returns the exit code: 0, 1 if a cell failed otherwise than by memory, 128 + n if stopped by signal n.
+    """
+    with signals.deferred() as received:
+        for number, (cell, work) in enumerate(jobs, 1):
+            if received or cell["status"] not in ("ok", "not run"):
+                continue
+            with progress(place(cell)):
+                outcome = in_a_process(work)
+            if received and outcome["status"] != "ok":  # Ctrl-C reaches the job too
+                continue
+            cell |= {key: outcome[key] for key in ("status", "reason")}
+            measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
+            if outcome["status"] == "ok" and "runs" in cell:
+                cell["runs"].append(outcome["found"])
+            elif outcome["status"] == "ok":
+                cell |= outcome["found"]
+            files.write_measurement(path, measured, "--output-dir")
+            print(f"{number:4d} of {len(jobs)}  {place(cell):<28} {_said(cell)}", flush=True)
+        measured["status"] = "interrupted" if received else "completed"
+        files.write_measurement(path, measured, "--output-dir")
+    return 128 + received[0] if received else int(any(cell["status"] in FAILED for cell, _ in jobs))
 
 
 def _version(module: str) -> str:
@@ -104,11 +128,19 @@ def place(entry: Mapping[str, Any]) -> str:
     return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"
 
 
-def _line(entry: Mapping[str, Any]) -> str:
-    """The outcome of a process, for the terminal."""
-    if "gradient_error" in entry:
-        return f"{place(entry):<28} largest gradient error {entry['gradient_error']:.2g}"
-    return f"{place(entry):<28} {job_runner.last_run(entry)}"
+def reason(cell: Mapping[str, Any]) -> str:
+    """Why a cell was not measured, in one line."""
+    return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
+
+
+def _said(cell: Mapping[str, Any]) -> str:
+    """The outcome of a cell's last process, for the terminal."""
+    if cell["status"] != "ok":
+        return reason(cell)
+    if "runs" not in cell:
+        return f"largest gradient error {cell['gradient_error']:.2g}"
+    run = cell["runs"][-1]
+    return f"{format_time(run['step_ms']['median']):>9} a step {run['peak_mib']:10,.0f} MiB"
 
 
 def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precision]:

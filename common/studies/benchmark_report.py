@@ -11,10 +11,13 @@ from typing import Any
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
+from common.errors import RunError
 from common.records import study_files
 from common.records.study_files import Benchmark
-from common.studies import job_runner, known_models
-from common.studies.benchmark import place
+from common.studies import known_models
+from common.studies.benchmark import place, reason
+
+import pandas
 
 COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
            "peak_mib", "memory_ratio")  # fmt: skip
@@ -26,7 +29,8 @@ def analyze(path: Path) -> Report:
     measured = study_files.read_benchmark(path)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
-    job_runner.require_measured(entries, place)
+    if all(entry["status"] != "ok" for entry in entries):
+        raise RunError(f"nothing was measured; the first: {place(entries[0])}, {reason(entries[0])}")
     where = run_facts.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
@@ -40,8 +44,8 @@ def analyze(path: Path) -> Report:
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
     if without := {model: run["no_kernels"] for model, run in runs if "no_kernels" in run}:
-        reason = next(iter(without.values()))
-        report.text(f"No Triton kernels in {', '.join(without)}: {reason}. PyTorch's operations were measured in their place.")
+        why = next(iter(without.values()))
+        report.text(f"No Triton kernels in {', '.join(without)}: {why}. PyTorch's operations were measured in their place.")
     if timed:
         report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()])
     if "throughput" in measured["metrics"]:
@@ -68,8 +72,11 @@ def analyze(path: Path) -> Report:
             f"largest element, against {baseline} in float64. {baseline}'s own errors are rounding."
         )
     missing = [entry for entry in entries if entry["status"] != "ok"]
-    facts = [(place(entry) + ", accuracy" * ("runs" not in entry), job_runner.reason(entry)) for entry in missing]
-    job_runner.not_measured(report, measured, facts)
+    facts = [("The run was interrupted", "cells are missing, or lack repeats")] * (measured["status"] == "interrupted")
+    facts += [(place(entry) + ", accuracy" * ("runs" not in entry), reason(entry)) for entry in missing]
+    if facts:
+        report.section("Not measured")
+        report.facts(facts)
     return report
 
 
@@ -79,7 +86,9 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     for cell in measured["cells"]:
         row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
         if cell["status"] == "ok":
-            row |= job_runner.medians(cell)
+            steps = pandas.DataFrame([run["step_ms"] for run in cell["runs"]]).median()
+            row |= {"ms": steps["median"], "p20": steps["p20"], "p80": steps["p80"], "repeats": len(cell["runs"])}
+            row["peak_mib"] = median(run["peak_mib"] for run in cell["runs"])
             row["tokens_per_second"] = row["batch_size"] * row["sequence_length"] / row["ms"] * 1e3
         found[row["model"], row["batch_size"], row["sequence_length"]] = row
     for (_, size, length), row in found.items():
@@ -126,12 +135,12 @@ def process_table(measured: Benchmark) -> Table:
 
 def energy_table(measured: Benchmark) -> Table:
     """A row for each measured cell: medians over its processes."""
-    rows = []
+    rows, found = [], results(measured)
     for cell in measured["cells"]:
         if cell["status"] == "ok":
-            size, length, ms = cell["batch_size"], cell["sequence_length"], job_runner.medians(cell)["ms"]
+            model, size, length = key = cell["model"], cell["batch_size"], cell["sequence_length"]
             mj = 1e3 * median(run["joules"] for run in cell["runs"])
-            rows.append([cell["model"], size, length, ms, mj / 1e3, mj / (size * length)])
+            rows.append([model, size, length, found[key]["ms"], mj / 1e3, mj / (size * length)])
     return ["model", "B", "S", "ms/step", "J/step", "mJ/token"], rows
 
 

@@ -1,5 +1,7 @@
 """The benchmark: its cells are planned and measured in turn, failures are results, and what one process does."""
 
+import signal
+
 from common.errors import UsageError
 from common.files import read_json, schema_of
 from common.records.study_files import Benchmark
@@ -66,6 +68,20 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
     assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
+
+
+def test_a_signal_keeps_what_was_measured_and_starts_no_other_process(config, tmp_path):
+    """The second process receives it and fails."""
+
+    def outcome(model, batch_size):
+        if (model, batch_size) != ("v2", 2):
+            return {}
+        signal.raise_signal(signal.SIGTERM)
+        return {"status": "failed", "reason": "stopped"}
+
+    code, calls, measured = measured_with(outcome, config, tmp_path / "b.json")
+    assert code == 128 + signal.SIGTERM and calls == [("v1", 2), ("v2", 2)] and measured["status"] == "interrupted"
+    assert [cell["status"] for cell in measured["cells"]] == ["ok", "not run", "not run", "not run"]
 
 
 @pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])

@@ -1,33 +1,13 @@
-"""The runner of a study's jobs: what a signal leaves, and how the process of a job may end."""
+"""How the process of a study's job may end."""
 
 import os
 import signal
 from functools import partial
 
-from common.files import read_json
 from common.studies import job_runner
-from common.studies.job_runner import Job
 
 import pytest
 import torch
-
-
-def test_a_signal_keeps_the_jobs_that_were_measured_and_starts_no_other(tmp_path):
-    """The second job receives it and fails."""
-    cells = [{"number": number, "status": "not run", "reason": None} for number in range(3)]
-
-    def run(number: int) -> dict:
-        if number == 1:
-            signal.raise_signal(signal.SIGTERM)
-            return {"status": "failed", "reason": "stopped"}
-        return {"status": "ok", "reason": None}
-
-    jobs = [Job(cell, "a job", partial(run, cell["number"]), lambda outcome: None) for cell in cells]
-    measured = {"cells": cells}
-    code = job_runner.run_all(jobs, measured, tmp_path / "s.json", job_runner.reason)
-    assert code == 128 + signal.SIGTERM
-    assert [cell["status"] for cell in cells] == ["ok", "not run", "not run"]
-    assert read_json(tmp_path / "s.json") == measured and measured["status"] == "interrupted"
 
 
 def raises(kind: type[Exception], message: str) -> None:
