@@ -18,10 +18,6 @@ let mirrored = false; // while the view of one timeline is copied to the others
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
 const number = value => Number(value.toPrecision(3)).toLocaleString("en");
 const time = ns => ns < 1e3 ? `${number(ns)} ns` : ns < 1e6 ? `${number(ns / 1e3)} us` : `${number(ns / 1e6)} ms`;
-const amount = (value, unit) => {
-  const [factor, prefix] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [0, ""]].find(([least]) => value >= least);
-  return `${number(value / (factor || 1))} ${prefix}${unit}`;
-};
 
 function settings() {
   const [ink, paper, line] = ["--ink", "--paper", "--line"].map(style);
@@ -60,11 +56,8 @@ class Timeline {
     Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [] });
     data.nodes = [];
     data.colours = data.groups.map((name, i) => COLOURS[name] || SPARE[i % SPARE.length]);
-    const { FlameChartContainer, FlameChartPlugin, TimeGridPlugin, TogglePlugin, TimeseriesPlugin } = flameChartJs;
-    const plugins = [new TimeGridPlugin()], add = (name, plugin, height) => {
-      plugin.height = height;
-      plugins.push(new TogglePlugin(name), plugin);
-    };
+    const { FlameChartContainer, FlameChartPlugin, TimeGridPlugin, TogglePlugin } = flameChartJs;
+    const plugins = [new TimeGridPlugin()];
     for (const track of data.tracks) {
       const { roots, depth } = nodes(data, track), plugin = new FlameChartPlugin({ data: roots, name: track.name });
       const place = plugin.calcRect.bind(plugin);
@@ -73,13 +66,9 @@ class Timeline {
         return { ...rect, w: Math.max(rect.w, 0.25) };
       };
       plugin.on("select", ({ node }) => node && this.show(node.source));
+      plugin.height = depth * BLOCK + 4;
       this.tracks.push(plugin);
-      add(track.name, plugin, depth * BLOCK + 4);
-    }
-    if (data.memory.length) {
-      const points = data.memory.map(([ns, mib]) => [ns / scale, mib]);
-      const look = { type: "bar", fillColor: "#f5ab7e80", lineColor: "#d5752f" };
-      add("memory, MiB", new TimeseriesPlugin({ data: [{ points, name: "allocated", units: " MiB", min: 0, style: look }] }), 70);
+      plugins.push(new TogglePlugin(track.name), plugin);
     }
     this.height = plugins.reduce((sum, { height }) => sum + height, 24);
     const canvas = Object.assign(element.querySelector("canvas"), { width: this.box.clientWidth, height: this.height });
@@ -130,20 +119,10 @@ class Timeline {
   }
 
   show(node) {
-    const [start, duration, beside] = node.ns, pairs = Object.fromEntries(this.data.details[node.detail]);
-    const onDevice = node.track.startsWith("GPU"), own = onDevice || beside < 0 ? duration : beside;
+    const [start, duration, beside] = node.ns, onDevice = node.track.startsWith("GPU");
     const rows = [["event", node.name], ["track", node.track], ["start", time(start)], ["time", time(duration)]];
     if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
-    for (const [label, value] of Object.entries(pairs)) {
-      const counted = typeof value === "number" && value >= 0; // another program may write text under these labels
-      if (label === "FLOPs" && counted) rows.push([label, value ? `${amount(value, "FLOP")}, ${amount(1e9 * value / own, "FLOP/s")}` : "none that count"]);
-      else if (label === "bytes" && counted) rows.push([label, `at least ${amount(value, "B")}, ${amount(1e9 * value / own, "B/s")}`]);
-      else if (label === "limit" && Array.isArray(value)) {
-        const [us, limit] = value;
-        rows.push(["limit", `${limit}: at least ${time(1e3 * us)}`], ["how near", `${number(1e5 * us / own)} % of its limit`]);
-      } else rows.push([label, value]);
-    }
-    if (onDevice && !pairs.bytes) rows.push(["FLOPs and bytes", "not known: the trace has no shapes of this work"]);
+    rows.push(...this.data.details[node.detail]);
     const list = this.element.querySelector(".chosen");
     list.replaceChildren(...rows.map(texts => {
       const row = document.createElement("div");

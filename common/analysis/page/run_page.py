@@ -49,7 +49,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     parts = bottlenecks.report(step, path, targets(step))
     result.include(parts, "", "time-of-the-step-by-part", "time-of-attention-by-part")
     if trace:
-        _add_timeline(result, timeline.of_trace(trace, run), f"profiled steps: {profile['profiled_steps']}")
+        _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}")
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")

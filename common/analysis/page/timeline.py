@@ -6,34 +6,27 @@ A timeline is plain JSON, times in ns since its first event:
                names, groups and details; the last is the delay since a kernel's launch, or an operator's self time; -1: none)
     names, groups, details        what these positions stand for; the colour of an event is that of its group
     steps      name, start and end of each profiled step
-    memory     name, times and MiB of what an allocator holds
     left_out   how many events there were beyond EVENTS: the shortest of the host
 """
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.analysis.formulas import operators
 from common.analysis.profiles import trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.kernel_names import communication_or, kind, short_name
 from common.analysis.profiles.kernel_table import Kernels
 from common.errors import UsageError
-from common.records.run_record import Run
 from common.span_names import FORWARD_SPANS, SPANS
 
-import pandas
-
 EVENTS = 50_000
-POINTS = 3000  # of the memory
 STREAMS = 8  # a GPU with more has one track: each branch of a graph can have several
 
 
 class Event(NamedTuple):
-    """Times in us; `detail` holds pairs of a label and a value, `limit` in it is the least time in us and what sets it."""
+    """Times in us; `detail` holds pairs of a label and a value."""
 
     track: str
     start: float
@@ -50,32 +43,18 @@ def spanned(trace: Trace) -> bool:
     return bool((trace.kernels if len(trace.kernels) else trace.operators).span.isin(FORWARD_SPANS).any())
 
 
-def of_trace(trace: Trace, run: Run | None = None) -> dict[str, Any]:
-    """The profiled steps, or all of a trace without steps; groups are spans or, where there are none, kinds of work.
-
-    The run's record has the ceilings. Bytes and FLOPs are those of PyTorch's operators; a version's own kernels have their times.
-    """
+def of_trace(trace: Trace) -> dict[str, Any]:
+    """The profiled steps, or all of a trace without steps; groups are spans or, where there are none, kinds of work."""
     stepped, (kernels, calls) = len(trace.steps) > 0, (trace.kernels, trace.operators)
     kernels = kernels[kernels.step >= 0] if stepped else kernels
     with_spans = spanned(trace)
-    element, ceilings = operators.element_bytes(run) if run else 4, run["ceilings"] if run else None
-    on_gpu = len(kernels) > 0  # on a CPU an operator is its own work
-    itself: list[Any] = [[row] for row in calls.index]
-    work = kernels if on_gpu else calls.assign(operators=itself, duration_us=calls.cpu_us)
-    costs = operator_costs(work, trace, element)
 
     def group(name: str, span: str) -> str:
         return communication_or(name, span if with_spans else kind(name))
 
-    def detail(row: int, name: str, span: str, phase: str, call: tuple[str, str]) -> tuple:
-        pairs: list[tuple] = [("span", span), ("phase", phase), *zip(("operator", "shapes"), call, strict=True)]
+    def detail(name: str, span: str, phase: str, call: tuple[str, str]) -> tuple:
+        pairs = [("span", span), ("phase", phase), *zip(("operator", "shapes"), call, strict=True)]
         pairs += [("in full", name)] * (name != short_name(name))
-        if row in costs:
-            flops, moved = costs[row]
-            pairs += [("FLOPs", flops), ("bytes", moved)]
-            if ceilings:
-                seconds, limit = operators.bound(flops, moved, ceilings)
-                pairs.append(("limit", (1e6 * seconds, limit)))
         return tuple(pair for pair in pairs if pair[1] not in ("", "[]"))
 
     found: list[Event] = []
@@ -87,41 +66,22 @@ def of_trace(trace: Trace, run: Run | None = None) -> dict[str, Any]:
         track = f"host, thread {event.thread[1]}" + (event.thread not in backward) * " (backward)"
         place = track, event.start, event.duration, event.name
         if event.kind == "operator":
-            own = detail(-1 if on_gpu else event.row, "", event.span or "", event.phase or "", ("", event.shapes))
+            own = detail("", event.span or "", event.phase or "", ("", event.shapes))
             found.append(Event(*place, group(event.name, event.span or ""), own, event.duration - event.children_us))
         elif event.kind == "launch":
             found.append(Event(*place, "launch" if "Launch" in event.name else "runtime call"))
         else:
             found.append(Event(*place, event.name if with_spans and event.name in SPANS else "other"))
     streams = kernels.stream.nunique()
-    for row, name, start, duration, stream, span, phase, delay, chain in zip(
-        kernels.index, kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
+    for name, start, duration, stream, span, phase, delay, chain in zip(
+        kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
         kernels.launch_delay_us, kernels.operators, strict=True,
     ):  # fmt: skip
-        own = detail(row, name, span, phase, (names[chain[0]], shapes[chain[0]]) if chain else ("", ""))
+        own = detail(name, span, phase, (names[chain[0]], shapes[chain[0]]) if chain else ("", ""))
         beside = -1e-3 if delay != delay else delay
         track = f"GPU, {streams} streams" if streams > STREAMS else f"GPU, stream {stream}"
         found.append(Event(track, start, duration, short_name(name), group(name, span), own, beside, True))
-    memory = trace.memory[trace.memory.device == "gpu"] if len(trace.kernels) else trace.memory
-    held = list(zip(memory.time_us, memory.total_bytes / 2**20, strict=True))
-    return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)], held)
-
-
-def operator_costs(kernels: pandas.DataFrame, trace: Trace, element: int) -> dict[int, tuple[int, int]]:
-    """FLOPs and bytes by row of `kernels`: the cost of the operator that launched it, on the longest of that operator's kernels.
-
-    Kernels of operators without a known cost have no row. FLOPs are 0 where products are not the work.
-    """
-    launched = kernels[kernels.operators.map(bool)].sort_values("duration_us", ascending=False)
-    numbers = launched.operators.map(lambda rows: rows[0]).drop_duplicates()
-    calls = trace.operators.loc[numbers, ["name", "input_shapes", "input_types"]].itertuples(index=False)
-    found = {}
-    for row, (name, shapes, types) in zip(numbers.index, calls, strict=True):
-        cost = operators.cost(name, json.loads(shapes), json.loads(types), element)
-        if cost and cost[1]:
-            computes = kind(name) in ("matrix products", "attention")
-            found[row] = (int(cost[0]) if computes else 0), int(cost[1])
-    return found
+    return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)])
 
 
 def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
@@ -178,9 +138,7 @@ def _timed(event: dict[str, Any], duration: float | str) -> Event:
     return Event("", float(event["ts"]), us, str(event["name"]), str(event.get("cat", "event")), detail)
 
 
-def _timeline(
-    found: list[Event], steps: Iterable[tuple[str, float, float]] = (), held: Sequence[tuple[float, float]] = ()
-) -> dict[str, Any]:
+def _timeline(found: list[Event], steps: Iterable[tuple[str, float, float]] = ()) -> dict[str, Any]:
     kept = sorted(found, key=lambda event: (event.on_device, event.duration))[-EVENTS:]
     begin = min((event.start for event in kept), default=0.0)
     positions: dict[str, dict[Any, int]] = {"names": {}, "groups": {}, "details": {}}
@@ -200,12 +158,9 @@ def _timeline(
             position("groups", event.group), position("details", event.detail), ns(event.beside),
         ))  # fmt: skip
         last[event.track] = start
-    size = len(held) // POINTS + 1
-    points = [max(held[i : i + size], key=lambda point: point[1]) for i in range(0, len(held), size)]
     return {
         "tracks": [{"name": name, "events": events} for name, events in tracks.items()],
         **{kind: list(values) for kind, values in positions.items()},
         "steps": [(name, ns(start - begin), ns(end - begin)) for name, start, end in steps],
-        "memory": [(ns(time - begin), round(mib, 3)) for time, mib in points],
         "left_out": len(found) - len(kept),
     }

@@ -3,11 +3,7 @@
 import json
 
 from common.analysis.page import timeline
-from common.analysis.profiles import chrome_trace, graph_replays
-from common.analysis.reports import critical_path
-from tests import branched_traces
-
-import pytest
+from common.analysis.profiles import chrome_trace
 
 
 def events(found: dict, track: str) -> list[tuple]:
@@ -21,9 +17,8 @@ def events(found: dict, track: str) -> list[tuple]:
     return rows
 
 
-def test_kernels_have_their_stream_span_delay_and_limit(gpu_profile):
-    profile = json.loads(gpu_profile.read_text())
-    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")), profile["run"])
+def test_kernels_have_their_stream_span_and_delay(gpu_profile):
+    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
     assert [track["name"] for track in found["tracks"]] == [
         "host, thread 1", "host, thread 2 (backward)", "GPU, stream 7", "GPU, stream 8",
     ]  # fmt: skip
@@ -34,16 +29,7 @@ def test_kernels_have_their_stream_span_delay_and_limit(gpu_profile):
     ]  # fmt: skip
     detail = kernels[0][5]
     assert (detail["operator"], detail["shapes"], detail["phase"]) == ("aten::mm", "[[4, 8], [8, 8]]", "forward")
-    assert (detail["FLOPs"], detail["bytes"]) == (2 * 4 * 8 * 8, 4 * (4 * 8 + 8 * 8 + 4 * 8))
-    assert detail["limit"] == (pytest.approx(1e6 * detail["bytes"] / 2e8), "memory")
     assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
-
-
-def test_an_operator_of_two_kernels_counts_once(tmp_path):
-    """Its cost goes to the longer one."""
-    step = critical_path.step(trace := graph_replays.load(branched_traces.write(tmp_path).with_name("trace_1.json")))
-    step.kernels.at[1, "operators"] = step.kernels.operators[0]  # the 19 us kernel is launched by the first one's operator
-    assert timeline.operator_costs(step.kernels, trace, 2) == {1: (2 * 64 * 32 * 16, 2 * (64 * 32 + 32 * 16 + 64 * 16))}
 
 
 def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
@@ -56,17 +42,13 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == ["GPU, stream 7", "GPU, stream 8"]
 
 
-def test_a_cpu_has_self_times_and_memory(monkeypatch, cpu_trace):
+def test_a_cpu_has_self_times(cpu_trace):
     trace = chrome_trace.load(cpu_trace)
     found = timeline.of_trace(trace)
     [track] = found["tracks"]
     assert len(track["events"]) == 6 * sum(event.kind != "memory" for event in trace.host)
     outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")
     assert 0 <= outer[4] < outer[1] and {"attention", "mlp", "optimizer"} <= set(found["groups"])
-    assert len(found["memory"]) > 100
-    monkeypatch.setattr(timeline, "POINTS", 3)
-    points = [mib for _, mib in timeline.of_trace(trace)["memory"]]
-    assert len(points) <= 3 and max(points) == round(trace.memory.total_bytes.max() / 2**20, 3) > 0
 
 
 def test_a_trace_of_another_program(tmp_path):
